@@ -1,0 +1,294 @@
+"""The seams between klamm and the machine: wall clock, chance, disk and blocking work.
+
+Time that *passes* (timers, deadlines) is the running asyncio loop's; everything else that would make two runs
+differ is reached through the `Environment` that the composition root hands down. Production uses
+`SystemEnvironment`; the simulator supplies its own, so that the same code runs on virtual time and an in-memory disk.
+
+What must stay true:
+- No other module of klamm opens a file, reads the wall clock, draws a random number or starts a thread.
+- A path is an absolute `str`. Directory listings are sorted.
+- Nothing is durable before `File.sync` (contents) or `FileSystem.sync_directory` (names) has returned.
+- Every failure of the disk is an `OSError`.
+"""
+
+import asyncio
+import concurrent.futures
+import errno
+import fcntl
+import os
+import random
+import shutil
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+Buffer = bytes | bytearray | memoryview
+
+
+class File(ABC):
+    """An open file that is read and written at explicit positions (bytes); it has no cursor."""
+
+    path: str
+
+    @abstractmethod
+    def size(self) -> int:
+        """The file's length in bytes."""
+
+    @abstractmethod
+    def read(self, position: int, size_bytes: int) -> bytearray:
+        """Reads up to `size_bytes` at `position`; shorter only at the end of the file. May wait for the disk."""
+
+    @abstractmethod
+    def read_cached(self, position: int, size_bytes: int) -> bytearray | None:
+        """Like `read` but never waits: None when not all of it is in memory (`preadv` with RWF_NOWAIT)."""
+
+    @abstractmethod
+    def write(self, position: int, *buffers: Buffer) -> int:
+        """Writes the buffers one after another at `position`, all of them or OSError; returns the bytes written.
+
+        After an OSError the bytes from `position` on are undefined.
+        """
+
+    @abstractmethod
+    def truncate(self, size_bytes: int) -> None:
+        """Cuts or extends the file to `size_bytes`."""
+
+    @abstractmethod
+    def sync(self) -> None:
+        """Returns when everything written so far survives a machine crash (fdatasync)."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Closes the file. Idempotent."""
+
+
+class FileSystem(ABC):
+    """The directories and files that klamm may touch."""
+
+    @abstractmethod
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Opens for reading and writing. FileNotFoundError when absent, unless `create`."""
+
+    @abstractmethod
+    def exists(self, path: str) -> bool: ...
+
+    @abstractmethod
+    def is_directory(self, path: str) -> bool: ...
+
+    @abstractmethod
+    def list_directory(self, path: str) -> list[str]:
+        """The names in a directory, sorted."""
+
+    @abstractmethod
+    def make_directories(self, path: str) -> None:
+        """Creates the directory and its missing parents; no error if it exists."""
+
+    @abstractmethod
+    def size(self, path: str) -> int: ...
+
+    @abstractmethod
+    def modified_time_ms(self, path: str) -> int: ...
+
+    @abstractmethod
+    def rename(self, source: str, target: str) -> None:
+        """Renames a file or directory; an existing target file is replaced atomically."""
+
+    @abstractmethod
+    def remove(self, path: str) -> None:
+        """Removes a file. FileNotFoundError when absent."""
+
+    @abstractmethod
+    def remove_tree(self, path: str) -> None:
+        """Removes a directory and all below it; no error if absent."""
+
+    @abstractmethod
+    def sync_directory(self, path: str) -> None:
+        """Makes creations, renames and removals in this directory survive a machine crash."""
+
+    @abstractmethod
+    def lock(self, path: str) -> File:
+        """Creates the file and takes an exclusive lock on it until closed. BlockingIOError when another process has it."""
+
+    def read_file(self, path: str) -> bytes:
+        """The whole content of a file."""
+        file = self.open(path)
+        try:
+            return bytes(file.read(0, file.size()))
+        finally:
+            file.close()
+
+    def replace_file(self, path: str, content: Buffer) -> None:
+        """Atomically and durably makes `content` the file's content: write `path`.tmp, sync, rename, sync the directory."""
+        temporary = path + ".tmp"
+        file = self.open(temporary, create=True)
+        try:
+            file.truncate(0)
+            file.write(0, content)
+            file.sync()
+        finally:
+            file.close()
+        self.rename(temporary, path)
+        self.sync_directory(os.path.dirname(path))
+
+
+class Environment(ABC):
+    """What a process of klamm may know of, and do to, the machine it runs on."""
+
+    file_system: FileSystem
+    random: random.Random
+
+    @abstractmethod
+    def now_ms(self) -> int:
+        """Wall clock, milliseconds since 1970. For timestamps only; deadlines use the loop's clock."""
+
+    @abstractmethod
+    async def run_blocking(self, function: Callable[..., T], *arguments: object) -> T:
+        """Runs `function(*arguments)` where it may wait for the disk, off the loop.
+
+        The function must not touch state that the loop's code may change meanwhile.
+        """
+
+    def random_uuid(self) -> uuid.UUID:
+        """A random (version 4) UUID."""
+        return uuid.UUID(int=self.random.getrandbits(128), version=4)
+
+
+class SystemFile(File):
+    """A file descriptor."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def read(self, position: int, size_bytes: int) -> bytearray:
+        data = bytearray(size_bytes)
+        view = memoryview(data)
+        done = 0
+        while done < size_bytes:
+            count = os.preadv(self._descriptor, [view[done:]], position + done)
+            if count == 0:
+                view.release()
+                del data[done:]
+                break
+            done += count
+        return data
+
+    def read_cached(self, position: int, size_bytes: int) -> bytearray | None:
+        data = bytearray(size_bytes)
+        try:
+            count = os.preadv(self._descriptor, [data], position, os.RWF_NOWAIT)
+        except OSError as error:
+            # EAGAIN: the page is not in memory. EOPNOTSUPP: this file system cannot tell.
+            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+                return None
+            raise
+        if count == size_bytes:
+            return data
+        if position + count >= self.size():
+            del data[count:]
+            return data
+        return None
+
+    def write(self, position: int, *buffers: Buffer) -> int:
+        total = sum(map(len, buffers))
+        done = os.pwritev(self._descriptor, buffers, position)
+        while done < total:
+            # A short write: the next call says why (disk full) or goes on.
+            joined = memoryview(b"".join(buffers))
+            count = os.pwrite(self._descriptor, joined[done:], position + done)
+            if count == 0:
+                raise OSError(errno.EIO, "write made no progress", self.path)
+            done += count
+        return total
+
+    def truncate(self, size_bytes: int) -> None:
+        os.ftruncate(self._descriptor, size_bytes)
+
+    def sync(self) -> None:
+        os.fdatasync(self._descriptor)
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class SystemFileSystem(FileSystem):
+    """The operating system's files."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        return SystemFile(path, os.open(path, os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0), 0o644))
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def is_directory(self, path: str) -> bool:
+        return os.path.isdir(path)
+
+    def list_directory(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def make_directories(self, path: str) -> None:
+        os.makedirs(path, exist_ok=True)
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size
+
+    def modified_time_ms(self, path: str) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def remove(self, path: str) -> None:
+        os.unlink(path)
+
+    def remove_tree(self, path: str) -> None:
+        try:
+            shutil.rmtree(path)
+        except FileNotFoundError:
+            pass
+
+    def sync_directory(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def lock(self, path: str) -> File:
+        file = SystemFile(path, descriptor := os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        try:
+            # A POSIX record lock, as Java's FileChannel takes it, so that Kafka and klamm exclude each other.
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            file.close()
+            if error.errno in (errno.EACCES, errno.EAGAIN):
+                raise BlockingIOError(errno.EAGAIN, "locked by another process", path) from None
+            raise
+        return file
+
+
+class SystemEnvironment(Environment):
+    """The real clock, chance, disk and a small pool of threads for blocking work."""
+
+    def __init__(self, blocking_workers: int = 4) -> None:
+        self.file_system = SystemFileSystem()
+        self.random = random.Random()
+        self._pool = concurrent.futures.ThreadPoolExecutor(blocking_workers, thread_name_prefix="klamm-blocking")
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    async def run_blocking(self, function: Callable[..., T], *arguments: object) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+    def close(self) -> None:
+        """Waits for the blocking work under way and ends the threads."""
+        self._pool.shutdown()
