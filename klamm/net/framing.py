@@ -1,0 +1,166 @@
+"""Frames on a stream: a 4-byte big-endian size, then that many bytes. Both ends of a connection build on this.
+
+`FrameReader` is the receiving half of a connection. It reads many small frames with one system call and copies each
+into its own bytearray; a frame that is larger than what has arrived gets a bytearray of its own, into which the rest is
+received directly. So a frame owns its memory, and a large one is never copied.
+
+What must stay true:
+- A size is checked against the limit of its API before memory is given out for it, and memory follows the data: four
+  bytes that announce 100 MB cost at most `FIRST_ALLOCATION_BYTES`.
+- Frames are delivered in order; after `frame_error`, or once the transport is closing, none is delivered any more.
+- The receive buffer belongs to nobody between two calls of the transport, so the connections of one loop can share it.
+  (Every transport calls `get_buffer`, fills the buffer and calls `buffer_updated` without letting anything else run.)
+"""
+
+import asyncio
+import struct
+from collections.abc import Callable
+
+RECEIVE_BUFFER_BYTES = 64 * 1024
+FIRST_ALLOCATION_BYTES = 1024 * 1024
+# Fewer missing bytes than this are received together with what follows them: copying them is cheaper than a system
+# call that may return nothing else.
+DIRECT_RECEIVE_BYTES = 16 * 1024
+
+SizeLimit = Callable[[int | None], int]
+
+_SIZE_AND_KEY = struct.Struct(">ih")
+_SIZE = struct.Struct(">i")
+
+
+class ReceiveBuffer:
+    """The memory into which the connections of one event loop receive. Never shared between two loops."""
+
+    def __init__(self, size_bytes: int = RECEIVE_BUFFER_BYTES) -> None:
+        self.data = bytearray(size_bytes)
+        self.view = memoryview(self.data)
+
+
+class FrameReader(asyncio.BufferedProtocol):
+    """Cuts what a connection receives into frames. Subclasses implement `frame_received` and `frame_error`.
+
+    `size_limit(api_key)` gives the largest size in bytes that a frame may have; `api_key` is the frame's first two
+    bytes read as a signed integer (what a request begins with), or None if the frame has fewer than two bytes.
+    """
+
+    def __init__(self, size_limit: SizeLimit, receive_buffer: ReceiveBuffer | None = None) -> None:
+        self._size_limit = size_limit
+        self._shared = receive_buffer or ReceiveBuffer()
+        self._transport: asyncio.BaseTransport | None = None
+        self._failed = False
+        # Either a frame under way (`_frame` holds its first `_filled` bytes of `_frame_size`; it may still have to
+        # grow), or up to five bytes of a frame whose size or API is not known yet.
+        self._frame: bytearray | None = None
+        self._frame_size = 0
+        self._filled = 0
+        self._start = b""
+        self._direct = False
+
+    def frame_received(self, frame: bytearray) -> None:
+        """One whole frame, without its size. The frame belongs to the receiver.
+
+        After a `pause_reading` in here, the frames that have already arrived (at most one receive buffer's worth) are
+        still delivered.
+        """
+        raise NotImplementedError
+
+    def frame_error(self, reason: str) -> None:
+        """The stream cannot be cut into frames from here on. The subclass closes the connection."""
+        raise NotImplementedError
+
+    @property
+    def mid_frame(self) -> bool:
+        """Whether part of a frame has arrived: an end of the stream now means that it was cut."""
+        return self._frame is not None or bool(self._start)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        frame = self._frame
+        if frame is None:
+            start = self._start
+            if not start:
+                return self._shared.view
+            self._shared.data[: len(start)] = start
+            return self._shared.view[len(start) :]
+        if self._frame_size - self._filled < DIRECT_RECEIVE_BYTES:
+            self._direct = False
+            return self._shared.view
+        if self._filled == len(frame):
+            # Grown here and not when the bytes arrive, because then the transport still holds a view of the frame.
+            frame.extend(bytes(min(self._frame_size, 2 * self._filled) - self._filled))
+        self._direct = True
+        return memoryview(frame)[self._filled :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._failed:
+            return
+        if self._frame is None:
+            end = len(self._start) + nbytes
+            self._start = b""
+            self._cut(0, end)
+        elif self._direct:
+            self._filled += nbytes
+            if self._filled == self._frame_size:
+                self._finish_frame()
+        else:
+            self._cut(self._continue_frame(nbytes), nbytes)
+
+    def _continue_frame(self, end: int) -> int:
+        """Moves received bytes to the frame under way; returns where in the receive buffer the next frame begins."""
+        frame = self._frame
+        assert frame is not None
+        count = min(end, self._frame_size - self._filled)
+        # The slice may end beyond the memory given out so far: assigning to it then extends the frame.
+        frame[self._filled : self._filled + count] = self._shared.view[:count]
+        self._filled += count
+        if self._filled == self._frame_size:
+            self._finish_frame()
+        return count
+
+    def _finish_frame(self) -> None:
+        frame, self._frame = self._frame, None
+        assert frame is not None
+        self.frame_received(frame)
+
+    def _cut(self, position: int, end: int) -> None:
+        """Delivers the frames in the receive buffer's bytes from `position` to `end`, and keeps what is incomplete."""
+        data = self._shared.data
+        transport = self._transport
+        assert transport is not None
+        while position < end and not transport.is_closing():
+            available = end - position - 4
+            api_key: int | None
+            if available >= 2:
+                size, api_key = _SIZE_AND_KEY.unpack_from(data, position)
+                if size < 2:
+                    api_key = None
+            elif available >= 0:
+                (size,) = _SIZE.unpack_from(data, position)
+                if size >= 2:
+                    self._start = bytes(data[position:end])
+                    return
+                api_key = None
+            else:
+                self._start = bytes(data[position:end])
+                return
+            limit = self._size_limit(api_key)
+            if not 0 <= size <= limit:
+                self._fail(size, limit, api_key)
+                return
+            position += 4
+            if size <= available:
+                self.frame_received(data[position : position + size])
+                position += size
+                continue
+            self._frame = frame = bytearray(min(size, FIRST_ALLOCATION_BYTES))
+            frame[:available] = self._shared.view[position:end]
+            self._frame_size = size
+            self._filled = available
+            return
+
+    def _fail(self, size: int, limit: int, api_key: int | None) -> None:
+        self._failed = True
+        first = "" if api_key is None else f" (first two bytes {api_key})"
+        self.frame_error(f"a frame of {size} bytes{first}, allowed are 0 to {limit}")
