@@ -1,0 +1,45 @@
+# klamm's commands. Each builds the virtual environment on first need, from the locked requirement files.
+PYTEST_WORKERS ?= 2
+PORT ?= 9092
+BIN := .venv/bin
+PYTHON := $(BIN)/python
+
+.PHONY: help venv run test check bench format lock system clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+venv: .venv/.stamp  ## build or renew .venv from requirements/dev.txt
+
+.venv/.stamp: requirements/dev.txt pyproject.toml scripts/make-venv
+	@scripts/make-venv
+	@touch $@
+
+run: venv  ## a broker with embedded ZooKeeper on port $(PORT), data in ./klamm-data
+	@exec $(BIN)/klamm up --port $(PORT)
+
+check: venv  ## lint, format, types, layers
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: check system  ## everything: check, then all tests
+	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --durations 15
+
+bench: venv system  ## klamm and Apache Kafka 2.8.2 side by side, as ratios
+	$(PYTHON) bench/run.py
+
+format: venv  ## apply the formatter and the safe fixes
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: venv  ## write requirements/*.txt again from pyproject.toml
+	scripts/lock
+
+# Java, Maven and kcat for the tests that use them: brought where the system allows it, otherwise said loudly.
+system:
+	@scripts/system-packages
+
+clean:  ## remove .venv and caches
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist *.egg-info
