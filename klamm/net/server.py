@@ -1,0 +1,354 @@
+"""The server side of the network layer: listeners, connections, and the order of requests and answers.
+
+A `SocketServer` cuts what clients send into frames and gives each frame to the `dispatch` function that its owner
+supplies. `dispatch` answers at once with the response's buffers, or with an awaitable of them, or with None when the
+request gets no response (a produce with acks=0).
+
+What must stay true:
+- The responses of a connection leave in the order of its requests.
+- A request starts only when all earlier requests of its connection have been answered; only produces may follow
+  produces that are still waiting for their acknowledgement (`Frame.pipelined`), as they have already been appended
+  in order. So whatever a client pipelines sees the effect of what it sent before.
+- A connection is bounded: at most `max_in_flight` requests and `max_in_flight_bytes` of frames are held; beyond that,
+  and while the client does not read its responses, nothing more is read from it (it is muted).
+- What a client sends can close its own connection (`InvalidRequest`), with a logged reason; it never reaches another.
+- Any other exception of `dispatch` is a fault of the program and goes to `on_failure`.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from klamm.net.framing import FrameReader, ReceiveBuffer, SizeLimit
+
+Buffers = Sequence[bytes | bytearray | memoryview]
+
+# Responses wait in the transport up to this size before the connection is muted: two of the largest usual fetches.
+WRITE_BUFFER_HIGH_BYTES = 2 * 1024 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+class InvalidRequest(Exception):
+    """The frame is no request that this server can answer: the connection closes and the reason is logged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """The answer to one frame: the buffers to send (None: nothing is sent) and how long to mute the client."""
+
+    buffers: Buffers | None
+    throttle_time_ms: int = 0
+
+
+Dispatch = Callable[["ServerConnection", bytearray], Response | Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """The bounds of the network layer (Kafka's names where it has them)."""
+
+    max_connections: int = 2**31 - 1
+    max_connections_per_ip: int = 2**31 - 1
+    connections_max_idle_ms: int = 600_000
+    max_in_flight: int = 100
+    max_in_flight_bytes: int = 32 * 1024 * 1024
+
+
+class _Exchange:
+    """A request that has started and whose response has not left yet."""
+
+    __slots__ = ("pipelined", "response", "size_bytes")
+
+    def __init__(self, size_bytes: int, pipelined: bool) -> None:
+        self.size_bytes = size_bytes
+        self.pipelined = pipelined
+        self.response: Response | None = None
+
+
+class ServerConnection(FrameReader):
+    """One client's connection to a listener."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, server: "SocketServer", size_limit: SizeLimit, receive_buffer: ReceiveBuffer) -> None:
+        super().__init__(size_limit, receive_buffer)
+        self._server = server
+        self.listener_name = server.listener_name
+        self.peer_host = ""
+        self.peer_port = 0
+        self._waiting: deque[bytearray] = deque()
+        self._exchanges: deque[_Exchange] = deque()
+        self._held_bytes = 0
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._reading = True
+        self._writable = True
+        self._throttle_timer: asyncio.TimerHandle | None = None
+        self.last_active_s = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.listener_name} {self.peer_host}:{self.peer_port}"
+
+    # -- asyncio's callbacks --------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        peer = transport.get_extra_info("peername")
+        if peer:
+            self.peer_host, self.peer_port = peer[0], peer[1]
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH_BYTES)
+        self.last_active_s = asyncio.get_running_loop().time()
+        self._server.opened(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._waiting.clear()
+        self._exchanges.clear()
+        if self._throttle_timer is not None:
+            self._throttle_timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        self._server.closed(self)
+
+    def frame_received(self, frame: bytearray) -> None:
+        self._held_bytes += len(frame)
+        self._waiting.append(frame)
+        self._start_requests()
+        self._adjust_reading()
+
+    def frame_error(self, reason: str) -> None:
+        self.close(reason)
+
+    def eof_received(self) -> None:
+        if self.mid_frame:
+            _log.info("%s: closed in the middle of a frame", self)
+
+    def pause_writing(self) -> None:
+        self._writable = False
+        self._adjust_reading()
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._start_requests()
+        self._adjust_reading()
+
+    # -- requests and responses -----------------------------------------------------------------------------------
+
+    def close(self, reason: str) -> None:
+        """Closes the connection because of what its client sent. Responses not sent yet are dropped."""
+        if not self.transport.is_closing():
+            _log.info("%s: closed: %s", self, reason)
+            self._waiting.clear()
+            self.transport.abort()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way, so that closing the connection loses nothing."""
+        return not self._exchanges and not self._waiting
+
+    def _start_requests(self) -> None:
+        while self._waiting and self._may_start(self._waiting[0]):
+            frame = self._waiting.popleft()
+            exchange = _Exchange(len(frame), self._server.is_pipelined(frame))
+            self._exchanges.append(exchange)
+            try:
+                answer = self._server.dispatch(self, frame)
+            except InvalidRequest as error:
+                self.close(str(error))
+                return
+            except Exception as error:
+                self._server.on_failure(error)
+                return
+            if isinstance(answer, Response):
+                self._answered(exchange, answer)
+            else:
+                task = asyncio.ensure_future(self._answer(exchange, answer))
+                self._tasks[task] = None
+                task.add_done_callback(self._finished)
+
+    def _may_start(self, frame: bytearray) -> bool:
+        if not self._writable or self._throttle_timer is not None or self.transport.is_closing():
+            return False
+        if not self._exchanges:
+            return True
+        return self._exchanges[-1].pipelined and self._server.is_pipelined(frame)
+
+    async def _answer(self, exchange: _Exchange, answer: Awaitable[Response]) -> None:
+        try:
+            response = await answer
+        except InvalidRequest as error:
+            self.close(str(error))
+            return
+        self._answered(exchange, response)
+        self._start_requests()
+        self._adjust_reading()
+
+    def _finished(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._server.on_failure(error)
+
+    def _answered(self, exchange: _Exchange, response: Response) -> None:
+        exchange.response = response
+        exchanges = self._exchanges
+        while exchanges and (ready := exchanges[0].response) is not None:
+            self._held_bytes -= exchanges.popleft().size_bytes
+            if ready.buffers is not None and not self.transport.is_closing():
+                self.transport.writelines(ready.buffers)
+            if ready.throttle_time_ms > 0:
+                self._throttle(ready.throttle_time_ms)
+        self.last_active_s = asyncio.get_running_loop().time()
+        if self._server.stopping and self.idle:
+            self.transport.close()
+
+    def _throttle(self, throttle_time_ms: int) -> None:
+        """Mutes the client; it has been told why in its response (KIP-219)."""
+        if self._throttle_timer is not None:
+            self._throttle_timer.cancel()
+        loop = asyncio.get_running_loop()
+        self._throttle_timer = loop.call_later(throttle_time_ms / 1000, self._throttled)
+
+    def _throttled(self) -> None:
+        self._throttle_timer = None
+        self._start_requests()
+        self._adjust_reading()
+
+    def _adjust_reading(self) -> None:
+        limits = self._server.limits
+        wanted = (
+            self._writable
+            and self._throttle_timer is None
+            and len(self._waiting) + len(self._exchanges) < limits.max_in_flight
+            and self._held_bytes < limits.max_in_flight_bytes
+        )
+        if wanted != self._reading and not self.transport.is_closing():
+            self._reading = wanted
+            if wanted:
+                self.transport.resume_reading()
+            else:
+                self.transport.pause_reading()
+
+    def drain(self) -> None:
+        """Takes no further request; closes once those that have started are answered."""
+        self._waiting.clear()
+        if self.idle:
+            self.transport.close()
+
+
+class SocketServer:
+    """One listener: it accepts connections and runs their requests through `dispatch`.
+
+    `is_pipelined(frame)` tells whether a request may start while earlier ones of its kind are unanswered.
+    """
+
+    def __init__(
+        self,
+        listener_name: str,
+        host: str,
+        port: int,
+        *,
+        dispatch: Dispatch,
+        is_pipelined: Callable[[bytearray], bool],
+        size_limit: SizeLimit,
+        limits: ServerLimits,
+        on_failure: Callable[[BaseException], None],
+    ) -> None:
+        self.listener_name = listener_name
+        self.host = host
+        self.port = port
+        self.dispatch = dispatch
+        self.is_pipelined = is_pipelined
+        self.limits = limits
+        self.on_failure = on_failure
+        self.stopping = False
+        self._size_limit = size_limit
+        self._receive_buffer = ReceiveBuffer()
+        self._server: Any = None  # asyncio.Server, uvloop's or the simulator's
+        self._connections: dict[ServerConnection, None] = {}
+        self._connections_per_ip: dict[str, int] = {}
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    async def bind(self) -> None:
+        """Takes the port without accepting yet; port 0 becomes the one that the system chose.
+
+        Raises OSError when the address cannot be used.
+        """
+        loop = asyncio.get_running_loop()
+        host = self.host or None
+        self._server = await loop.create_server(self._make_connection, host, self.port, start_serving=False)
+        if self.port == 0:
+            self.port = self._server.sockets[0].getsockname()[1]
+
+    async def start(self) -> None:
+        """Starts to accept."""
+        await self._server.start_serving()
+        self._schedule_idle_check()
+
+    async def stop(self, timeout_ms: int) -> None:
+        """Stops accepting, lets requests under way finish for at most `timeout_ms`, then closes everything."""
+        self.stopping = True
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.drain()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
+        while self._connections and loop.time() < deadline:
+            self._all_closed = loop.create_future()
+            timer = loop.call_at(deadline, _wake, self._all_closed)
+            await self._all_closed
+            timer.cancel()
+        for connection in list(self._connections):
+            connection.transport.abort()
+
+    def opened(self, connection: ServerConnection) -> None:
+        """A connection was made; it is refused when a limit is reached."""
+        count = self._connections_per_ip.get(connection.peer_host, 0) + 1
+        self._connections_per_ip[connection.peer_host] = count
+        self._connections[connection] = None
+        if len(self._connections) > self.limits.max_connections:
+            connection.close(f"over max.connections={self.limits.max_connections}")
+        elif count > self.limits.max_connections_per_ip:
+            connection.close(f"over max.connections.per.ip={self.limits.max_connections_per_ip}")
+
+    def closed(self, connection: ServerConnection) -> None:
+        """A connection has ended."""
+        del self._connections[connection]
+        count = self._connections_per_ip[connection.peer_host] - 1
+        if count:
+            self._connections_per_ip[connection.peer_host] = count
+        else:
+            del self._connections_per_ip[connection.peer_host]
+        if self.stopping and not self._connections:
+            _wake(self._all_closed)
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._connections)
+
+    def _make_connection(self) -> ServerConnection:
+        return ServerConnection(self, self._size_limit, self._receive_buffer)
+
+    _all_closed: "asyncio.Future[None] | None" = None
+
+    def _schedule_idle_check(self) -> None:
+        period_s = min(self.limits.connections_max_idle_ms / 1000, 60)
+        self._idle_timer = asyncio.get_running_loop().call_later(period_s, self._close_idle)
+
+    def _close_idle(self) -> None:
+        oldest_s = asyncio.get_running_loop().time() - self.limits.connections_max_idle_ms / 1000
+        for connection in list(self._connections):
+            if connection.idle and connection.last_active_s < oldest_s:
+                connection.transport.close()
+        self._schedule_idle_check()
+
+
+def _wake(future: "asyncio.Future[None] | None") -> None:
+    if future is not None and not future.done():
+        future.set_result(None)
