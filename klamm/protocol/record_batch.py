@@ -1,0 +1,547 @@
+"""Record batches, message format v2: the 61-byte header, and the records inside for the few who need them.
+
+The hot path treats a batch as opaque bytes and reads its header only; decoding records is for lookups by timestamp,
+compacted topics, control batches, tests and tools.
+
+What must stay true:
+- Nothing here trusts a length or a count before it has been checked against the bytes that are really there.
+- The CRC-32C covers everything from the attributes (byte 21) to the end, so the base offset and the partition leader
+  epoch can be set without touching it.
+- Whatever a stranger sends, the answer is a value or a `KafkaError`; decompression is bounded.
+
+Source: org.apache.kafka.common.record.DefaultRecordBatch, DefaultRecord, EndTransactionMarker (KIP-98).
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import cramjam
+import crc32c
+
+from klamm.protocol.errors import ErrorCode, KafkaError
+
+Buffer = bytes | bytearray | memoryview
+
+HEADER_SIZE_BYTES = 61
+LOG_OVERHEAD_BYTES = 12  # the base offset and the length, which the length does not count
+CRC_COVERS_FROM = 21
+NO_TIMESTAMP = -1
+NO_PRODUCER_ID = -1
+NO_SEQUENCE = -1
+MAX_DECOMPRESSED_BYTES = 128 * 1024 * 1024
+
+_HEADER = struct.Struct(">qiibIhiqqqhii")
+_LENGTH = struct.Struct(">i")
+_OFFSET_LENGTH_EPOCH = struct.Struct(">qii")
+_CRC_ATTRIBUTES = struct.Struct(">Ih")
+_MAX_TIMESTAMP = struct.Struct(">q")
+_MAGIC_AT, _CRC_AT, _MAX_TIMESTAMP_AT = 16, 17, 35
+_CONTROL_KEY = struct.Struct(">hh")
+_CONTROL_VALUE = struct.Struct(">hi")
+
+_CODEC_MASK = 0x07
+_LOG_APPEND_TIME_FLAG = 0x08
+_TRANSACTIONAL_FLAG = 0x10
+_CONTROL_FLAG = 0x20
+
+_MIN_RECORD_SIZE_BYTES = 7  # seven fields of at least one byte each
+_MAX_SEQUENCE = 2**31 - 1
+
+_XERIAL_HEADER = b"\x82SNAPPY\x00"
+_XERIAL_HEADER_SIZE_BYTES = 16
+_XERIAL_CHUNK_BYTES = 32 * 1024
+
+
+class CompressionType(IntEnum):
+    """The codecs, by their number in a batch's attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+class ControlRecordType(IntEnum):
+    """What a control record says about its transaction."""
+
+    ABORT = 0
+    COMMIT = 1
+
+
+class BatchHeader(NamedTuple):
+    """The header of one batch, in the order of the wire. Sizes in bytes, timestamps in ms since 1970 (-1: none)."""
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size_bytes(self) -> int:
+        """The whole batch, header and length field included."""
+        return self.batch_length + LOG_OVERHEAD_BYTES
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def next_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta + 1
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequences wrap from 2^31-1 to 0."""
+        if self.base_sequence == NO_SEQUENCE:
+            return NO_SEQUENCE
+        return advance_sequence(self.base_sequence, self.last_offset_delta)
+
+    @property
+    def codec(self) -> int:
+        """A `CompressionType` number; 5 to 7 mean nothing."""
+        return self.attributes & _CODEC_MASK
+
+    @property
+    def is_log_append_time(self) -> bool:
+        return bool(self.attributes & _LOG_APPEND_TIME_FLAG)
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & _TRANSACTIONAL_FLAG)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & _CONTROL_FLAG)
+
+
+class Record(NamedTuple):
+    """One record. Headers are (key, value) pairs in order; a header's value may be None.
+
+    When a batch is built, an offset of -1 means: the one after the previous record's.
+    """
+
+    key: bytes | None
+    value: bytes | None
+    timestamp_ms: int = NO_TIMESTAMP
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    offset: int = -1
+
+
+class EndTransactionMarker(NamedTuple):
+    """What the one record of a control batch says."""
+
+    type: ControlRecordType
+    coordinator_epoch: int
+
+
+def advance_sequence(sequence: int, by: int) -> int:
+    """The sequence number `by` records later (or, when negative, earlier), wrapping at 2^31."""
+    return (sequence + by) & _MAX_SEQUENCE
+
+
+# Headers
+
+
+def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """The header of the batch at `position`, of which the whole must lie within the buffer.
+
+    Raises KafkaError: UNSUPPORTED_FOR_MESSAGE_FORMAT for message sets v0 and v1, else CORRUPT_MESSAGE.
+    """
+    available = len(buffer) - position
+    if available <= _MAGIC_AT:
+        raise _corrupt(f"a record batch cannot fit into {available} bytes")
+    magic = buffer[position + _MAGIC_AT]
+    if magic != 2:
+        if magic in (0, 1):
+            raise KafkaError(
+                ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"message format v{magic} is not supported, only v2"
+            )
+        raise _corrupt(f"unknown message format {magic}, only v2 is supported")
+    if available < HEADER_SIZE_BYTES:
+        raise _corrupt(f"a record batch cannot fit into {available} bytes")
+    header = BatchHeader._make(_HEADER.unpack_from(buffer, position))
+    size_bytes = header.batch_length + LOG_OVERHEAD_BYTES
+    if size_bytes < HEADER_SIZE_BYTES:
+        raise _corrupt(f"batch length {header.batch_length} is smaller than a batch's header")
+    if size_bytes > available:
+        raise _corrupt(f"batch length {header.batch_length} exceeds the {available} bytes that are there")
+    return header
+
+
+def iterate_batches(buffer: Buffer, *, allow_partial_end: bool = False) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of each batch, from the first byte to the last.
+
+    `allow_partial_end`: what a leader returns to a fetch may end within a batch; that rest is left out.
+    Raises KafkaError as `parse_header`.
+    """
+    position, end = 0, len(buffer)
+    while position < end:
+        if allow_partial_end and is_partial(buffer, position):
+            return
+        header = parse_header(buffer, position)
+        yield position, header
+        position += header.batch_length + LOG_OVERHEAD_BYTES
+
+
+def is_partial(buffer: Buffer, position: int) -> bool:
+    """Whether the batch at `position` goes on after the buffer's end."""
+    available = len(buffer) - position
+    if available < LOG_OVERHEAD_BYTES:
+        return True
+    length: int = _LENGTH.unpack_from(buffer, position + 8)[0]
+    return length + LOG_OVERHEAD_BYTES > available
+
+
+def crc_matches(buffer: Buffer, position: int, header: BatchHeader) -> bool:
+    """Whether the stored CRC-32C is that of the batch at `position`."""
+    return bool(_crc(buffer, position, header.size_bytes) == header.crc)
+
+
+def check_crc(buffer: Buffer, position: int, header: BatchHeader) -> None:
+    """Raises KafkaError(CORRUPT_MESSAGE) unless the CRC matches."""
+    if not crc_matches(buffer, position, header):
+        raise _corrupt(f"the record batch's checksum does not match its content (stored {header.crc:#010x})")
+
+
+def set_offset_and_epoch(
+    buffer: bytearray | memoryview, position: int, header: BatchHeader, base_offset: int, partition_leader_epoch: int
+) -> None:
+    """Writes what a leader assigns into the batch at `position`; the CRC does not cover it."""
+    _OFFSET_LENGTH_EPOCH.pack_into(buffer, position, base_offset, header.batch_length, partition_leader_epoch)
+
+
+def set_log_append_time(buffer: bytearray | memoryview, position: int, header: BatchHeader, timestamp_ms: int) -> None:
+    """Makes `timestamp_ms` the time of every record of the batch at `position`, and renews its CRC."""
+    _MAX_TIMESTAMP.pack_into(buffer, position + _MAX_TIMESTAMP_AT, timestamp_ms)
+    _CRC_ATTRIBUTES.pack_into(buffer, position + _CRC_AT, 0, header.attributes | _LOG_APPEND_TIME_FLAG)
+    _write_crc(buffer, position, header.size_bytes)
+
+
+def _crc(buffer: Buffer, position: int, size_bytes: int) -> int:
+    value: int = crc32c.crc32c(memoryview(buffer)[position + CRC_COVERS_FROM : position + size_bytes])
+    return value
+
+
+def _write_crc(buffer: bytearray | memoryview, position: int, size_bytes: int) -> None:
+    struct.pack_into(">I", buffer, position + _CRC_AT, _crc(buffer, position, size_bytes))
+
+
+def _corrupt(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.CORRUPT_MESSAGE, message)
+
+
+# Building
+
+
+def build_batch(
+    records: Sequence[Record],
+    *,
+    base_offset: int = 0,
+    codec: CompressionType = CompressionType.NONE,
+    producer_id: int = NO_PRODUCER_ID,
+    producer_epoch: int = -1,
+    base_sequence: int = NO_SEQUENCE,
+    partition_leader_epoch: int = -1,
+    is_transactional: bool = False,
+    is_control: bool = False,
+) -> bytearray:
+    """One batch of at least one record; record offsets are absolute, or -1 for the next one."""
+    base_timestamp = records[0].timestamp_ms
+    body = bytearray()
+    offset = base_offset - 1
+    for record in records:
+        offset = record.offset if record.offset >= 0 else offset + 1
+        encoded = _encode_record(record, record.timestamp_ms - base_timestamp, offset - base_offset)
+        _write_varint(body, len(encoded))
+        body += encoded
+    compressed = _compress(codec, body)
+    attributes = int(codec)
+    attributes |= _TRANSACTIONAL_FLAG if is_transactional else 0
+    attributes |= _CONTROL_FLAG if is_control else 0
+    batch = bytearray(HEADER_SIZE_BYTES)
+    _HEADER.pack_into(
+        batch,
+        0,
+        base_offset,
+        HEADER_SIZE_BYTES - LOG_OVERHEAD_BYTES + len(compressed),
+        partition_leader_epoch,
+        2,
+        0,
+        attributes,
+        offset - base_offset,
+        base_timestamp,
+        max(record.timestamp_ms for record in records),
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        len(records),
+    )
+    batch += compressed
+    _write_crc(batch, 0, len(batch))
+    return batch
+
+
+def build_end_transaction_marker(
+    marker: EndTransactionMarker,
+    *,
+    producer_id: int,
+    producer_epoch: int,
+    timestamp_ms: int,
+    base_offset: int = 0,
+    partition_leader_epoch: int = -1,
+) -> bytearray:
+    """The control batch that ends a producer's transaction in one partition."""
+    record = Record(_CONTROL_KEY.pack(0, marker.type), _CONTROL_VALUE.pack(0, marker.coordinator_epoch), timestamp_ms)
+    return build_batch(
+        [record],
+        base_offset=base_offset,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        partition_leader_epoch=partition_leader_epoch,
+        is_transactional=True,
+        is_control=True,
+    )
+
+
+def _encode_record(record: Record, timestamp_delta: int, offset_delta: int) -> bytearray:
+    out = bytearray(1)  # the attributes: none are defined
+    _write_varint(out, timestamp_delta)
+    _write_varint(out, offset_delta)
+    _write_bytes(out, record.key)
+    _write_bytes(out, record.value)
+    _write_varint(out, len(record.headers))
+    for key, value in record.headers:
+        _write_bytes(out, key.encode())
+        _write_bytes(out, value)
+    return out
+
+
+def _write_bytes(out: bytearray, data: bytes | None) -> None:
+    if data is None:
+        _write_varint(out, -1)
+    else:
+        _write_varint(out, len(data))
+        out += data
+
+
+def _write_varint(out: bytearray, value: int) -> None:
+    """Zigzag, so that small negative numbers are short too; serves varint and varlong."""
+    value = value << 1 if value >= 0 else (-value << 1) - 1
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+# Decoding
+
+
+def decode_records(
+    buffer: Buffer, position: int, header: BatchHeader, *, max_bytes: int = MAX_DECOMPRESSED_BYTES
+) -> Iterator[Record]:
+    """The records of the batch at `position`, with absolute offsets.
+
+    Raises KafkaError: CORRUPT_MESSAGE when the bytes are not the records that the header announces,
+    UNSUPPORTED_COMPRESSION_TYPE, MESSAGE_TOO_LARGE when they would decompress to more than `max_bytes`.
+    """
+    payload = memoryview(buffer)[position + HEADER_SIZE_BYTES : position + header.size_bytes]
+    body = decompress(header.codec, payload, max_bytes)
+    if not 0 <= header.record_count <= len(body) // _MIN_RECORD_SIZE_BYTES:
+        raise _corrupt(f"a record count of {header.record_count} does not fit into {len(body)} bytes")
+    reader = _Reader(body)
+    for _ in range(header.record_count):
+        yield reader.record(header)
+    if reader.position != len(body):
+        raise _corrupt(f"{len(body) - reader.position} bytes follow the last record")
+
+
+def decode_end_transaction_marker(buffer: Buffer, position: int, header: BatchHeader) -> EndTransactionMarker | None:
+    """What the control batch at `position` says; None when it is empty (compacted away) or of a type not known.
+
+    Raises KafkaError(CORRUPT_MESSAGE).
+    """
+    record = next(decode_records(buffer, position, header), None)
+    if record is None:
+        return None
+    key, value = record.key or b"", record.value or b""
+    if len(key) < _CONTROL_KEY.size:
+        raise _corrupt(f"a control record's key has {len(key)} bytes, not {_CONTROL_KEY.size}")
+    kind = _CONTROL_KEY.unpack_from(key)[1]
+    if kind not in (ControlRecordType.ABORT, ControlRecordType.COMMIT):
+        return None
+    if len(value) < _CONTROL_VALUE.size:
+        raise _corrupt(f"an end-transaction marker has {len(value)} bytes, not {_CONTROL_VALUE.size}")
+    return EndTransactionMarker(ControlRecordType(kind), _CONTROL_VALUE.unpack_from(value)[1])
+
+
+class _Reader:
+    """Reads records from uncompressed bytes, checking every length."""
+
+    __slots__ = ("_data", "position")
+
+    def __init__(self, data: Buffer) -> None:
+        self._data = data
+        self.position = 0
+
+    def record(self, header: BatchHeader) -> Record:
+        length = self._varint(5)
+        end = self.position + length
+        if length < 0 or end > len(self._data):
+            raise _corrupt(f"a record's length of {length} bytes does not fit into its batch")
+        self.position += 1  # the attributes
+        timestamp_delta = self._varint(10)
+        offset_delta = self._varint(5)
+        key = self._bytes(end)
+        value = self._bytes(end)
+        headers = self._headers(end)
+        if self.position != end:
+            raise _corrupt("a record's fields do not end where its length says")
+        timestamp_ms = header.max_timestamp if header.is_log_append_time else header.base_timestamp + timestamp_delta
+        return Record(key, value, timestamp_ms, headers, header.base_offset + offset_delta)
+
+    def _headers(self, end: int) -> tuple[tuple[str, bytes | None], ...]:
+        count = self._varint(5)
+        if not 0 <= count <= (end - self.position) // 2:
+            raise _corrupt(f"a count of {count} headers does not fit into its record")
+        return tuple([(self._header_key(end), self._bytes(end)) for _ in range(count)])
+
+    def _header_key(self, end: int) -> str:
+        key = self._bytes(end)
+        if key is None:
+            raise _corrupt("a header's key is null")
+        try:
+            return key.decode()
+        except UnicodeDecodeError:
+            raise _corrupt("a header's key is not UTF-8") from None
+
+    def _bytes(self, end: int) -> bytes | None:
+        length = self._varint(5)
+        if length == -1:
+            return None
+        start = self.position
+        if length < 0 or start + length > end:
+            raise _corrupt(f"a field's length of {length} bytes does not fit into its record")
+        self.position = start + length
+        return bytes(self._data[start : self.position])
+
+    def _varint(self, max_size_bytes: int) -> int:
+        data, position, value = self._data, self.position, 0
+        for shift in range(0, 7 * max_size_bytes, 7):
+            if position >= len(data):
+                raise _corrupt("the records end within a number")
+            byte = data[position]
+            position += 1
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                self.position = position
+                return (value >> 1) ^ -(value & 1)
+        raise _corrupt(f"a number has more than {max_size_bytes} bytes")
+
+
+# Compression
+
+
+def decompress(codec: int, data: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Buffer:
+    """The uncompressed bytes (`data` itself when there is no compression). Raises KafkaError as `decode_records`."""
+    if codec == CompressionType.NONE:
+        return data
+    if codec == CompressionType.SNAPPY:
+        return _decompress_snappy(data, max_bytes)
+    decompress_into = _DECOMPRESS_INTO.get(codec)
+    if decompress_into is None:
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression type {codec} is unknown, allowed are 0 to 4"
+        )
+    return _decompress_bounded(decompress_into, data, max_bytes)
+
+
+# cramjam has no limit of its own: it writes into a buffer whose size is the limit.
+_DECOMPRESS_INTO: dict[int, Callable[[Any, bytearray], int]] = {
+    CompressionType.GZIP: cramjam.gzip.decompress_into,
+    CompressionType.LZ4: cramjam.lz4.decompress_into,
+    CompressionType.ZSTD: cramjam.zstd.decompress_into,
+}
+_OUTPUT_FULL = "failed to write whole buffer"
+
+
+def _decompress_bounded(decompress_into: Callable[[Any, bytearray], int], data: Buffer, max_bytes: int) -> Buffer:
+    size_bytes = min(max_bytes, max(4 * len(data), 16 * 1024))
+    while True:
+        out = bytearray(size_bytes)
+        try:
+            return memoryview(out)[: decompress_into(data, out)]
+        except cramjam.DecompressionError as error:
+            if str(error) != _OUTPUT_FULL:
+                raise _corrupt(f"the records do not decompress: {error}") from None
+        if size_bytes == max_bytes:
+            raise _too_large(max_bytes)
+        size_bytes = min(max_bytes, 4 * size_bytes)
+
+
+def _decompress_snappy(data: Buffer, max_bytes: int) -> Buffer:
+    if bytes(data[: len(_XERIAL_HEADER)]) != _XERIAL_HEADER:
+        return _decompress_snappy_block(data, max_bytes)
+    out = bytearray()
+    position = _XERIAL_HEADER_SIZE_BYTES
+    while position < len(data):
+        if len(data) - position < _LENGTH.size:
+            raise _corrupt("snappy data end within a chunk's length")
+        length = _LENGTH.unpack_from(data, position)[0]
+        position += _LENGTH.size
+        if not 0 <= length <= len(data) - position:
+            raise _corrupt(f"a snappy chunk's length of {length} bytes does not fit into its batch")
+        out += _decompress_snappy_block(data[position : position + length], max_bytes - len(out))
+        position += length
+    return out
+
+
+def _decompress_snappy_block(data: Buffer, max_bytes: int) -> Buffer:
+    try:
+        # The length is the block's own claim, so it is compared before anything is allocated.
+        size_bytes = cramjam.snappy.decompress_raw_len(data)
+        if size_bytes > max_bytes:
+            raise _too_large(max_bytes)
+        out = bytearray(size_bytes)
+        return memoryview(out)[: cramjam.snappy.decompress_raw_into(data, out)]
+    except cramjam.DecompressionError as error:
+        raise _corrupt(f"the records do not decompress: {error}") from None
+
+
+def _too_large(max_bytes: int) -> KafkaError:
+    return KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"the records decompress to more than {max_bytes} bytes")
+
+
+def _compress(codec: CompressionType, data: bytearray) -> Buffer:
+    if codec == CompressionType.NONE:
+        return data
+    if codec == CompressionType.SNAPPY:
+        return _compress_xerial(data)
+    return bytes(_COMPRESS[codec](data))
+
+
+def _compress_xerial(data: bytearray) -> bytearray:
+    """Snappy as Java's clients write it: a header, then blocks with their lengths."""
+    out = bytearray(_XERIAL_HEADER + struct.pack(">ii", 1, 1))
+    for start in range(0, len(data), _XERIAL_CHUNK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(data[start : start + _XERIAL_CHUNK_BYTES]))
+        out += _LENGTH.pack(len(block)) + block
+    return out
+
+
+_COMPRESS: dict[CompressionType, Callable[[bytearray], cramjam.Buffer]] = {
+    CompressionType.GZIP: cramjam.gzip.compress,
+    CompressionType.LZ4: cramjam.lz4.compress,
+    CompressionType.ZSTD: cramjam.zstd.compress,
+}
