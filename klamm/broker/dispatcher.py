@@ -1,0 +1,96 @@
+"""From a frame to its response: header, version, body, handler, throttle time, encoding.
+
+What must stay true:
+- A frame is a request only if its header and body decode exactly to its end; otherwise its connection closes.
+- A handler's KafkaError becomes the API's error response; any other exception is a fault of the program and stops the
+  broker (the network layer passes it on).
+- The throttle time is set in one place, here.
+"""
+
+from collections.abc import Awaitable, Mapping
+
+from klamm.broker.registry import Api, Body, Request
+from klamm.broker.security import ANONYMOUS, Client
+from klamm.broker.services import Services
+from klamm.net.server import InvalidRequest, Response, ServerConnection
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.strict import InvalidFrame
+
+NO_RESPONSE = Response(None)
+
+
+class Dispatcher:
+    """Serves the requests of all listeners of one broker."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._apis: Mapping[int, Api] = {int(key): api for key, api in services.apis.items()}
+        self._pipelined = tuple(key.to_bytes(2) for key, api in services.apis.items() if api.pipelined)
+
+    def is_pipelined(self, frame: bytearray) -> bool:
+        """Whether the request may start while earlier ones of its API are unanswered."""
+        return frame[:2] in self._pipelined
+
+    def dispatch(self, connection: ServerConnection, frame: bytearray) -> Response | Awaitable[Response]:
+        """Starts the request in `frame`. Raises InvalidRequest when the connection must close."""
+        try:
+            header = messages.parse_request_header(frame)
+        except InvalidFrame as error:
+            raise InvalidRequest(f"request header: {error}") from None
+        api = self._apis.get(header.api_key)
+        if api is None:
+            raise InvalidRequest(f"API key {header.api_key} is not served; ApiVersions lists those that are")
+        if not api.min_version <= header.api_version <= api.max_version:
+            return self._unsupported_version(api, header)
+        try:
+            body = api.decode(header.api_version, frame, header.body_position)
+        except InvalidFrame as error:
+            raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
+        request = Request(
+            api,
+            header.api_version,
+            Client(ANONYMOUS, connection.peer_host),
+            header.client_id,
+            connection.listener_name,
+            body,
+            self._services,
+        )
+        try:
+            result = api.handle(request)
+        except KafkaError as error:
+            result = api.error_response(request, error)
+        if isinstance(result, Awaitable):
+            return self._finish(request, header.correlation_id, len(frame), result)
+        return self._respond(request, header.correlation_id, len(frame), result)
+
+    async def _finish(
+        self, request: Request, correlation_id: int, request_bytes: int, pending: Awaitable[Body | None]
+    ) -> Response:
+        try:
+            body = await pending
+        except KafkaError as error:
+            body = request.api.error_response(request, error)
+        return self._respond(request, correlation_id, request_bytes, body)
+
+    def _respond(self, request: Request, correlation_id: int, request_bytes: int, body: Body | None) -> Response:
+        throttle_time_ms = self._services.quotas.throttle_time_ms(
+            request.api.key, request.client, request.client_id, request_bytes
+        )
+        if body is None:
+            return Response(None, throttle_time_ms) if throttle_time_ms else NO_RESPONSE
+        if throttle_time_ms:
+            body.throttle_time_ms = throttle_time_ms
+        return Response(request.api.encode(request.version, correlation_id, body), throttle_time_ms)
+
+    def _unsupported_version(self, api: Api, header: messages.RequestHeader) -> Response:
+        """A client that asks for ApiVersions in a version from the future learns, in version 0, which it may use."""
+        if api.key is not ApiKey.API_VERSIONS:
+            raise InvalidRequest(
+                f"{api.key.name} v{header.api_version} is not served, only v{api.min_version} to v{api.max_version}"
+            )
+        response = messages.response_class(ApiKey.API_VERSIONS)
+        supported = response.ApiVersion(api_key=api.key, min_version=api.min_version, max_version=api.max_version)
+        body = response(version=0, error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[supported])
+        return Response(api.encode(0, header.correlation_id, body))

@@ -1,0 +1,129 @@
+"""The table of APIs that this broker serves. Each module under `handlers/` registers its own key in it.
+
+ApiVersions and the protocol support table in the documentation are made from this table, so what is registered is
+what is advertised.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from klamm.broker.security import CLUSTER_NAME, Client, Operation, ResourceType
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+if TYPE_CHECKING:
+    from klamm.broker.services import Services
+
+# The error that a client gets when it may not use a resource.
+DENIED = {
+    ResourceType.TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ResourceType.GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ResourceType.CLUSTER: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ResourceType.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+}
+
+Body = Any  # a message class of `klamm.protocol`
+Handle = Callable[["Request"], Body | None | Awaitable[Body | None]]
+ErrorResponse = Callable[["Request", KafkaError], Body]
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    """How this broker serves one API key.
+
+    `operation` on a resource of `resource_type` is what a client must be authorized for; None: it needs nothing.
+    `error_response` makes the answer when `handle` raises a KafkaError. `pipelined`: may start while earlier requests
+    of the same API on the connection are unanswered, because its effect comes before its response.
+    """
+
+    key: ApiKey
+    min_version: int
+    max_version: int
+    operation: Operation | None
+    resource_type: ResourceType | None
+    handle: Handle
+    error_response: ErrorResponse
+    decode: Callable[[int, bytearray, int], Body]
+    encode: Callable[[int, int, Body], list[bytes | bytearray | memoryview]]
+    pipelined: bool
+    documentation: str
+
+
+@dataclass(slots=True)
+class Request:
+    """One request of a client, decoded."""
+
+    api: Api
+    version: int
+    client: Client
+    client_id: str | None
+    listener_name: str
+    body: Body
+    services: "Services"
+
+    def allows(
+        self, name: str, operation: Operation | None = None, resource_type: ResourceType | None = None
+    ) -> bool:
+        """Whether the client may use the resource `name` as the API's registration says, or as given here."""
+        wanted, kind = operation or self.api.operation, resource_type or self.api.resource_type
+        assert wanted is not None and kind is not None
+        return self.services.authorizer.allows(self.client, wanted, kind, name)
+
+    def require_cluster(self) -> None:
+        """Raises KafkaError CLUSTER_AUTHORIZATION_FAILED unless the client has the API's right on the cluster."""
+        if not self.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER):
+            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+
+    @property
+    def denied(self) -> ErrorCode:
+        """The error code for a resource that the client may not use."""
+        assert self.api.resource_type is not None
+        return DENIED[self.api.resource_type]
+
+
+_apis: dict[ApiKey, Api] = {}
+
+
+def handler(
+    key: ApiKey,
+    *,
+    operation: Operation | None,
+    resource_type: ResourceType | None,
+    error_response: ErrorResponse,
+    decode: Callable[[int, bytearray, int], Body] | None = None,
+    encode: Callable[[int, int, Body], list[bytes | bytearray | memoryview]] | None = None,
+    pipelined: bool = False,
+) -> Callable[[Handle], Handle]:
+    """Registers the decorated function as the handler of `key`.
+
+    `decode(version, frame, position)` and `encode(version, correlation_id, body)` replace the message classes for the
+    hot APIs. Raises ValueError when the key is taken.
+    """
+
+    def register(handle: Handle) -> Handle:
+        if key in _apis:
+            raise ValueError(f"two handlers for {key.name}: {_apis[key].handle} and {handle}")
+        minimum, maximum = messages.advertised_versions(key)
+        _apis[key] = Api(
+            key,
+            minimum,
+            maximum,
+            operation,
+            resource_type,
+            handle,
+            error_response,
+            decode or (lambda version, frame, position: messages.decode_request(key, version, frame, position)),
+            encode or (lambda version, correlation_id, body: messages.encode_response(key, version, correlation_id, body)),
+            pipelined,
+            (handle.__globals__.get("__doc__") or "").strip(),
+        )
+        return handle
+
+    return register
+
+
+def apis() -> Mapping[ApiKey, Api]:
+    """Every registered API, by ascending key."""
+    return dict(sorted(_apis.items()))

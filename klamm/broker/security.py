@@ -1,0 +1,58 @@
+"""Who may do what: the operations and resources of Kafka's authorizer, and the authorizer that allows everything.
+
+Mechanisms that authenticate (SASL, TLS) come later; until then every client is `User:ANONYMOUS`.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+ANONYMOUS = "User:ANONYMOUS"
+CLUSTER_NAME = "kafka-cluster"
+
+
+class Operation(IntEnum):
+    """`org.apache.kafka.common.acl.AclOperation`, with its codes on the wire."""
+
+    READ = 3
+    WRITE = 4
+    CREATE = 5
+    DELETE = 6
+    ALTER = 7
+    DESCRIBE = 8
+    CLUSTER_ACTION = 9
+    DESCRIBE_CONFIGS = 10
+    ALTER_CONFIGS = 11
+    IDEMPOTENT_WRITE = 12
+
+
+class ResourceType(IntEnum):
+    """`org.apache.kafka.common.resource.ResourceType`, with its codes on the wire."""
+
+    TOPIC = 2
+    GROUP = 3
+    CLUSTER = 4
+    TRANSACTIONAL_ID = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who sent a request: the principal, and the address it came from."""
+
+    principal: str
+    host: str
+
+
+class Authorizer(Protocol):
+    """Decides whether a client may do something."""
+
+    def allows(self, client: Client, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        """`name` is the topic, the group, ...; for the cluster it is `CLUSTER_NAME`."""
+        ...
+
+
+class AllowEverything:
+    """The authorizer of a cluster without authorization."""
+
+    def allows(self, client: Client, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        return True

@@ -1,0 +1,38 @@
+"""What the handlers of a broker work with. The composition root (`broker.py`) makes it; nobody changes it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from klamm.broker.fetch_session import FetchSessionCache
+from klamm.broker.metadata_cache import MetadataCache
+from klamm.broker.producer_ids import ProducerIds
+from klamm.broker.quotas import Quotas
+from klamm.broker.registry import Api
+from klamm.broker.security import Authorizer
+from klamm.broker.topic_admin import TopicAdmin
+from klamm.broker.topic_configs import TopicConfigs
+from klamm.config.broker import BrokerConfig
+from klamm.environment import Environment
+from klamm.protocol.messages import ApiKey
+from klamm.replication.replica_manager import ReplicaManager
+from klamm.storage.log_manager import LogManager
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """The parts of one broker that handlers may use."""
+
+    environment: Environment
+    config: BrokerConfig
+    broker_id: int
+    cluster_id: str
+    apis: Mapping[ApiKey, Api]
+    authorizer: Authorizer
+    quotas: Quotas
+    metadata_cache: MetadataCache
+    topic_configs: TopicConfigs
+    topic_admin: TopicAdmin
+    producer_ids: ProducerIds
+    replica_manager: ReplicaManager
+    log_manager: LogManager
+    fetch_sessions: FetchSessionCache
