@@ -1,0 +1,932 @@
+"""ZooKeeper's wire format, both directions: bytes in, values out. Pure; client and embedded server share it.
+
+A connection carries frames: a 4-byte length, then the content. The first frame each way is `ConnectRequest` and
+`ConnectResponse`, without a header. After that every request is `xid, operation, body` and every reply is
+`xid, zxid, error, body`; replies come in the order of the requests. Some xids are reserved (`XID_...`), and a reply
+with `XID_NOTIFICATION` is not a reply but a `WatcherEvent`.
+
+What must stay true:
+- Every function that takes bytes accepts any bytes: it returns a value or raises `JuteError`, nothing else. Bytes left
+  over after a value are an error too.
+- What is encoded decodes to the same value. A null byte string and an empty one are told apart (`None`, `b""`); a null
+  list reads as an empty one.
+
+Source: `zookeeper.jute`, `MultiOperationRecord`, `MultiResponse` of Apache ZooKeeper.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from struct import Struct
+from typing import ClassVar, NamedTuple
+
+from klamm.zookeeper.errors import ZooKeeperErrorCode
+
+XID_NOTIFICATION = -1
+XID_PING = -2
+XID_AUTH = -4
+XID_SET_WATCHES = -8
+
+MAX_REQUEST_BYTES = 0xFFFFF
+"""What a server accepts unless told otherwise (`jute.maxbuffer`)."""
+
+
+class JuteError(ValueError):
+    """The bytes are not what ZooKeeper's protocol allows here."""
+
+
+class OpCode(IntEnum):
+    """Operations (`ZooDefs.OpCode`)."""
+
+    NOTIFICATION = 0
+    CREATE = 1
+    DELETE = 2
+    EXISTS = 3
+    GET_DATA = 4
+    SET_DATA = 5
+    GET_ACL = 6
+    SET_ACL = 7
+    GET_CHILDREN = 8
+    SYNC = 9
+    PING = 11
+    GET_CHILDREN2 = 12
+    CHECK = 13
+    MULTI = 14
+    CREATE2 = 15
+    CHECK_WATCHES = 17
+    REMOVE_WATCHES = 18
+    CREATE_CONTAINER = 19
+    CREATE_TTL = 21
+    AUTH = 100
+    SET_WATCHES = 101
+    CLOSE_SESSION = -11
+    ERROR = -1
+
+
+class CreateMode(IntEnum):
+    """The `flags` of a create (`CreateMode.toFlag`)."""
+
+    PERSISTENT = 0
+    EPHEMERAL = 1
+    PERSISTENT_SEQUENTIAL = 2
+    EPHEMERAL_SEQUENTIAL = 3
+    CONTAINER = 4
+    PERSISTENT_WITH_TTL = 5
+    PERSISTENT_SEQUENTIAL_WITH_TTL = 6
+
+
+class EventType(IntEnum):
+    """What happened to a watched znode (`Watcher.Event.EventType`)."""
+
+    NONE = -1
+    NODE_CREATED = 1
+    NODE_DELETED = 2
+    NODE_DATA_CHANGED = 3
+    NODE_CHILDREN_CHANGED = 4
+
+
+class KeeperState(IntEnum):
+    """The `state` of a watcher event (`Watcher.Event.KeeperState`); servers send SYNC_CONNECTED."""
+
+    DISCONNECTED = 0
+    SYNC_CONNECTED = 3
+    AUTH_FAILED = 4
+    CONNECTED_READ_ONLY = 5
+    CLOSED = 7
+    EXPIRED = -112
+
+
+class WatcherType(IntEnum):
+    """Which watches `RemoveWatches` and `CheckWatches` mean."""
+
+    CHILDREN = 1
+    DATA = 2
+    ANY = 3
+
+
+class Permission(IntEnum):
+    """Bits of `Acl.permissions`."""
+
+    READ = 1
+    WRITE = 2
+    CREATE = 4
+    DELETE = 8
+    ADMIN = 16
+    ALL = 31
+
+
+class Stat(NamedTuple):
+    """What ZooKeeper knows about a znode besides its data; times are milliseconds since 1970."""
+
+    czxid: int
+    mzxid: int
+    ctime_ms: int
+    mtime_ms: int
+    version: int
+    cversion: int
+    aversion: int
+    ephemeral_owner: int
+    data_length: int
+    num_children: int
+    pzxid: int
+
+
+class Acl(NamedTuple):
+    """One entry of an access control list: `Permission` bits for an identity of a scheme."""
+
+    permissions: int
+    scheme: str
+    id: str
+
+
+OPEN_ACL = (Acl(Permission.ALL, "world", "anyone"),)
+CREATOR_ALL_ACL = (Acl(Permission.ALL, "auth", ""),)
+READ_ACL = (Acl(Permission.READ, "world", "anyone"),)
+
+
+# Requests. Every one has its operation as `op`.
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """`op` is CREATE, CREATE2 (answers the Stat too), CREATE_CONTAINER or CREATE_TTL (the only one with `ttl_ms`)."""
+
+    path: str
+    data: bytes | None
+    acl: tuple[Acl, ...] = OPEN_ACL
+    flags: int = CreateMode.PERSISTENT
+    op: OpCode = OpCode.CREATE2
+    ttl_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    path: str
+    version: int = -1
+    op: ClassVar[OpCode] = OpCode.DELETE
+
+
+@dataclass(frozen=True, slots=True)
+class Exists:
+    path: str
+    watch: bool = False
+    op: ClassVar[OpCode] = OpCode.EXISTS
+
+
+@dataclass(frozen=True, slots=True)
+class GetData:
+    path: str
+    watch: bool = False
+    op: ClassVar[OpCode] = OpCode.GET_DATA
+
+
+@dataclass(frozen=True, slots=True)
+class SetData:
+    path: str
+    data: bytes | None
+    version: int = -1
+    op: ClassVar[OpCode] = OpCode.SET_DATA
+
+
+@dataclass(frozen=True, slots=True)
+class GetAcl:
+    path: str
+    op: ClassVar[OpCode] = OpCode.GET_ACL
+
+
+@dataclass(frozen=True, slots=True)
+class SetAcl:
+    path: str
+    acl: tuple[Acl, ...]
+    version: int = -1
+    op: ClassVar[OpCode] = OpCode.SET_ACL
+
+
+@dataclass(frozen=True, slots=True)
+class GetChildren:
+    """`op` is GET_CHILDREN or GET_CHILDREN2 (answers the Stat too)."""
+
+    path: str
+    watch: bool = False
+    op: OpCode = OpCode.GET_CHILDREN2
+
+
+@dataclass(frozen=True, slots=True)
+class Sync:
+    path: str
+    op: ClassVar[OpCode] = OpCode.SYNC
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Only inside a multi."""
+
+    path: str
+    version: int
+    op: ClassVar[OpCode] = OpCode.CHECK
+
+
+@dataclass(frozen=True, slots=True)
+class Multi:
+    """All of the operations or none of them."""
+
+    operations: "tuple[MultiOperation, ...]"
+    op: ClassVar[OpCode] = OpCode.MULTI
+
+
+@dataclass(frozen=True, slots=True)
+class CheckWatches:
+    path: str
+    watcher_type: int
+    op: ClassVar[OpCode] = OpCode.CHECK_WATCHES
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveWatches:
+    path: str
+    watcher_type: int
+    op: ClassVar[OpCode] = OpCode.REMOVE_WATCHES
+
+
+@dataclass(frozen=True, slots=True)
+class Auth:
+    """Sent with `XID_AUTH`."""
+
+    scheme: str
+    auth: bytes | None
+    auth_type: int = 0
+    op: ClassVar[OpCode] = OpCode.AUTH
+
+
+@dataclass(frozen=True, slots=True)
+class SetWatches:
+    """Sent with `XID_SET_WATCHES` after a reconnect; `relative_zxid` is the last zxid that the client saw."""
+
+    relative_zxid: int
+    data: tuple[str, ...]
+    exists: tuple[str, ...]
+    children: tuple[str, ...]
+    op: ClassVar[OpCode] = OpCode.SET_WATCHES
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Sent with `XID_PING`."""
+
+    op: ClassVar[OpCode] = OpCode.PING
+
+
+@dataclass(frozen=True, slots=True)
+class CloseSession:
+    op: ClassVar[OpCode] = OpCode.CLOSE_SESSION
+
+
+@dataclass(frozen=True, slots=True)
+class UnknownRequest:
+    """A request whose operation this codec does not know; its body is not looked at. To be answered UNIMPLEMENTED."""
+
+    op: int
+
+
+MultiOperation = Create | Delete | SetData | Check
+Request = (
+    Create
+    | Delete
+    | Exists
+    | GetData
+    | SetData
+    | GetAcl
+    | SetAcl
+    | GetChildren
+    | Sync
+    | Check
+    | Multi
+    | CheckWatches
+    | RemoveWatches
+    | Auth
+    | SetWatches
+    | Ping
+    | CloseSession
+)
+
+
+# Responses. An operation that is not named here answers nothing (None) or, for SYNC, the path.
+
+
+class CreateResponse(NamedTuple):
+    """CREATE answers no stat (None); the other creates do."""
+
+    path: str
+    stat: Stat | None
+
+
+class StatResponse(NamedTuple):
+    """The answer to EXISTS, SET_DATA and SET_ACL."""
+
+    stat: Stat
+
+
+class GetDataResponse(NamedTuple):
+    data: bytes | None
+    stat: Stat
+
+
+class GetAclResponse(NamedTuple):
+    acl: tuple[Acl, ...]
+    stat: Stat
+
+
+class GetChildrenResponse(NamedTuple):
+    """GET_CHILDREN answers no stat (None)."""
+
+    children: list[str]
+    stat: Stat | None
+
+
+class MultiResult(NamedTuple):
+    """What became of one operation of a multi.
+
+    `op` is the operation, or ERROR with its code in `error`: the operation that failed has its own code, those before
+    it OK and those after it RUNTIME_INCONSISTENCY. A create answers `path` (and, unless CREATE, `stat`), SET_DATA
+    answers `stat`.
+    """
+
+    op: OpCode
+    error: int = ZooKeeperErrorCode.OK
+    path: str | None = None
+    stat: Stat | None = None
+
+
+class MultiResponse(NamedTuple):
+    results: tuple[MultiResult, ...]
+
+
+class SyncResponse(NamedTuple):
+    path: str
+
+
+Response = (
+    CreateResponse
+    | StatResponse
+    | GetDataResponse
+    | GetAclResponse
+    | GetChildrenResponse
+    | MultiResponse
+    | SyncResponse
+    | None
+)
+
+
+class ConnectRequest(NamedTuple):
+    """`read_only` is None when the client (older than 3.4) does not send it; `session_id` 0 asks for a new session."""
+
+    last_zxid_seen: int
+    timeout_ms: int
+    session_id: int
+    password: bytes
+    read_only: bool | None = False
+    protocol_version: int = 0
+
+
+class ConnectResponse(NamedTuple):
+    """`timeout_ms` 0 with `session_id` 0 says that the session has expired. `read_only` as in the request."""
+
+    timeout_ms: int
+    session_id: int
+    password: bytes
+    read_only: bool | None = False
+    protocol_version: int = 0
+
+
+class WatcherEvent(NamedTuple):
+    """A watch that fired: an `EventType`, a `KeeperState`, the znode."""
+
+    type: int
+    state: int
+    path: str
+
+
+class ReplyHeader(NamedTuple):
+    xid: int
+    zxid: int
+    error: int
+
+
+# Writing.
+
+_INT = Struct(">i")
+_LONG = Struct(">q")
+_BOOLEAN = Struct(">?")
+_STAT = Struct(">qqqqiiiqiiq")
+_REQUEST_HEADER = Struct(">ii")
+_REPLY_HEADER = Struct(">iqi")
+_FRAMED_REQUEST_HEADER = Struct(">iii")
+_FRAMED_REPLY_HEADER = Struct(">iiqi")
+_MULTI_HEADER = Struct(">i?i")
+_CONNECT_REQUEST = Struct(">iqiq")
+_CONNECT_RESPONSE = Struct(">iiq")
+_EVENT = Struct(">ii")
+
+REPLY_HEADER_BYTES = _REPLY_HEADER.size
+_MULTI_END = _MULTI_HEADER.pack(OpCode.ERROR, True, -1)
+_NULL = _INT.pack(-1)
+_TRUE, _FALSE = b"\x01", b"\x00"
+
+Parts = list[bytes]
+
+
+def _write_string(parts: Parts, value: str) -> None:
+    data = value.encode()
+    parts.append(_INT.pack(len(data)))
+    parts.append(data)
+
+
+def _write_buffer(parts: Parts, value: bytes | None) -> None:
+    if value is None:
+        parts.append(_NULL)
+    else:
+        parts.append(_INT.pack(len(value)))
+        parts.append(value)
+
+
+def _write_strings(parts: Parts, values: Sequence[str]) -> None:
+    parts.append(_INT.pack(len(values)))
+    for value in values:
+        _write_string(parts, value)
+
+
+def _write_acl(parts: Parts, acl: Sequence[Acl]) -> None:
+    parts.append(_INT.pack(len(acl)))
+    for permissions, scheme, identity in acl:
+        parts.append(_INT.pack(permissions))
+        _write_string(parts, scheme)
+        _write_string(parts, identity)
+
+
+def _write_create(parts: Parts, request: Create) -> None:
+    _write_string(parts, request.path)
+    _write_buffer(parts, request.data)
+    _write_acl(parts, request.acl)
+    parts.append(_INT.pack(request.flags))
+    if request.op == OpCode.CREATE_TTL:
+        parts.append(_LONG.pack(request.ttl_ms))
+
+
+def _write_path_version(parts: Parts, request: Delete | Check) -> None:
+    _write_string(parts, request.path)
+    parts.append(_INT.pack(request.version))
+
+
+def _write_path_watch(parts: Parts, request: Exists | GetData | GetChildren) -> None:
+    _write_string(parts, request.path)
+    parts.append(_TRUE if request.watch else _FALSE)
+
+
+def _write_set_data(parts: Parts, request: SetData) -> None:
+    _write_string(parts, request.path)
+    _write_buffer(parts, request.data)
+    parts.append(_INT.pack(request.version))
+
+
+def _write_path(parts: Parts, request: GetAcl | Sync) -> None:
+    _write_string(parts, request.path)
+
+
+def _write_set_acl(parts: Parts, request: SetAcl) -> None:
+    _write_string(parts, request.path)
+    _write_acl(parts, request.acl)
+    parts.append(_INT.pack(request.version))
+
+
+def _write_multi(parts: Parts, request: Multi) -> None:
+    for operation in request.operations:
+        parts.append(_MULTI_HEADER.pack(operation.op, False, -1))
+        _REQUEST_WRITERS[type(operation)](parts, operation)
+    parts.append(_MULTI_END)
+
+
+def _write_path_type(parts: Parts, request: CheckWatches | RemoveWatches) -> None:
+    _write_string(parts, request.path)
+    parts.append(_INT.pack(request.watcher_type))
+
+
+def _write_auth(parts: Parts, request: Auth) -> None:
+    parts.append(_INT.pack(request.auth_type))
+    _write_string(parts, request.scheme)
+    _write_buffer(parts, request.auth)
+
+
+def _write_set_watches(parts: Parts, request: SetWatches) -> None:
+    parts.append(_LONG.pack(request.relative_zxid))
+    _write_strings(parts, request.data)
+    _write_strings(parts, request.exists)
+    _write_strings(parts, request.children)
+
+
+def _write_nothing(parts: Parts, request: Ping | CloseSession) -> None:
+    """The header says it all."""
+
+
+_REQUEST_WRITERS: dict[type, Callable[..., None]] = {
+    Create: _write_create,
+    Delete: _write_path_version,
+    Exists: _write_path_watch,
+    GetData: _write_path_watch,
+    SetData: _write_set_data,
+    GetAcl: _write_path,
+    SetAcl: _write_set_acl,
+    GetChildren: _write_path_watch,
+    Sync: _write_path,
+    Check: _write_path_version,
+    Multi: _write_multi,
+    CheckWatches: _write_path_type,
+    RemoveWatches: _write_path_type,
+    Auth: _write_auth,
+    SetWatches: _write_set_watches,
+    Ping: _write_nothing,
+    CloseSession: _write_nothing,
+}
+
+
+def encode_request(xid: int, request: Request) -> bytes:
+    """The whole frame, length included."""
+    parts: Parts = [b""]
+    _REQUEST_WRITERS[type(request)](parts, request)
+    size = _REQUEST_HEADER.size + sum(map(len, parts))
+    parts[0] = _FRAMED_REQUEST_HEADER.pack(size, xid, request.op)
+    return b"".join(parts)
+
+
+def encode_connect_request(request: ConnectRequest) -> bytes:
+    """The whole frame, length included."""
+    parts = [_CONNECT_REQUEST.pack(request.protocol_version, *request[:3])]
+    _write_buffer(parts, request.password)
+    if request.read_only is not None:
+        parts.append(_BOOLEAN.pack(request.read_only))
+    return _frame(parts)
+
+
+def encode_connect_response(response: ConnectResponse) -> bytes:
+    """The whole frame, length included."""
+    parts = [_CONNECT_RESPONSE.pack(response.protocol_version, *response[:2])]
+    _write_buffer(parts, response.password)
+    if response.read_only is not None:
+        parts.append(_BOOLEAN.pack(response.read_only))
+    return _frame(parts)
+
+
+def _frame(parts: Parts) -> bytes:
+    return b"".join([_INT.pack(sum(map(len, parts))), *parts])
+
+
+def encode_error(xid: int, zxid: int, error: int) -> bytes:
+    """The whole frame of a reply that only has an error (or OK) and no body."""
+    return _FRAMED_REPLY_HEADER.pack(REPLY_HEADER_BYTES, xid, zxid, error)
+
+
+def encode_event(event: WatcherEvent) -> bytes:
+    """The whole frame of a notification."""
+    path = event.path.encode()
+    size = REPLY_HEADER_BYTES + _EVENT.size + _INT.size + len(path)
+    return b"".join(
+        (
+            _FRAMED_REPLY_HEADER.pack(size, XID_NOTIFICATION, -1, 0),
+            _EVENT.pack(event.type, event.state),
+            _INT.pack(len(path)),
+            path,
+        )
+    )
+
+
+def _write_optional_stat(parts: Parts, stat: Stat | None) -> None:
+    if stat is not None:
+        parts.append(_STAT.pack(*stat))
+
+
+def _write_multi_results(parts: Parts, results: Sequence[MultiResult]) -> None:
+    for result in results:
+        parts.append(_MULTI_HEADER.pack(result.op, False, result.error))
+        if result.op == OpCode.ERROR:
+            parts.append(_INT.pack(result.error))
+            continue
+        if result.path is not None:
+            _write_string(parts, result.path)
+        _write_optional_stat(parts, result.stat)
+    parts.append(_MULTI_END)
+
+
+def encode_response(xid: int, zxid: int, response: Response) -> bytes:
+    """The whole frame of a successful reply."""
+    parts: Parts = [b""]
+    match response:
+        case None:
+            pass
+        case StatResponse(stat):
+            parts.append(_STAT.pack(*stat))
+        case GetDataResponse(data, stat):
+            _write_buffer(parts, data)
+            parts.append(_STAT.pack(*stat))
+        case CreateResponse(path, optional_stat):
+            _write_string(parts, path)
+            _write_optional_stat(parts, optional_stat)
+        case GetChildrenResponse(children, optional_stat):
+            _write_strings(parts, children)
+            _write_optional_stat(parts, optional_stat)
+        case GetAclResponse(acl, stat):
+            _write_acl(parts, acl)
+            parts.append(_STAT.pack(*stat))
+        case MultiResponse(results):
+            _write_multi_results(parts, results)
+        case SyncResponse(path):
+            _write_string(parts, path)
+    parts[0] = _FRAMED_REPLY_HEADER.pack(REPLY_HEADER_BYTES + sum(map(len, parts)), xid, zxid, 0)
+    return b"".join(parts)
+
+
+# Reading.
+
+
+class _Reader:
+    """A position in a frame's content. Every read checks that the bytes are there."""
+
+    __slots__ = ("data", "end", "position")
+
+    def __init__(self, data: bytes, position: int = 0) -> None:
+        self.data = data
+        self.position = position
+        self.end = len(data)
+
+    def _advance(self, size: int) -> int:
+        start = self.position
+        self.position = start + size
+        if self.position > self.end:
+            raise JuteError(f"truncated: {size} bytes wanted at {start}, {self.end - start} left")
+        return start
+
+    def int32(self) -> int:
+        value: int = _INT.unpack_from(self.data, self._advance(4))[0]
+        return value
+
+    def int64(self) -> int:
+        value: int = _LONG.unpack_from(self.data, self._advance(8))[0]
+        return value
+
+    def boolean(self) -> bool:
+        value = self.data[self._advance(1)]
+        if value > 1:
+            raise JuteError(f"a boolean is 0 or 1, not {value}")
+        return value == 1
+
+    def buffer(self) -> bytes | None:
+        size = self.int32()
+        if size < 0:
+            if size != -1:
+                raise JuteError(f"negative length {size}")
+            return None
+        start = self._advance(size)
+        return self.data[start : start + size]
+
+    def string(self) -> str:
+        data = self.buffer()
+        if data is None:
+            raise JuteError("a string is null")
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise JuteError(f"a string is not UTF-8: {error}") from None
+
+    def _count(self, least_bytes_each: int) -> int:
+        """A list's length, refused if the frame is too short for so many: a length alone must not cost memory."""
+        count = self.int32()
+        if count < -1:
+            raise JuteError(f"negative count {count}")
+        if count * least_bytes_each > self.end - self.position:
+            raise JuteError(f"{count} items do not fit into {self.end - self.position} bytes")
+        return max(count, 0)
+
+    def strings(self) -> list[str]:
+        return [self.string() for _ in range(self._count(4))]
+
+    def acl(self) -> tuple[Acl, ...]:
+        return tuple([Acl(self.int32(), self.string(), self.string()) for _ in range(self._count(12))])
+
+    def stat(self) -> Stat:
+        return Stat._make(_STAT.unpack_from(self.data, self._advance(_STAT.size)))
+
+    def unpack(self, struct: Struct) -> tuple[int, ...]:
+        return struct.unpack_from(self.data, self._advance(struct.size))
+
+    def finish(self) -> None:
+        if self.position != self.end:
+            raise JuteError(f"{self.end - self.position} bytes left over")
+
+
+def _read_create(reader: _Reader, op: OpCode) -> Create:
+    path, data, acl, flags = reader.string(), reader.buffer(), reader.acl(), reader.int32()
+    return Create(path, data, acl, flags, op, reader.int64() if op == OpCode.CREATE_TTL else 0)
+
+
+def _read_multi(reader: _Reader, _op: OpCode) -> Multi:
+    operations: list[MultiOperation] = []
+    while (op := _read_multi_header(reader)[0]) is not None:
+        read = _MULTI_OPERATION_READERS.get(op)
+        if read is None:
+            raise JuteError(f"operation {op} in a multi")
+        operations.append(read(reader, OpCode(op)))
+    return Multi(tuple(operations))
+
+
+def _read_multi_header(reader: _Reader) -> tuple[int | None, int]:
+    """The operation, or None at the end, and the error."""
+    op = reader.int32()
+    done = reader.boolean()
+    error = reader.int32()
+    return (None if done else op), error
+
+
+_MULTI_OPERATION_READERS: dict[int, Callable[[_Reader, OpCode], MultiOperation]] = {
+    OpCode.CREATE: _read_create,
+    OpCode.CREATE2: _read_create,
+    OpCode.CREATE_CONTAINER: _read_create,
+    OpCode.CREATE_TTL: _read_create,
+    OpCode.DELETE: lambda r, _: Delete(r.string(), r.int32()),
+    OpCode.SET_DATA: lambda r, _: SetData(r.string(), r.buffer(), r.int32()),
+    OpCode.CHECK: lambda r, _: Check(r.string(), r.int32()),
+}
+
+
+def _read_auth(reader: _Reader, _op: OpCode) -> Auth:
+    auth_type = reader.int32()
+    return Auth(reader.string(), reader.buffer(), auth_type)
+
+
+def _read_set_watches(reader: _Reader, _op: OpCode) -> SetWatches:
+    return SetWatches(reader.int64(), tuple(reader.strings()), tuple(reader.strings()), tuple(reader.strings()))
+
+
+_REQUEST_READERS: dict[int, Callable[[_Reader, OpCode], Request]] = {
+    **_MULTI_OPERATION_READERS,
+    OpCode.EXISTS: lambda r, _: Exists(r.string(), r.boolean()),
+    OpCode.GET_DATA: lambda r, _: GetData(r.string(), r.boolean()),
+    OpCode.GET_ACL: lambda r, _: GetAcl(r.string()),
+    OpCode.SET_ACL: lambda r, _: SetAcl(r.string(), r.acl(), r.int32()),
+    OpCode.GET_CHILDREN: lambda r, op: GetChildren(r.string(), r.boolean(), op),
+    OpCode.GET_CHILDREN2: lambda r, op: GetChildren(r.string(), r.boolean(), op),
+    OpCode.SYNC: lambda r, _: Sync(r.string()),
+    OpCode.MULTI: _read_multi,
+    OpCode.CHECK_WATCHES: lambda r, _: CheckWatches(r.string(), r.int32()),
+    OpCode.REMOVE_WATCHES: lambda r, _: RemoveWatches(r.string(), r.int32()),
+    OpCode.AUTH: _read_auth,
+    OpCode.SET_WATCHES: _read_set_watches,
+    OpCode.PING: lambda _r, _: Ping(),
+    OpCode.CLOSE_SESSION: lambda _r, _: CloseSession(),
+}
+
+
+def decode_request_header(frame: bytes) -> tuple[int, int]:
+    """`(xid, operation)` of a frame's content; also of one whose body `decode_request` refuses. Raises JuteError."""
+    if len(frame) < _REQUEST_HEADER.size:
+        raise JuteError(f"a request of {len(frame)} bytes has no header")
+    xid, op = _REQUEST_HEADER.unpack_from(frame)
+    return xid, op
+
+
+def decode_request(frame: bytes) -> tuple[int, Request | UnknownRequest]:
+    """`(xid, request)` of a frame's content (without its length). Raises JuteError."""
+    xid, op = decode_request_header(frame)
+    read = _REQUEST_READERS.get(op)
+    if read is None:
+        return xid, UnknownRequest(op)
+    reader = _Reader(frame, _REQUEST_HEADER.size)
+    request = read(reader, OpCode(op))
+    reader.finish()
+    return xid, request
+
+
+def decode_connect_request(frame: bytes) -> ConnectRequest:
+    """From a frame's content. Raises JuteError."""
+    reader = _Reader(frame)
+    version, last_zxid_seen, timeout_ms, session_id = reader.unpack(_CONNECT_REQUEST)
+    password, read_only = _read_connect_rest(reader)
+    return ConnectRequest(last_zxid_seen, timeout_ms, session_id, password, read_only, version)
+
+
+def decode_connect_response(frame: bytes) -> ConnectResponse:
+    """From a frame's content. Raises JuteError."""
+    reader = _Reader(frame)
+    version, timeout_ms, session_id = reader.unpack(_CONNECT_RESPONSE)
+    password, read_only = _read_connect_rest(reader)
+    return ConnectResponse(timeout_ms, session_id, password, read_only, version)
+
+
+def _read_connect_rest(reader: _Reader) -> tuple[bytes, bool | None]:
+    password = reader.buffer() or b""
+    read_only = None if reader.position == reader.end else reader.boolean()
+    reader.finish()
+    return password, read_only
+
+
+def decode_reply_header(frame: bytes) -> ReplyHeader:
+    """From a frame's content; the body, if any, starts at `REPLY_HEADER_BYTES`. Raises JuteError."""
+    if len(frame) < REPLY_HEADER_BYTES:
+        raise JuteError(f"a reply of {len(frame)} bytes has no header")
+    return ReplyHeader._make(_REPLY_HEADER.unpack_from(frame))
+
+
+def decode_event(frame: bytes) -> WatcherEvent:
+    """From the content of a frame whose header has `XID_NOTIFICATION`. Raises JuteError."""
+    reader = _Reader(frame, REPLY_HEADER_BYTES)
+    event = WatcherEvent(reader.int32(), reader.int32(), reader.string())
+    reader.finish()
+    return event
+
+
+def _read_multi_response(reader: _Reader) -> MultiResponse:
+    results: list[MultiResult] = []
+    while True:
+        op, error = _read_multi_header(reader)
+        if op is None:
+            return MultiResponse(tuple(results))
+        results.append(_read_multi_result(reader, op, error))
+
+
+def _read_multi_result(reader: _Reader, op: int, error: int) -> MultiResult:
+    match op:
+        case OpCode.ERROR:
+            repeated = reader.int32()
+            if repeated != error:
+                raise JuteError(f"a multi's result says error {error} and {repeated}")
+            return MultiResult(OpCode.ERROR, error)
+        case OpCode.CREATE:
+            return MultiResult(OpCode.CREATE, error, reader.string())
+        case OpCode.CREATE2 | OpCode.CREATE_CONTAINER | OpCode.CREATE_TTL:
+            return MultiResult(OpCode(op), error, reader.string(), reader.stat())
+        case OpCode.SET_DATA:
+            return MultiResult(OpCode.SET_DATA, error, None, reader.stat())
+        case OpCode.DELETE | OpCode.CHECK:
+            return MultiResult(OpCode(op), error)
+    raise JuteError(f"operation {op} in a multi's result")
+
+
+_RESPONSE_READERS: dict[int, Callable[[_Reader], Response]] = {
+    OpCode.CREATE: lambda r: CreateResponse(r.string(), None),
+    OpCode.CREATE2: lambda r: CreateResponse(r.string(), r.stat()),
+    OpCode.CREATE_CONTAINER: lambda r: CreateResponse(r.string(), r.stat()),
+    OpCode.CREATE_TTL: lambda r: CreateResponse(r.string(), r.stat()),
+    OpCode.EXISTS: lambda r: StatResponse(r.stat()),
+    OpCode.SET_DATA: lambda r: StatResponse(r.stat()),
+    OpCode.SET_ACL: lambda r: StatResponse(r.stat()),
+    OpCode.GET_DATA: lambda r: GetDataResponse(r.buffer(), r.stat()),
+    OpCode.GET_ACL: lambda r: GetAclResponse(r.acl(), r.stat()),
+    OpCode.GET_CHILDREN: lambda r: GetChildrenResponse(r.strings(), None),
+    OpCode.GET_CHILDREN2: lambda r: GetChildrenResponse(r.strings(), r.stat()),
+    OpCode.MULTI: _read_multi_response,
+    OpCode.SYNC: lambda r: SyncResponse(r.string()),
+}
+
+
+def decode_response(op: int, frame: bytes) -> Response:
+    """The body of a reply without error to a request of operation `op`, from the frame's content. Raises JuteError."""
+    reader = _Reader(frame, REPLY_HEADER_BYTES)
+    read = _RESPONSE_READERS.get(op)
+    response = None if read is None else read(reader)
+    reader.finish()
+    return response
+
+
+class FrameSplitter:
+    """Cuts a stream of bytes into frames' contents. Each frame that it returns owns its memory."""
+
+    def __init__(self, max_frame_bytes: int) -> None:
+        self._max_frame_bytes = max_frame_bytes
+        self._chunks: list[bytes] = []
+        self._buffered = 0
+        self._wanted = 4
+        """No frame can be complete before this many bytes are buffered."""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The frames that are complete with `data`. Raises JuteError for a negative or oversized length.
+
+        After a JuteError the stream cannot be understood any more.
+        """
+        self._chunks.append(data)
+        self._buffered += len(data)
+        if self._buffered < self._wanted:
+            return []
+        buffer = data if len(self._chunks) == 1 else b"".join(self._chunks)
+        frames = []
+        start, end = 0, len(buffer)
+        self._wanted = 4
+        while end - start >= 4:
+            size: int = _INT.unpack_from(buffer, start)[0]
+            if not 0 <= size <= self._max_frame_bytes:
+                raise JuteError(f"a frame of {size} bytes; 0 to {self._max_frame_bytes} are allowed")
+            stop = start + 4 + size
+            if stop > end:
+                self._wanted = 4 + size
+                break
+            frames.append(buffer[start + 4 : stop])
+            start = stop
+        self._chunks = [buffer[start:]] if start < end else []
+        self._buffered = end - start
+        return frames
