@@ -45,11 +45,11 @@ requests = st.one_of(
 )
 
 results = st.one_of(
-    st.builds(jute.MultiResult, st.just(OpCode.ERROR), int32),
-    st.builds(jute.MultiResult, st.just(OpCode.CREATE), int32, text),
+    st.builds(jute.MultiResult, st.just(OpCode.ERROR), int32, st.none(), st.none()),
+    st.builds(jute.MultiResult, st.just(OpCode.CREATE), int32, text, st.none()),
     st.builds(jute.MultiResult, st.just(OpCode.CREATE2), int32, text, stats),
     st.builds(jute.MultiResult, st.just(OpCode.SET_DATA), int32, st.none(), stats),
-    st.builds(jute.MultiResult, st.sampled_from([OpCode.DELETE, OpCode.CHECK]), int32),
+    st.builds(jute.MultiResult, st.sampled_from([OpCode.DELETE, OpCode.CHECK]), int32, st.none(), st.none()),
 )
 responses = st.one_of(
     st.tuples(st.just(OpCode.CREATE), st.builds(jute.CreateResponse, text, st.none())),
