@@ -1,3 +1,3 @@
-"""klamm: a replicated log cluster that speaks Apache Kafka's protocol and keeps its metadata in ZooKeeper as Kafka 2.8 does."""
+"""klamm: a replicated log cluster that speaks Apache Kafka's protocol, with its metadata in ZooKeeper as in Kafka 2.8."""
 
 __version__ = "0.1.0"

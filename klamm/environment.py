@@ -13,6 +13,7 @@ What must stay true:
 
 import asyncio
 import concurrent.futures
+import contextlib
 import errno
 import fcntl
 import os
@@ -25,6 +26,8 @@ from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
+# The type of `Environment.random`, for signatures elsewhere.
+Random = random.Random
 Buffer = bytes | bytearray | memoryview
 
 
@@ -110,7 +113,7 @@ class FileSystem(ABC):
 
     @abstractmethod
     def lock(self, path: str) -> File:
-        """Creates the file and takes an exclusive lock on it until closed. BlockingIOError when another process has it."""
+        """Creates the file and locks it until closed. BlockingIOError when another process has the lock."""
 
     def read_file(self, path: str) -> bytes:
         """The whole content of a file."""
@@ -121,7 +124,7 @@ class FileSystem(ABC):
             file.close()
 
     def replace_file(self, path: str, content: Buffer) -> None:
-        """Atomically and durably makes `content` the file's content: write `path`.tmp, sync, rename, sync the directory."""
+        """Atomically and durably makes `content` the file's content: `path`.tmp, sync, rename, sync of the directory."""
         temporary = path + ".tmp"
         file = self.open(temporary, create=True)
         try:
@@ -138,7 +141,7 @@ class Environment(ABC):
     """What a process of klamm may know of, and do to, the machine it runs on."""
 
     file_system: FileSystem
-    random: random.Random
+    random: Random
 
     @abstractmethod
     def now_ms(self) -> int:
@@ -250,10 +253,8 @@ class SystemFileSystem(FileSystem):
         os.unlink(path)
 
     def remove_tree(self, path: str) -> None:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(path)
-        except FileNotFoundError:
-            pass
 
     def sync_directory(self, path: str) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

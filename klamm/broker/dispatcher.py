@@ -15,8 +15,7 @@ from klamm.broker.services import Services
 from klamm.net.server import InvalidRequest, Response, ServerConnection
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
-from klamm.protocol.strict import InvalidFrame
+from klamm.protocol.messages import ApiKey, InvalidFrame
 
 NO_RESPONSE = Response(None)
 
@@ -45,7 +44,7 @@ class Dispatcher:
         if not api.min_version <= header.api_version <= api.max_version:
             return self._unsupported_version(api, header)
         try:
-            body = api.decode(header.api_version, frame, header.body_position)
+            body = messages.decode_request(api.key, header.api_version, frame, header.body_position)
         except InvalidFrame as error:
             raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
         request = Request(
@@ -82,7 +81,8 @@ class Dispatcher:
             return Response(None, throttle_time_ms) if throttle_time_ms else NO_RESPONSE
         if throttle_time_ms:
             body.throttle_time_ms = throttle_time_ms
-        return Response(request.api.encode(request.version, correlation_id, body), throttle_time_ms)
+        buffers = messages.encode_response(request.api.key, request.version, correlation_id, body)
+        return Response(buffers, throttle_time_ms)
 
     def _unsupported_version(self, api: Api, header: messages.RequestHeader) -> Response:
         """A client that asks for ApiVersions in a version from the future learns, in version 0, which it may use."""
@@ -93,4 +93,4 @@ class Dispatcher:
         response = messages.response_class(ApiKey.API_VERSIONS)
         supported = response.ApiVersion(api_key=api.key, min_version=api.min_version, max_version=api.max_version)
         body = response(version=0, error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[supported])
-        return Response(api.encode(0, header.correlation_id, body))
+        return Response(messages.encode_response(api.key, 0, header.correlation_id, body))

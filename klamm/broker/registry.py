@@ -7,11 +7,11 @@ what is advertised.
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from klamm.broker.security import CLUSTER_NAME, Client, Operation, ResourceType
-from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
+from klamm.protocol.messages import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey
 
 if TYPE_CHECKING:
     from klamm.broker.services import Services
@@ -24,7 +24,9 @@ DENIED = {
     ResourceType.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
 
-Body = Any  # a message class of `klamm.protocol`
+Body = Any  # an instance of a message class of `klamm.protocol`
+NO_BROKER = -1
+ZERO_UUID = UUID(int=0)
 Handle = Callable[["Request"], Body | None | Awaitable[Body | None]]
 ErrorResponse = Callable[["Request", KafkaError], Body]
 
@@ -45,10 +47,7 @@ class Api:
     resource_type: ResourceType | None
     handle: Handle
     error_response: ErrorResponse
-    decode: Callable[[int, bytearray, int], Body]
-    encode: Callable[[int, int, Body], list[bytes | bytearray | memoryview]]
     pipelined: bool
-    documentation: str
 
 
 @dataclass(slots=True)
@@ -92,33 +91,15 @@ def handler(
     operation: Operation | None,
     resource_type: ResourceType | None,
     error_response: ErrorResponse,
-    decode: Callable[[int, bytearray, int], Body] | None = None,
-    encode: Callable[[int, int, Body], list[bytes | bytearray | memoryview]] | None = None,
     pipelined: bool = False,
 ) -> Callable[[Handle], Handle]:
-    """Registers the decorated function as the handler of `key`.
-
-    `decode(version, frame, position)` and `encode(version, correlation_id, body)` replace the message classes for the
-    hot APIs. Raises ValueError when the key is taken.
-    """
+    """Registers the decorated function as the handler of `key`. Raises ValueError when the key is taken."""
 
     def register(handle: Handle) -> Handle:
         if key in _apis:
             raise ValueError(f"two handlers for {key.name}: {_apis[key].handle} and {handle}")
-        minimum, maximum = messages.advertised_versions(key)
-        _apis[key] = Api(
-            key,
-            minimum,
-            maximum,
-            operation,
-            resource_type,
-            handle,
-            error_response,
-            decode or (lambda version, frame, position: messages.decode_request(key, version, frame, position)),
-            encode or (lambda version, correlation_id, body: messages.encode_response(key, version, correlation_id, body)),
-            pipelined,
-            (handle.__globals__.get("__doc__") or "").strip(),
-        )
+        versions = ADVERTISED_MIN[key], ADVERTISED_MAX[key]
+        _apis[key] = Api(key, *versions, operation, resource_type, handle, error_response, pipelined)
         return handle
 
     return register

@@ -1,0 +1,189 @@
+"""Incremental fetch sessions (KIP-227): a client names its partitions once and then only what changed.
+
+A request carries (session id, epoch). Epoch 0 asks for a new session, -1 for none; any other continues a session, whose
+partitions are then those of earlier requests, updated. The answer of a continued session holds only the partitions that
+have something to say.
+
+What must stay true:
+- A session's epoch counts its requests: 1, 2, ..., 2^31-1, 1, ... A request out of turn gets
+  INVALID_FETCH_SESSION_EPOCH, an unknown session FETCH_SESSION_ID_NOT_FOUND.
+- There are never more sessions than slots. A session is evicted for another only if it is stale or less valuable:
+  followers before consumers, larger before smaller.
+- Partitions that were answered with records move to the end of their session, so that none starves.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from klamm.environment import Random
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.replication.replica_manager import FetchPartition, FetchResult, TopicPartition
+
+NO_SESSION = 0
+INITIAL_EPOCH = 0
+FINAL_EPOCH = -1
+MAX_ID = 2**31 - 1
+# A session that was not used for so long may be evicted for any other; a younger one only for a more valuable one.
+EVICTION_MS = 120_000
+
+
+@dataclass(slots=True)
+class _CachedPartition:
+    """What the client wants of a partition, and what it was told of it last."""
+
+    wanted: FetchPartition
+    high_watermark: int = -1
+    log_start_offset: int = -1
+
+    def must_answer(self, result: FetchResult) -> bool:
+        """Whether the answer tells the client something new; remembers it as told."""
+        must = (
+            bool(result.records)
+            or self.high_watermark != result.high_watermark
+            or self.log_start_offset != result.log_start_offset
+            or result.error_code != ErrorCode.NONE
+        )
+        # After an error the client must hear of the partition again, so its high watermark counts as untold.
+        self.high_watermark = -1 if result.error_code != ErrorCode.NONE else result.high_watermark
+        self.log_start_offset = result.log_start_offset
+        return must
+
+
+@dataclass(slots=True)
+class _Session:
+    id: int
+    is_follower: bool
+    created_ms: float
+    used_ms: float
+    epoch: int
+    partitions: dict[TopicPartition, _CachedPartition] = field(default_factory=dict)
+
+    @property
+    def value(self) -> tuple[bool, int, int]:
+        return self.is_follower, len(self.partitions), self.id
+
+
+@dataclass(slots=True)
+class FetchExchange:
+    """One fetch request inside (or outside) a session: what to read, and which answers to send."""
+
+    session_id: int
+    wanted: list[FetchPartition]
+    _session: _Session | None
+    _incremental: bool
+
+    def answers(self, results: Sequence[FetchResult]) -> list[tuple[FetchPartition, FetchResult]]:
+        """The partitions to answer; `results` are those of `wanted`, in its order."""
+        pairs = zip(self.wanted, results, strict=True)
+        if self._session is None:
+            return list(pairs)
+        partitions = self._session.partitions
+        answered = []
+        for want, result in pairs:
+            cached = partitions.get((want.topic, want.partition))
+            if cached is None:  # the session was used by another connection meanwhile
+                continue
+            if cached.must_answer(result) or not self._incremental:
+                answered.append((want, result))
+                if result.records and self._incremental:
+                    partitions[want.topic, want.partition] = partitions.pop((want.topic, want.partition))
+        return answered
+
+
+class FetchSessionCache:
+    """The sessions of one broker. `now_ms` is the loop's clock."""
+
+    def __init__(self, max_slots: int, chance: Random, now_ms: Callable[[], float]) -> None:
+        self._max_slots = max_slots
+        self._chance = chance
+        self._now_ms = now_ms
+        # In the order of their last use, the stalest first.
+        self._sessions: dict[int, _Session] = {}
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def begin(
+        self,
+        session_id: int,
+        epoch: int,
+        wanted: Iterable[FetchPartition],
+        forgotten: Iterable[TopicPartition],
+        *,
+        is_follower: bool,
+    ) -> FetchExchange:
+        """Finds or makes the session of a fetch request.
+
+        Raises KafkaError FETCH_SESSION_ID_NOT_FOUND or INVALID_FETCH_SESSION_EPOCH.
+        """
+        if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
+            self._sessions.pop(session_id, None)
+            partitions = list(wanted)
+            session = None if epoch == FINAL_EPOCH else self._create(partitions, is_follower)
+            return FetchExchange(NO_SESSION if session is None else session.id, partitions, session, False)
+        return self._continue(session_id, epoch, wanted, forgotten)
+
+    def _continue(
+        self,
+        session_id: int,
+        epoch: int,
+        wanted: Iterable[FetchPartition],
+        forgotten: Iterable[TopicPartition],
+    ) -> FetchExchange:
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, f"no fetch session {session_id}")
+        if epoch != session.epoch:
+            raise KafkaError(
+                ErrorCode.INVALID_FETCH_SESSION_EPOCH, f"fetch session {session_id} is at {session.epoch}, not {epoch}"
+            )
+        for want in wanted:
+            cached = session.partitions.get((want.topic, want.partition))
+            if cached is None:
+                session.partitions[want.topic, want.partition] = _CachedPartition(want)
+            else:
+                cached.wanted = want
+        for key in forgotten:
+            session.partitions.pop(key, None)
+        partitions = [cached.wanted for cached in session.partitions.values()]
+        if not partitions:
+            del self._sessions[session_id]
+            return FetchExchange(NO_SESSION, partitions, None, False)
+        session.epoch = 1 if session.epoch == MAX_ID else session.epoch + 1
+        session.used_ms = self._now_ms()
+        self._sessions[session_id] = self._sessions.pop(session_id)
+        return FetchExchange(session_id, partitions, session, True)
+
+    def _create(self, wanted: list[FetchPartition], is_follower: bool) -> _Session | None:
+        if not wanted or not self._make_room(is_follower, len(wanted)):
+            return None
+        session_id = self._chance.randint(1, MAX_ID)
+        while session_id in self._sessions:
+            session_id = self._chance.randint(1, MAX_ID)
+        now_ms = self._now_ms()
+        session = _Session(session_id, is_follower, now_ms, now_ms, INITIAL_EPOCH + 1)
+        session.partitions = {(want.topic, want.partition): _CachedPartition(want) for want in wanted}
+        self._sessions[session_id] = session
+        return session
+
+    def _make_room(self, is_follower: bool, size: int) -> bool:
+        if len(self._sessions) < self._max_slots:
+            return True
+        if not self._sessions:
+            return False
+        now_ms = self._now_ms()
+        stalest = next(iter(self._sessions.values()))
+        if now_ms - stalest.used_ms > EVICTION_MS:
+            del self._sessions[stalest.id]
+            return True
+        # A follower may take the place of any young consumer; all others are protected for their first two minutes.
+        evictable = [
+            session
+            for session in self._sessions.values()
+            if now_ms - session.created_ms > EVICTION_MS or (is_follower and not session.is_follower)
+        ]
+        cheapest = min(evictable, key=lambda session: session.value, default=None)
+        if cheapest is None or (is_follower, size, 0) < cheapest.value:
+            return False
+        del self._sessions[cheapest.id]
+        return True

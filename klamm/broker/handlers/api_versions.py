@@ -1,0 +1,39 @@
+"""ApiVersions (key 18): which APIs and versions this broker serves, straight from the registrations.
+
+Every version. A client that asks in a version from the future is answered in version 0 by the dispatcher. Needs no
+authorization: it is the first thing that any client sends. Finalized features are those of a cluster that has none.
+"""
+
+import re
+
+from klamm.broker.registry import Request, handler
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.API_VERSIONS)
+
+FIRST_VERSION_WITH_SOFTWARE_NAME = 3
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
+
+
+def error_response(request: Request, error: KafkaError) -> Response:
+    return Response(version=request.version, error_code=error.code, api_keys=[])
+
+
+@handler(ApiKey.API_VERSIONS, operation=None, resource_type=None, error_response=error_response)
+def handle(request: Request) -> Response:
+    body = request.body
+    if request.version >= FIRST_VERSION_WITH_SOFTWARE_NAME:
+        for name in (body.client_software_name, body.client_software_version):
+            if not _SOFTWARE.match(name):
+                raise KafkaError(ErrorCode.INVALID_REQUEST, f"client software name or version {name!r}")
+    return Response(
+        version=request.version,
+        error_code=ErrorCode.NONE,
+        api_keys=[
+            Response.ApiVersion(api_key=api.key, min_version=api.min_version, max_version=api.max_version)
+            for api in request.services.apis.values()
+        ],
+        finalized_features_epoch=0,
+    )

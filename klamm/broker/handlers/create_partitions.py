@@ -1,0 +1,54 @@
+"""CreatePartitions (key 37), versions 0 to 3: more partitions for existing topics (KIP-195).
+
+Answered when every new partition has a leader. Only the controller's broker serves it.
+"""
+
+from klamm.broker.registry import Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.CREATE_PARTITIONS)
+Result = Response.CreatePartitionsTopicResult
+
+
+def error_response(request: Request, error: KafkaError) -> Response:
+    return Response(version=request.version, results=[_result(topic.name, error) for topic in request.body.topics])
+
+
+@handler(
+    ApiKey.CREATE_PARTITIONS,
+    operation=Operation.ALTER,
+    resource_type=ResourceType.TOPIC,
+    error_response=error_response,
+)
+async def handle(request: Request) -> Response:
+    body, services = request.body, request.services
+    services.require_controller()
+    names = [topic.name for topic in body.topics]
+    answers: dict[str, KafkaError | None] = {}
+    wanted = []
+    for topic in body.topics:
+        if names.count(topic.name) > 1:
+            answers[topic.name] = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic in request.")
+        elif not request.allows(topic.name):
+            answers[topic.name] = KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        else:
+            assigned = topic.assignments
+            replicas = None if assigned is None else [one.broker_ids for one in assigned]
+            wanted.append((topic.name, topic.count, replicas))
+    answers.update(
+        await services.topic_admin.create_partitions(
+            wanted, timeout_ms=body.timeout_ms, validate_only=body.validate_only
+        )
+    )
+    return Response(
+        version=request.version, results=[_result(name, answers[name]) for name in dict.fromkeys(names)]
+    )
+
+
+def _result(name: str, error: KafkaError | None) -> Result:
+    if error is None:
+        return Result(name=name, error_code=ErrorCode.NONE, error_message=None)
+    return Result(name=name, error_code=error.code, error_message=error.message or None)

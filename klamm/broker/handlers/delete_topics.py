@@ -1,0 +1,71 @@
+"""DeleteTopics (key 20), versions 1 to 6: by name, and from version 6 by id too (KIP-516).
+
+Answered when this broker's metadata no longer has the topic. Only the controller's broker serves it.
+"""
+
+from klamm.broker.registry import ZERO_UUID, Body, Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.DELETE_TOPICS)
+Result = Response.DeletableTopicResult
+
+FIRST_VERSION_WITH_IDS = 6
+# Before this version a client does not know TOPIC_DELETION_DISABLED.
+FIRST_VERSION_WITH_DELETION_DISABLED = 3
+
+
+def error_response(request: Request, error: KafkaError) -> Response:
+    named = _named(request)
+    return Response(version=request.version, responses=[_result(name, id, error) for name, id in named])
+
+
+@handler(
+    ApiKey.DELETE_TOPICS, operation=Operation.DELETE, resource_type=ResourceType.TOPIC, error_response=error_response
+)
+async def handle(request: Request) -> Response:
+    services = request.services
+    services.require_controller()
+    if not services.config.delete_topic_enable:
+        disabled = request.version >= FIRST_VERSION_WITH_DELETION_DISABLED
+        code = ErrorCode.TOPIC_DELETION_DISABLED if disabled else ErrorCode.INVALID_REQUEST
+        raise KafkaError(code, "delete.topic.enable is false")
+    snapshot = services.metadata_cache.snapshot
+    results: list[Body] = []
+    doomed = {}
+    for given, topic_id in _named(request):
+        by_id = given is None
+        if by_id == (topic_id == ZERO_UUID):
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "each topic is named either by its name or by its id")
+        name = snapshot.topic_name(topic_id) if by_id else given
+        if name is None:
+            results.append(_result(None, topic_id, KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)))
+        elif not request.allows(name, Operation.DESCRIBE):
+            # Whoever may not describe a topic must not learn its name from its id either.
+            results.append(_result(given, topic_id, KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)))
+        elif not request.allows(name):
+            results.append(_result(name, topic_id, KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)))
+        elif name not in snapshot.topics:
+            results.append(_result(name, topic_id, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)))
+        else:
+            doomed[name] = snapshot.topic_ids.get(name, ZERO_UUID)
+    deleted = await services.topic_admin.delete_topics(list(doomed), timeout_ms=request.body.timeout_ms)
+    results += [_result(name, doomed[name], error) for name, error in deleted.items()]
+    return Response(version=request.version, responses=results)
+
+
+def _named(request: Request) -> list[tuple[str | None, Body]]:
+    if request.version >= FIRST_VERSION_WITH_IDS:
+        return [(topic.name, topic.topic_id) for topic in request.body.topics]
+    return [(name, ZERO_UUID) for name in request.body.topic_names]
+
+
+def _result(name: str | None, topic_id: Body, error: KafkaError | None) -> Result:
+    return Result(
+        name=name,
+        topic_id=topic_id,
+        error_code=ErrorCode.NONE if error is None else error.code,
+        error_message=None if error is None else error.message or None,
+    )

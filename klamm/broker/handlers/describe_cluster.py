@@ -1,0 +1,39 @@
+"""DescribeCluster (key 60), version 0: the brokers and the controller (KIP-700)."""
+
+from klamm.broker.registry import Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.DESCRIBE_CLUSTER)
+
+
+def error_response(request: Request, error: KafkaError) -> Response:
+    return Response(
+        version=request.version, error_code=error.code, error_message=error.message or None, cluster_id="", brokers=[]
+    )
+
+
+@handler(
+    ApiKey.DESCRIBE_CLUSTER,
+    operation=Operation.DESCRIBE,
+    resource_type=ResourceType.CLUSTER,
+    error_response=error_response,
+)
+def handle(request: Request) -> Response:
+    request.require_cluster()
+    snapshot = request.services.metadata_cache.snapshot
+    return Response(
+        version=request.version,
+        error_code=ErrorCode.NONE,
+        cluster_id=request.services.cluster_id,
+        controller_id=snapshot.controller_id,
+        brokers=[
+            Response.DescribeClusterBroker(
+                broker_id=broker.id, host=endpoint.host, port=endpoint.port, rack=broker.rack
+            )
+            for broker in snapshot.brokers.values()
+            if (endpoint := broker.endpoints.get(request.listener_name)) is not None
+        ],
+    )

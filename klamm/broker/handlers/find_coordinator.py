@@ -1,0 +1,47 @@
+"""FindCoordinator (key 10), versions 0 to 3: which broker coordinates a group or a transactional id.
+
+There are no coordinators yet. A group is answered with COORDINATOR_NOT_AVAILABLE, which clients retry; a transactional
+id with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, because that is the error at which a producer gives up at once instead of
+waiting for a coordinator that never comes.
+"""
+
+from klamm.broker.registry import NO_BROKER, Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.FIND_COORDINATOR)
+
+GROUP = 0
+TRANSACTION = 1
+
+
+def error_response(request: Request, error: KafkaError) -> Response:
+    return Response(
+        version=request.version,
+        error_code=error.code,
+        error_message=error.message or None,
+        node_id=NO_BROKER,
+        host="",
+        port=-1,
+    )
+
+
+@handler(
+    ApiKey.FIND_COORDINATOR,
+    operation=Operation.DESCRIBE,
+    resource_type=ResourceType.GROUP,
+    error_response=error_response,
+)
+def handle(request: Request) -> Response:
+    body = request.body
+    if body.key_type == GROUP:
+        if not request.allows(body.key):
+            raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "this version of klamm has no group coordinator")
+    if body.key_type == TRANSACTION:
+        raise KafkaError(
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "this version of klamm has no transaction coordinator"
+        )
+    raise KafkaError(ErrorCode.INVALID_REQUEST, f"key type {body.key_type}: allowed are 0 (group), 1 (transaction)")

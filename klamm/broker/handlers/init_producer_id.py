@@ -1,0 +1,37 @@
+"""InitProducerId (key 22), versions 0 to 4: a producer id for an idempotent producer (KIP-98, KIP-360).
+
+Transactional producers are refused at once and for good with TRANSACTIONAL_ID_AUTHORIZATION_FAILED (see
+FindCoordinator). As in Kafka, an idempotent producer that names its last id and epoch gets a new id all the same.
+"""
+
+from klamm.broker.registry import Request, handler
+from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.INIT_PRODUCER_ID)
+
+
+def error_response(request: Request, error: KafkaError) -> Response:
+    return Response(version=request.version, error_code=error.code, producer_id=-1, producer_epoch=-1)
+
+
+@handler(
+    ApiKey.INIT_PRODUCER_ID,
+    operation=Operation.IDEMPOTENT_WRITE,
+    resource_type=ResourceType.CLUSTER,
+    error_response=error_response,
+)
+async def handle(request: Request) -> Response:
+    body = request.body
+    if body.transactional_id == "":
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
+    if body.transactional_id is not None:
+        raise KafkaError(
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "this version of klamm has no transaction coordinator"
+        )
+    if not request.allows(CLUSTER_NAME):
+        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+    producer_id = await request.services.producer_ids.next()
+    return Response(version=request.version, error_code=ErrorCode.NONE, producer_id=producer_id, producer_epoch=0)

@@ -1,0 +1,77 @@
+"""ListOffsets (key 2), versions 1 to 6: the first offset, the next offset, or the first at or after a timestamp.
+
+Version 0 (a list of segment boundaries) is not served. The next offset is the high watermark, or the last stable
+offset with isolation level read_committed.
+"""
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.LIST_OFFSETS)
+Topic = Response.ListOffsetsTopicResponse
+Partition = Topic.ListOffsetsPartitionResponse
+
+LATEST_TIMESTAMP = -1
+EARLIEST_TIMESTAMP = -2
+
+
+def error_response(request: Request, error: KafkaError) -> Response:
+    return Response(
+        version=request.version,
+        topics=[
+            Topic(
+                name=topic.name,
+                partitions=[_partition(wanted.partition_index, error.code) for wanted in topic.partitions],
+            )
+            for topic in request.body.topics
+        ],
+    )
+
+
+@handler(
+    ApiKey.LIST_OFFSETS, operation=Operation.DESCRIBE, resource_type=ResourceType.TOPIC, error_response=error_response
+)
+async def handle(request: Request) -> Response:
+    topics = []
+    for topic in request.body.topics:
+        partitions = []
+        allowed = request.allows(topic.name)
+        for wanted in topic.partitions:
+            if not allowed:
+                partitions.append(_partition(wanted.partition_index, request.denied))
+                continue
+            try:
+                partitions.append(await _list(request, topic.name, wanted))
+            except KafkaError as error:
+                partitions.append(_partition(wanted.partition_index, error.code))
+        topics.append(Topic(name=topic.name, partitions=partitions))
+    return Response(version=request.version, topics=topics)
+
+
+async def _list(request: Request, topic: str, wanted: Body) -> Partition:
+    number, timestamp = wanted.partition_index, wanted.timestamp
+    partition = request.services.replica_manager.partition(topic, number)
+    partition.require_leader(wanted.current_leader_epoch)
+    end = partition.fetch_upper_bound(request.body.isolation_level)
+    if timestamp == EARLIEST_TIMESTAMP:
+        start = partition.log.log_start_offset
+        return _partition(number, ErrorCode.NONE, offset=start, leader_epoch=partition.leader_epoch)
+    if timestamp == LATEST_TIMESTAMP:
+        return _partition(number, ErrorCode.NONE, offset=end, leader_epoch=partition.leader_epoch)
+    if timestamp < 0:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"timestamp {timestamp}: allowed are -1, -2 and those from 0 on")
+    found = await partition.log.offset_for_timestamp(timestamp)
+    if found is None or found[1] >= end:
+        return _partition(number, ErrorCode.NONE)
+    return _partition(number, ErrorCode.NONE, timestamp=found[0], offset=found[1], leader_epoch=found[2])
+
+
+def _partition(
+    number: int, code: ErrorCode, *, timestamp: int = -1, offset: int = -1, leader_epoch: int = -1
+) -> Partition:
+    return Partition(
+        partition_index=number, error_code=code, timestamp=timestamp, offset=offset, leader_epoch=leader_epoch
+    )

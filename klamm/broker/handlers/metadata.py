@@ -1,0 +1,164 @@
+"""Metadata (key 3): brokers, the controller, and the leaders of topics, as this broker's metadata cache has them.
+
+Every version. Topics that do not exist are created when the client allows it, auto.create.topics.enable is on and the
+client may create; they are answered with LEADER_NOT_AVAILABLE, as in Kafka, and a later request finds them. Topics are
+found by name only; ids in requests come with version 12, which Kafka 2.8 does not have.
+"""
+
+from collections.abc import Sequence
+
+from klamm.broker.metadata_cache import MetadataSnapshot, PartitionMetadata
+from klamm.broker.registry import NO_BROKER, ZERO_UUID, Request, handler
+from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
+from klamm.broker.topic_admin import INTERNAL_TOPICS, NewTopic, validate_topic_name
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.METADATA)
+Topic = Response.MetadataResponseTopic
+Partition = Topic.MetadataResponsePartition
+
+# Up to this version a leader that does not have the client's listener counts as not available.
+LAST_VERSION_WITHOUT_LISTENER_NOT_FOUND = 5
+
+
+def error_response(request: Request, error: KafkaError) -> Response:
+    topics = [_failed(request, topic.name or "", error.code) for topic in request.body.topics or ()]
+    return Response(version=request.version, brokers=[], topics=topics)
+
+
+@handler(
+    ApiKey.METADATA, operation=Operation.DESCRIBE, resource_type=ResourceType.TOPIC, error_response=error_response
+)
+async def handle(request: Request) -> Response:
+    body, services = request.body, request.services
+    snapshot = services.metadata_cache.snapshot
+    everything = body.topics is None or (request.version == 0 and not body.topics)
+    if everything:
+        topics = [_known(request, snapshot, name) for name in sorted(snapshot.topics) if request.allows(name)]
+    else:
+        names = _names(body.topics)
+        topics = [
+            _known(request, snapshot, name) if name in snapshot.topics else _failed(request, name, code)
+            for name, code in (await _missing_topics(request, snapshot, names)).items()
+        ]
+    return Response(
+        version=request.version,
+        brokers=[
+            Response.MetadataResponseBroker(
+                version=request.version, node_id=broker.id, host=endpoint.host, port=endpoint.port, rack=broker.rack
+            )
+            for broker in snapshot.brokers.values()
+            if (endpoint := broker.endpoints.get(request.listener_name)) is not None
+        ],
+        cluster_id=services.cluster_id,
+        controller_id=snapshot.controller_id,
+        topics=topics,
+    )
+
+
+def _names(topics: Sequence[object]) -> list[str]:
+    names = []
+    for topic in topics:
+        name = getattr(topic, "name", None)
+        if name is None:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "a topic name is null; topics are found by name only")
+        names.append(name)
+    return list(dict.fromkeys(names))
+
+
+async def _missing_topics(request: Request, snapshot: MetadataSnapshot, names: Sequence[str]) -> dict[str, ErrorCode]:
+    """The code for each name that the snapshot does not have; NONE for those it has. Creates topics where allowed."""
+    codes = {}
+    to_create = []
+    for name in names:
+        if not request.allows(name):
+            codes[name] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        elif name in snapshot.topics:
+            codes[name] = ErrorCode.NONE
+        else:
+            codes[name] = _check_name(name)
+            if codes[name] is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and _may_auto_create(request):
+                if _may_create(request, name):
+                    to_create.append(name)
+                else:
+                    codes[name] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    codes.update(await _auto_create(request, to_create))
+    return codes
+
+
+def _check_name(name: str) -> ErrorCode:
+    try:
+        validate_topic_name(name)
+    except KafkaError as error:
+        return error.code
+    return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _may_auto_create(request: Request) -> bool:
+    return bool(request.body.allow_auto_topic_creation and request.services.config.auto_create_topics_enable)
+
+
+def _may_create(request: Request, name: str) -> bool:
+    return request.allows(CLUSTER_NAME, Operation.CREATE, ResourceType.CLUSTER) or request.allows(
+        name, Operation.CREATE
+    )
+
+
+async def _auto_create(request: Request, names: Sequence[str]) -> dict[str, ErrorCode]:
+    """Starts the creation of topics with the broker's defaults and does not wait for their leaders."""
+    if not names:
+        return {}
+    created = await request.services.topic_admin.create_topics(
+        [NewTopic(name) for name in names], timeout_ms=0, validate_only=False
+    )
+    codes = {}
+    for topic in created:
+        code = ErrorCode.REQUEST_TIMED_OUT if topic.error is None else topic.error.code
+        # Created just now, by this request or another one: its leaders will be known soon.
+        soon = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.TOPIC_ALREADY_EXISTS)
+        codes[topic.name] = ErrorCode.LEADER_NOT_AVAILABLE if code in soon else code
+    return codes
+
+
+def _known(request: Request, snapshot: MetadataSnapshot, name: str) -> Topic:
+    return Topic(
+        version=request.version,
+        error_code=ErrorCode.NONE,
+        name=name,
+        topic_id=snapshot.topic_ids.get(name, ZERO_UUID),
+        is_internal=name in INTERNAL_TOPICS,
+        partitions=[
+            _partition(request, snapshot, number, partition) for number, partition in snapshot.topics[name].items()
+        ],
+    )
+
+
+def _partition(
+    request: Request, snapshot: MetadataSnapshot, number: int, partition: PartitionMetadata
+) -> Partition:
+    code, leader = ErrorCode.NONE, partition.leader
+    if snapshot.leader_endpoint(partition, request.listener_name) is None:
+        leader = NO_BROKER
+        has_listener = partition.leader not in snapshot.brokers
+        if has_listener or request.version <= LAST_VERSION_WITHOUT_LISTENER_NOT_FOUND:
+            code = ErrorCode.LEADER_NOT_AVAILABLE
+        else:
+            code = ErrorCode.LISTENER_NOT_FOUND
+    return Partition(
+        version=request.version,
+        error_code=code,
+        partition_index=number,
+        leader_id=leader,
+        leader_epoch=partition.leader_epoch,
+        replica_nodes=list(partition.replicas),
+        isr_nodes=list(partition.isr),
+        offline_replicas=list(partition.offline_replicas),
+    )
+
+
+def _failed(request: Request, name: str, code: ErrorCode) -> Topic:
+    return Topic(
+        version=request.version, error_code=code, name=name, is_internal=name in INTERNAL_TOPICS, partitions=[]
+    )

@@ -1,0 +1,59 @@
+"""OffsetForLeaderEpoch (key 23), versions 2 to 4: where the records of a leader epoch end (KIP-101, KIP-320).
+
+A client or follower asks it after a change of leader to learn from where on its own view may differ.
+"""
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.OFFSET_FOR_LEADER_EPOCH)
+Topic = Response.OffsetForLeaderTopicResult
+Partition = Topic.EpochEndOffset
+
+
+def error_response(request: Request, error: KafkaError) -> Response:
+    return Response(
+        version=request.version,
+        topics=[
+            Topic(topic=topic.topic, partitions=[_failed(wanted.partition, error.code) for wanted in topic.partitions])
+            for topic in request.body.topics
+        ],
+    )
+
+
+@handler(
+    ApiKey.OFFSET_FOR_LEADER_EPOCH,
+    operation=Operation.DESCRIBE,
+    resource_type=ResourceType.TOPIC,
+    error_response=error_response,
+)
+def handle(request: Request) -> Response:
+    topics = []
+    for topic in request.body.topics:
+        allowed = request.allows(topic.topic)
+        partitions = [
+            _answer(request, topic.topic, wanted) if allowed else _failed(wanted.partition, request.denied)
+            for wanted in topic.partitions
+        ]
+        topics.append(Topic(topic=topic.topic, partitions=partitions))
+    return Response(version=request.version, topics=topics)
+
+
+def _answer(request: Request, topic: str, wanted: Body) -> Partition:
+    try:
+        partition = request.services.replica_manager.partition(topic, wanted.partition)
+        partition.require_leader(wanted.current_leader_epoch)
+    except KafkaError as error:
+        return _failed(wanted.partition, error.code)
+    log = partition.log
+    epoch, end_offset = log.leader_epochs.end_offset_for(wanted.leader_epoch, log.log_end_offset)
+    return Partition(
+        error_code=ErrorCode.NONE, partition=wanted.partition, leader_epoch=epoch, end_offset=end_offset
+    )
+
+
+def _failed(number: int, code: ErrorCode) -> Partition:
+    return Partition(error_code=code, partition=number, leader_epoch=-1, end_offset=-1)

@@ -1,0 +1,318 @@
+"""Creating, growing and deleting topics: validation, placement, and the znodes that ask the controller to act
+(Kafka's `ZkAdminManager`).
+
+The broker that receives such a request only writes znodes. The controller watches them, does the work and announces
+the result by UpdateMetadata; the request waits in purgatory until this broker's metadata shows it.
+
+What must stay true:
+- Nothing is written before everything about the topic has been validated.
+- Each topic of a request succeeds or fails on its own.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+from klamm.broker.metadata_cache import NO_LEADER, MetadataCache
+from klamm.broker.replica_assignment import InvalidPartitions, InvalidReplicationFactor, assign_replicas
+from klamm.config.broker import BrokerConfig
+from klamm.config.definition import ConfigError
+from klamm.config.topic import TopicConfig
+from klamm.environment import Environment
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.replication.purgatory import DelayedOperation, Purgatory
+from klamm.znodes.store import KafkaZooKeeper
+
+INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state")
+MAX_TOPIC_NAME_LENGTH = 249
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+\Z")
+# In CreateTopics: take the broker's default.
+UNSET = -1
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    """A topic as a client asks for it. Counts are UNSET for the broker's default or when `assignments` says all."""
+
+    name: str
+    partitions: int = UNSET
+    replication_factor: int = UNSET
+    assignments: Sequence[tuple[int, Sequence[int]]] = ()
+    configs: Mapping[str, str | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedTopic:
+    """What became of a NewTopic: created (or valid), or the error."""
+
+    name: str
+    error: KafkaError | None = None
+    topic_id: UUID | None = None
+    assignment: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    config: TopicConfig | None = None
+
+
+def validate_topic_name(name: str) -> None:
+    """Raises KafkaError INVALID_TOPIC_EXCEPTION unless `name` is a legal topic name."""
+    if not name or name in (".", "..") or len(name) > MAX_TOPIC_NAME_LENGTH or not _LEGAL_NAME.match(name):
+        raise KafkaError(
+            ErrorCode.INVALID_TOPIC_EXCEPTION,
+            f"topic name {name!r} is illegal: allowed are 1 to {MAX_TOPIC_NAME_LENGTH} letters, digits, '.', '_', '-',"
+            " and neither '.' nor '..'",
+        )
+
+
+class TopicAdmin:
+    """The admin operations of one broker. `zookeeper()` is the store of the current session."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        config: BrokerConfig,
+        metadata_cache: MetadataCache,
+        zookeeper: Callable[[], KafkaZooKeeper],
+    ) -> None:
+        self._environment = environment
+        self._config = config
+        self._metadata_cache = metadata_cache
+        self._zookeeper = zookeeper
+        self._purgatory: Purgatory[str] = Purgatory()
+
+    def metadata_changed(self, topic: str) -> None:
+        """The metadata cache has news of this topic: whoever waits for it looks again."""
+        self._purgatory.check(topic)
+
+    # -- creation -------------------------------------------------------------------------------------------------
+
+    async def create_topics(
+        self, topics: Sequence[NewTopic], *, timeout_ms: int, validate_only: bool
+    ) -> list[CreatedTopic]:
+        """Creates the topics, and waits until each has leaders for all its partitions.
+
+        A topic that has not by `timeout_ms` gets REQUEST_TIMED_OUT, although it will be created.
+        """
+        created = [await self._create(topic, validate_only) for topic in topics]
+        if validate_only:
+            return created
+        expected = {topic.name: topic.assignment for topic in created if topic.error is None}
+        ready = await self._wait(_TopicsCreated(self._metadata_cache, expected), expected, timeout_ms)
+        timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the topic is created, but has no leaders yet")
+        return [
+            topic if topic.error is not None or topic.name in ready else CreatedTopic(topic.name, timed_out)
+            for topic in created
+        ]
+
+    async def _create(self, topic: NewTopic, validate_only: bool) -> CreatedTopic:
+        try:
+            assignment, config, overrides = self._validate(topic)
+            topic_id = None if validate_only else self._environment.random_uuid()
+            if topic_id is not None:
+                await self._zookeeper().create_topic(topic.name, assignment, topic_id, overrides)
+        except KafkaError as error:
+            return CreatedTopic(topic.name, error)
+        return CreatedTopic(topic.name, None, topic_id, assignment, config)
+
+    def _validate(self, topic: NewTopic) -> tuple[dict[int, list[int]], TopicConfig, dict[str, str]]:
+        snapshot = self._metadata_cache.snapshot
+        validate_topic_name(topic.name)
+        if topic.name in snapshot.topics:
+            raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
+        # Metrics names turn '.' into '_', so two topics must not differ in nothing else.
+        collision = topic.name.replace(".", "_")
+        for other in snapshot.topics:
+            if other.replace(".", "_") == collision:
+                raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{topic.name}' collides with '{other}'")
+        assignment = self._assign(topic)
+        overrides = {}
+        for key, value in topic.configs.items():
+            if value is None:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, f"the value of topic config {key} is null")
+            overrides[key] = value
+        try:
+            config = TopicConfig.from_overrides(self._config, overrides)
+        except ConfigError as error:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
+        return assignment, config, overrides
+
+    def _assign(self, topic: NewTopic) -> dict[int, list[int]]:
+        if topic.assignments:
+            if topic.partitions != UNSET or topic.replication_factor != UNSET:
+                raise KafkaError(
+                    ErrorCode.INVALID_REQUEST, "counts and a replica assignment were both given; only one is allowed"
+                )
+            return _check_assignment({number: list(replicas) for number, replicas in topic.assignments}, 0)
+        partitions = self._config.num_partitions if topic.partitions == UNSET else topic.partitions
+        replication_factor = (
+            self._config.default_replication_factor if topic.replication_factor == UNSET else topic.replication_factor
+        )
+        chance, count = self._environment.random, max(1, len(self._metadata_cache.snapshot.brokers))
+        return self._place(partitions, replication_factor, chance.randrange(count), chance.randrange(count), 0)
+
+    def _place(
+        self, partitions: int, replication_factor: int, start_index: int, shift: int, first_partition: int
+    ) -> dict[int, list[int]]:
+        brokers = self._metadata_cache.snapshot.brokers
+        racks = {id: broker.rack for id, broker in sorted(brokers.items()) if broker.rack is not None}
+        if racks and len(racks) != len(brokers):
+            raise KafkaError(
+                ErrorCode.UNKNOWN_SERVER_ERROR,
+                f"brokers {sorted(set(brokers) - set(racks))} have no rack, others have: give every broker one or none",
+            )
+        try:
+            return assign_replicas(
+                sorted(brokers),
+                partitions,
+                replication_factor,
+                start_index=start_index,
+                shift=shift,
+                first_partition=first_partition,
+                racks=racks or None,
+            )
+        except InvalidPartitions as error:
+            raise KafkaError(ErrorCode.INVALID_PARTITIONS, str(error)) from None
+        except InvalidReplicationFactor as error:
+            raise KafkaError(ErrorCode.INVALID_REPLICATION_FACTOR, str(error)) from None
+
+    # -- more partitions ------------------------------------------------------------------------------------------
+
+    async def create_partitions(
+        self,
+        topics: Sequence[tuple[str, int, Sequence[Sequence[int]] | None]],
+        *,
+        timeout_ms: int,
+        validate_only: bool,
+    ) -> dict[str, KafkaError | None]:
+        """Grows topics to a count of partitions: (topic, count, replicas of each new partition or None)."""
+        results: dict[str, KafkaError | None] = {}
+        expected = {}
+        for topic, count, replicas in topics:
+            try:
+                expected[topic] = await self._grow(topic, count, replicas, validate_only)
+                results[topic] = None
+            except KafkaError as error:
+                results[topic] = error
+        if not validate_only:
+            ready = await self._wait(_TopicsCreated(self._metadata_cache, expected), expected, timeout_ms)
+            timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the partitions are added, but have no leaders yet")
+            results.update((topic, timed_out) for topic in expected if topic not in ready)
+        return results
+
+    async def _grow(
+        self, topic: str, count: int, replicas: Sequence[Sequence[int]] | None, validate_only: bool
+    ) -> dict[int, list[int]]:
+        """Returns the assignment of the new partitions."""
+        existing = await self._zookeeper().topic_assignment(topic)
+        if existing is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{topic}' does not exist.")
+        if existing.adding_replicas or existing.removing_replicas:
+            raise KafkaError(ErrorCode.REASSIGNMENT_IN_PROGRESS, f"partitions of '{topic}' are being reassigned")
+        current = existing.partitions
+        added = count - len(current)
+        if added <= 0:
+            raise KafkaError(
+                ErrorCode.INVALID_PARTITIONS, f"Topic has {len(current)} partitions; {count} would not be an increase"
+            )
+        first = len(current)
+        if replicas is None:
+            order = sorted(self._metadata_cache.snapshot.brokers)
+            leader = current[0][0]
+            start = order.index(leader) if leader in order else 0
+            new = self._place(added, len(current[0]), start, start, first)
+        else:
+            if len(replicas) != added:
+                raise KafkaError(
+                    ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"{added} partitions are added, {len(replicas)} assigned"
+                )
+            unknown = sorted(
+                {broker for one in replicas for broker in one} - set(self._metadata_cache.snapshot.brokers)
+            )
+            if unknown:
+                raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"brokers {unknown} are unknown")
+            new = _check_assignment({first + index: list(one) for index, one in enumerate(replicas)}, first)
+            if len(new[first]) != len(current[0]):
+                raise KafkaError(
+                    ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                    f"the topic has {len(current[0])} replicas a partition, the new ones would have {len(new[first])}",
+                )
+        if not validate_only:
+            await self._zookeeper().add_partitions(topic, new)
+        return new
+
+    # -- deletion -------------------------------------------------------------------------------------------------
+
+    async def delete_topics(self, topics: Sequence[str], *, timeout_ms: int) -> dict[str, KafkaError | None]:
+        """Marks topics for deletion and waits until this broker no longer knows them."""
+        results: dict[str, KafkaError | None] = {}
+        for topic in topics:
+            try:
+                await self._zookeeper().mark_topic_for_deletion(topic)
+                results[topic] = None
+            except KafkaError as error:
+                results[topic] = error
+        marked = {topic: {} for topic, error in results.items() if error is None}
+        gone = await self._wait(_TopicsDeleted(self._metadata_cache, list(marked)), marked, timeout_ms)
+        timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the topic is marked for deletion, but not gone yet")
+        results.update((topic, timed_out) for topic in marked if topic not in gone)
+        return results
+
+    async def _wait(self, operation: "_TopicsChanged", topics: Mapping[str, object], timeout_ms: int) -> list[str]:
+        """The topics that are as wanted, after at most `timeout_ms`. With no time given none counts as done."""
+        if timeout_ms <= 0:
+            return []
+        await self._purgatory.wait(operation, list(topics), timeout_ms)
+        return [topic for topic in topics if operation.is_done(topic)]
+
+
+def _check_assignment(assignment: dict[int, list[int]], first_partition: int) -> dict[int, list[int]]:
+    """Raises KafkaError INVALID_REPLICA_ASSIGNMENT unless partitions are consecutive and replicas distinct."""
+    numbers = sorted(assignment)
+    if numbers != list(range(first_partition, first_partition + len(numbers))):
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"partitions {numbers} are not consecutive from {first_partition}"
+        )
+    for number in numbers:
+        replicas = assignment[number]
+        if not replicas or len(set(replicas)) != len(replicas) or min(replicas) < 0:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"replicas {replicas} of partition {number}: at least one is needed, each once, none negative",
+            )
+        if len(replicas) != len(assignment[numbers[0]]):
+            raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions have different numbers of replicas")
+    return {number: assignment[number] for number in numbers}
+
+
+class _TopicsChanged(DelayedOperation):
+    """Waits until every topic is as wanted."""
+
+    def __init__(self, metadata_cache: MetadataCache, topics: Sequence[str]) -> None:
+        self._metadata_cache = metadata_cache
+        self._topics = topics
+
+    def is_done(self, topic: str) -> bool:
+        raise NotImplementedError
+
+    def is_ready(self) -> bool:
+        return all(map(self.is_done, self._topics))
+
+
+class _TopicsCreated(_TopicsChanged):
+    """Every expected partition has a leader."""
+
+    def __init__(self, metadata_cache: MetadataCache, expected: Mapping[str, Mapping[int, Sequence[int]]]) -> None:
+        super().__init__(metadata_cache, list(expected))
+        self._expected = expected
+
+    def is_done(self, topic: str) -> bool:
+        known = self._metadata_cache.snapshot.topics.get(topic, {})
+        return all(
+            number in known and known[number].leader != NO_LEADER for number in self._expected[topic]
+        )
+
+
+class _TopicsDeleted(_TopicsChanged):
+    """No topic is known any more."""
+
+    def is_done(self, topic: str) -> bool:
+        return topic not in self._metadata_cache.snapshot.topics

@@ -1,0 +1,139 @@
+"""Incremental fetch sessions (KIP-227)."""
+
+import random
+
+import pytest
+
+from klamm.broker.fetch_session import EVICTION_MS, FINAL_EPOCH, INITIAL_EPOCH, MAX_ID, NO_SESSION, FetchSessionCache
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.replication.replica_manager import FetchPartition, FetchResult
+
+
+class Clock:
+    now_ms = 0.0
+
+    def __call__(self) -> float:
+        return self.now_ms
+
+
+def cache(slots: int = 10) -> tuple[FetchSessionCache, Clock]:
+    clock = Clock()
+    return FetchSessionCache(slots, random.Random(1), clock), clock
+
+
+def want(partition: int, offset: int = 0) -> FetchPartition:
+    return FetchPartition("t", partition, offset, 1000)
+
+
+def empty(high_watermark: int = 0) -> FetchResult:
+    return FetchResult(ErrorCode.NONE, high_watermark, high_watermark, 0, None, b"")
+
+
+def data(high_watermark: int = 1) -> FetchResult:
+    return FetchResult(ErrorCode.NONE, high_watermark, high_watermark, 0, None, b"records")
+
+
+def begin(sessions, session_id, epoch, wanted=(), forgotten=(), is_follower=False):
+    return sessions.begin(session_id, epoch, wanted, forgotten, is_follower=is_follower)
+
+
+def answered(exchange, results):
+    return [one.partition for one, _ in exchange.answers(results)]
+
+
+def test_a_sessionless_fetch_answers_everything_and_makes_no_session() -> None:
+    sessions, _ = cache()
+    exchange = begin(sessions, NO_SESSION, FINAL_EPOCH, [want(0), want(1)])
+    assert exchange.session_id == NO_SESSION
+    assert answered(exchange, [empty(), empty()]) == [0, 1]
+    assert len(sessions) == 0
+
+
+def test_a_session_answers_only_news() -> None:
+    sessions, _ = cache()
+    first = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0), want(1), want(2)])
+    assert first.session_id > 0
+    assert answered(first, [empty(), empty(), empty()]) == [0, 1, 2]
+    second = begin(sessions, first.session_id, 1)
+    assert [one.partition for one in second.wanted] == [0, 1, 2]
+    assert answered(second, [empty(), data(), empty()]) == [1]
+    # Partition 1 had records, so it is now the last in line; and its high watermark is known.
+    third = begin(sessions, first.session_id, 2, [want(1, 1)])
+    assert [(one.partition, one.fetch_offset) for one in third.wanted] == [(0, 0), (2, 0), (1, 1)]
+    assert answered(third, [empty(), empty(7), empty(1)]) == [2]
+
+
+def test_an_error_is_told_and_afterwards_the_recovery_is() -> None:
+    sessions, _ = cache()
+    first = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0)])
+    first.answers([empty()])
+    failed = FetchResult(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+    assert answered(begin(sessions, first.session_id, 1), [failed]) == [0]
+    assert answered(begin(sessions, first.session_id, 2), [empty()]) == [0]
+    assert answered(begin(sessions, first.session_id, 3), [empty()]) == []
+
+
+def test_partitions_come_and_go() -> None:
+    sessions, _ = cache()
+    first = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0), want(1)])
+    first.answers([empty(), empty()])
+    second = begin(sessions, first.session_id, 1, [want(5)], [("t", 0)])
+    assert [one.partition for one in second.wanted] == [1, 5]
+    closing = begin(sessions, first.session_id, 2, [], [("t", 1), ("t", 5)])
+    assert closing.session_id == NO_SESSION
+    assert len(sessions) == 0
+
+
+def test_unknown_session_and_wrong_epoch() -> None:
+    sessions, _ = cache()
+    with pytest.raises(KafkaError) as unknown:
+        begin(sessions, 99, 1)
+    assert unknown.value.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+    first = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0)])
+    for epoch in (2, MAX_ID):
+        with pytest.raises(KafkaError) as wrong:
+            begin(sessions, first.session_id, epoch)
+        assert wrong.value.code is ErrorCode.INVALID_FETCH_SESSION_EPOCH
+    begin(sessions, first.session_id, 1)
+
+
+def test_the_epoch_wraps_to_one() -> None:
+    sessions, _ = cache()
+    first = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0)])
+    sessions._sessions[first.session_id].epoch = MAX_ID
+    begin(sessions, first.session_id, MAX_ID)
+    begin(sessions, first.session_id, 1)
+
+
+def test_a_full_fetch_closes_the_session_it_names() -> None:
+    sessions, _ = cache()
+    first = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0)])
+    begin(sessions, first.session_id, FINAL_EPOCH, [want(0)])
+    assert len(sessions) == 0
+
+
+def test_eviction_stale_first_then_less_valuable() -> None:
+    sessions, clock = cache(slots=2)
+    begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0)])
+    begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0), want(1)])
+    # All young: another consumer gets none, a follower displaces the smallest consumer.
+    assert begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(i) for i in range(9)]).session_id == NO_SESSION
+    follower = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0)], is_follower=True)
+    assert follower.session_id != NO_SESSION
+    assert len(sessions) == 2
+    # Stale ones go for anybody.
+    clock.now_ms = EVICTION_MS + 1
+    begin(sessions, follower.session_id, 1)
+    fresh = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0)])
+    assert fresh.session_id != NO_SESSION
+    begin(sessions, follower.session_id, 2)
+
+
+def test_an_old_larger_consumer_is_not_evicted_for_a_smaller_one() -> None:
+    sessions, clock = cache(slots=1)
+    large = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0), want(1)])
+    clock.now_ms = EVICTION_MS
+    begin(sessions, large.session_id, 1)
+    clock.now_ms = EVICTION_MS + 10
+    assert begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0)]).session_id == NO_SESSION
+    assert begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(i) for i in range(3)]).session_id != NO_SESSION

@@ -1,0 +1,303 @@
+"""The server side of the network layer: order, muting, limits, closing."""
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from klamm.net.server import InvalidRequest, Response, ServerConnection, ServerLimits, SocketServer
+
+
+def frame(body: bytes) -> bytes:
+    return struct.pack(">i", len(body)) + body
+
+
+class Peer:
+    """A client that sends and receives raw frames."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, *bodies: bytes) -> None:
+        self.writer.write(b"".join(map(frame, bodies)))
+
+    async def receive(self) -> bytes:
+        (size,) = struct.unpack(">i", await self.reader.readexactly(4))
+        return await self.reader.readexactly(size)
+
+    async def closed(self) -> bool:
+        try:
+            return await self.reader.read() == b""
+        except ConnectionResetError:
+            return True
+
+
+class Harness:
+    """A server whose dispatcher answers frames that begin with `now:` at once and those with `wait:` when released.
+
+    Frames that begin with `prod:` wait as well, but are pipelined.
+    """
+
+    def __init__(self, limits: ServerLimits | None = None, max_frame_bytes: int = 1000) -> None:
+        self.started: list[bytes] = []
+        self.failures: list[BaseException] = []
+        self.releases: dict[bytes, asyncio.Future[None]] = {}
+        self.throttle_time_ms = 0
+        self.answer_bytes = 0
+        self.new_start = asyncio.Event()
+        self.server = SocketServer(
+            "PLAINTEXT",
+            "127.0.0.1",
+            0,
+            dispatch=self.dispatch,
+            is_pipelined=lambda data: data.startswith(b"prod:"),
+            size_limit=lambda key: max_frame_bytes,
+            limits=limits or ServerLimits(),
+            on_failure=self.failures.append,
+        )
+
+    def dispatch(self, connection: ServerConnection, data: bytearray) -> Response | Awaitable[Response]:
+        body = bytes(data)
+        self.started.append(body)
+        self.new_start.set()
+        if body.startswith(b"bad"):
+            raise InvalidRequest("because it is bad")
+        if body.startswith(b"fault"):
+            raise ZeroDivisionError("a fault of the program")
+        if body.startswith(b"silent"):
+            return Response(None)
+        if body.startswith((b"wait:", b"prod:")):
+            return self._later(body)
+        return Response([frame(body + bytes(self.answer_bytes))], self.throttle_time_ms)
+
+    async def _later(self, body: bytes) -> Response:
+        await self.release(body)
+        return Response([frame(body)])
+
+    def release(self, body: bytes) -> "asyncio.Future[None]":
+        return self.releases.setdefault(body, asyncio.get_running_loop().create_future())
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self.new_start.clear()
+                await self.new_start.wait()
+
+    async def connect(self) -> Peer:
+        return Peer(*await asyncio.open_connection("127.0.0.1", self.server.port))
+
+
+def run(scenario: Callable[[Harness], Awaitable[None]], **options: object) -> None:
+    async def main() -> None:
+        harness = Harness(**options)
+        await harness.server.bind()
+        await harness.server.start()
+        try:
+            async with asyncio.timeout(30):
+                await scenario(harness)
+        finally:
+            await harness.server.stop(0)
+
+    asyncio.run(main())
+
+
+def test_a_request_is_answered() -> None:
+    async def scenario(harness: Harness) -> None:
+        peer = await harness.connect()
+        peer.send(b"now:1")
+        assert await peer.receive() == b"now:1"
+
+    run(scenario)
+
+
+def test_what_follows_a_waiting_request_starts_only_after_its_answer() -> None:
+    async def scenario(harness: Harness) -> None:
+        peer = await harness.connect()
+        peer.send(b"wait:1", b"now:2")
+        await harness.until(lambda: bool(harness.started))
+        other = await harness.connect()
+        other.send(b"now:other")
+        assert await other.receive() == b"now:other"  # another connection does not wait
+        assert harness.started == [b"wait:1", b"now:other"]
+        harness.release(b"wait:1").set_result(None)
+        assert await peer.receive() == b"wait:1"
+        assert await peer.receive() == b"now:2"
+
+    run(scenario)
+
+
+def test_pipelined_requests_start_together_and_are_answered_in_order() -> None:
+    async def scenario(harness: Harness) -> None:
+        peer = await harness.connect()
+        peer.send(b"prod:1", b"prod:2", b"now:3")
+        await harness.until(lambda: len(harness.started) == 2)
+        harness.release(b"prod:2").set_result(None)
+        other = await harness.connect()
+        other.send(b"now:other")
+        await other.receive()
+        assert harness.started == [b"prod:1", b"prod:2", b"now:other"]
+        harness.release(b"prod:1").set_result(None)
+        assert [await peer.receive() for _ in range(3)] == [b"prod:1", b"prod:2", b"now:3"]
+
+    run(scenario)
+
+
+def test_a_request_without_response() -> None:
+    async def scenario(harness: Harness) -> None:
+        peer = await harness.connect()
+        peer.send(b"silent", b"now:1")
+        assert await peer.receive() == b"now:1"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "bytes_sent",
+    [
+        frame(b"bad"),
+        struct.pack(">i", -1),
+        struct.pack(">i", 1001) + b"x" * 1001,
+        struct.pack(">i", 2**31 - 1) + b"xx",
+        b"GET / HTTP/1.1\r\n\r\n",
+    ],
+)
+def test_garbage_closes_its_own_connection_only(bytes_sent: bytes) -> None:
+    async def scenario(harness: Harness) -> None:
+        peer, other = await harness.connect(), await harness.connect()
+        peer.writer.write(bytes_sent)
+        assert await peer.closed()
+        other.send(b"now:1")
+        assert await other.receive() == b"now:1"
+        assert harness.failures == []
+
+    run(scenario)
+
+
+def test_a_fault_of_the_program_is_handed_up() -> None:
+    async def scenario(harness: Harness) -> None:
+        peer = await harness.connect()
+        peer.send(b"fault")
+        await harness.until(lambda: bool(harness.started))
+        assert [type(failure) for failure in harness.failures] == [ZeroDivisionError]
+
+    run(scenario)
+
+
+def test_a_client_that_never_reads_is_muted_and_hurts_nobody() -> None:
+    async def scenario(harness: Harness) -> None:
+        harness.answer_bytes = 1024 * 1024
+        greedy = await harness.connect()
+        greedy.reader._transport.pause_reading()
+        greedy.send(*[b"now:%d" % number for number in range(200)])
+        other = await harness.connect()
+        harness.answer_bytes = 1024 * 1024
+        for _ in range(20):
+            other.send(b"now:other")
+            await other.receive()
+        started = sum(body != b"now:other" for body in harness.started)
+        assert 0 < started < 100
+        # Once it reads, it gets every answer, in order.
+        greedy.reader._transport.resume_reading()
+        for number in range(200):
+            assert (await greedy.receive()).startswith(b"now:%d" % number)
+
+    run(scenario)
+
+
+def test_the_number_of_requests_under_way_is_bounded() -> None:
+    async def scenario(harness: Harness) -> None:
+        peer = await harness.connect()
+        sent = 20_000
+        peer.send(*[b"prod:%d" % number for number in range(sent)])
+        await harness.until(lambda: len(harness.started) >= 10)
+        other = await harness.connect()
+        for _ in range(20):
+            other.send(b"now:other")
+            await other.receive()
+        started = [body for body in harness.started if body != b"now:other"]
+        # One receive buffer's worth (64 KiB) of frames may have arrived together.
+        assert len(started) < 64 * 1024 // len(frame(b"prod:1"))
+        for number in range(sent):
+            harness.release(b"prod:%d" % number).set_result(None)
+        for number in range(sent):
+            assert await peer.receive() == b"prod:%d" % number
+
+    run(scenario, limits=ServerLimits(max_in_flight=10))
+
+
+def test_a_throttled_client_is_answered_at_once_and_then_muted() -> None:
+    async def scenario(harness: Harness) -> None:
+        peer = await harness.connect()
+        harness.throttle_time_ms = 60_000
+        peer.send(b"now:1", b"now:2")
+        assert await peer.receive() == b"now:1"
+        other = await harness.connect()
+        other.send(b"now:other")
+        assert await other.receive() == b"now:other"
+        assert harness.started == [b"now:1", b"now:other"]
+
+    run(scenario)
+
+
+def test_a_throttled_client_goes_on_afterwards() -> None:
+    async def scenario(harness: Harness) -> None:
+        peer = await harness.connect()
+        harness.throttle_time_ms = 1
+        peer.send(b"now:1", b"now:2", b"now:3")
+        assert [await peer.receive() for _ in range(3)] == [b"now:1", b"now:2", b"now:3"]
+
+    run(scenario)
+
+
+def test_connection_limits() -> None:
+    async def scenario(harness: Harness) -> None:
+        first = await harness.connect()
+        first.send(b"now:1")
+        await first.receive()
+        second = await harness.connect()
+        assert await second.closed()
+        first.writer.close()
+        await first.closed()
+
+    run(scenario, limits=ServerLimits(max_connections_per_ip=1))
+    run(scenario, limits=ServerLimits(max_connections=1))
+
+
+def test_idle_connections_are_closed() -> None:
+    async def scenario(harness: Harness) -> None:
+        peer = await harness.connect()
+        assert await peer.closed()
+
+    run(scenario, limits=ServerLimits(connections_max_idle_ms=10))
+
+
+def test_a_stop_lets_requests_finish() -> None:
+    async def scenario(harness: Harness) -> None:
+        peer, idle = await harness.connect(), await harness.connect()
+        peer.send(b"wait:1", b"now:2")
+        await harness.until(lambda: bool(harness.started))
+        stopping = asyncio.ensure_future(harness.server.stop(10_000))
+        assert await idle.closed()
+        harness.release(b"wait:1").set_result(None)
+        assert await peer.receive() == b"wait:1"
+        assert await peer.closed()
+        await stopping
+        assert harness.started == [b"wait:1"]
+
+    run(scenario)
+
+
+def test_a_vanished_client_is_forgotten_with_its_requests() -> None:
+    async def scenario(harness: Harness) -> None:
+        peer = await harness.connect()
+        peer.send(b"wait:1")
+        await harness.until(lambda: bool(harness.started))
+        peer.writer.transport.abort()
+        other = await harness.connect()
+        while harness.server.connection_count > 1:
+            other.send(b"now:1")
+            await other.receive()
+        assert harness.release(b"wait:1").cancelled()
+
+    run(scenario)

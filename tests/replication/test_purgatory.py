@@ -1,0 +1,107 @@
+"""The purgatory: an operation completes once, by a key or by its deadline."""
+
+import asyncio
+
+from klamm.replication.purgatory import DelayedOperation, Purgatory
+
+
+class Switch(DelayedOperation):
+    """Ready once it is switched on; counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.on = False
+        self.asked = 0
+
+    def is_ready(self) -> bool:
+        self.asked += 1
+        return self.on
+
+
+async def _settle() -> None:
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
+def test_what_is_ready_does_not_wait() -> None:
+    async def scenario() -> None:
+        purgatory: Purgatory[str] = Purgatory()
+        switch = Switch()
+        switch.on = True
+        assert await purgatory.wait(switch, ["a"], 60_000)
+        assert len(purgatory) == 0
+
+    asyncio.run(scenario())
+
+
+def test_without_time_it_does_not_wait() -> None:
+    async def scenario() -> None:
+        purgatory: Purgatory[str] = Purgatory()
+        assert not await purgatory.wait(Switch(), ["a"], 0)
+        assert len(purgatory) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_check_of_any_key_completes_it_and_forgets_all_keys() -> None:
+    async def scenario() -> None:
+        purgatory: Purgatory[str] = Purgatory()
+        switch = Switch()
+        waiting = asyncio.ensure_future(purgatory.wait(switch, ["a", "b"], 60_000))
+        await _settle()
+        assert len(purgatory) == 2
+        purgatory.check("a")  # not ready yet: stays
+        await _settle()
+        assert not waiting.done()
+        switch.on = True
+        purgatory.check("other")  # not its key
+        await _settle()
+        assert not waiting.done()
+        purgatory.check("b")
+        assert len(purgatory) == 0
+        assert await waiting
+        asked = switch.asked
+        purgatory.check("a")
+        assert switch.asked == asked
+
+    asyncio.run(scenario())
+
+
+def test_the_deadline_ends_the_wait() -> None:
+    async def scenario() -> None:
+        purgatory: Purgatory[str] = Purgatory()
+        assert not await purgatory.wait(Switch(), ["a"], 1)
+        assert len(purgatory) == 0
+
+    asyncio.run(scenario())
+
+
+def test_a_cancelled_waiter_leaves_nothing_behind() -> None:
+    async def scenario() -> None:
+        purgatory: Purgatory[str] = Purgatory()
+        waiting = asyncio.ensure_future(purgatory.wait(Switch(), ["a", "b"], 60_000))
+        await _settle()
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        assert len(purgatory) == 0
+
+    asyncio.run(scenario())
+
+
+def test_waiters_wake_in_the_order_of_their_arrival() -> None:
+    async def scenario() -> None:
+        purgatory: Purgatory[str] = Purgatory()
+        switch = Switch()
+        order: list[int] = []
+
+        async def wait(number: int) -> None:
+            await purgatory.wait(switch, ["a"], 60_000)
+            order.append(number)
+
+        tasks = [asyncio.ensure_future(wait(number)) for number in range(20)]
+        await _settle()
+        switch.on = True
+        purgatory.check("a")
+        await asyncio.gather(*tasks)
+        assert order == list(range(20))
+
+    asyncio.run(scenario())
