@@ -1,0 +1,615 @@
+"""A ZooKeeper client: one session, kept alive over as many connections as it takes.
+
+Theory of operation
+- The server alone decides that a session has expired. Losing the connection is *disconnection*: calls that were made
+  fail with ConnectionLoss (they may or may not have been done), calls made from then on wait, and the client tries the
+  servers in turn until one takes the session back. When a server says that the session is gone, that is *expiry*: every
+  call fails with SessionExpired and this object is finished; its owner makes a new one.
+- Calls are pipelined: `submit_...` sends and returns a future, and the server does and answers them in that order.
+  The awaiting forms are the same followed by `await`.
+- A watch that a read leaves is armed once the read has succeeded (for `exists` also when the znode is absent), fires
+  once, and survives disconnections. Callbacks of watches and listeners run in a turn of the loop of their own, after
+  the results that came before them.
+- Paths are the user's: the chroot is put in front of them on the way out and cut off on the way in.
+
+| state        | meaning                                                        | next states                          |
+|--------------|----------------------------------------------------------------|--------------------------------------|
+| CONNECTING   | never been connected                                           | CONNECTED, AUTH_FAILED, CLOSED       |
+| CONNECTED    | a server has the session                                       | DISCONNECTED and the three final ones|
+| DISCONNECTED | the session may live, no server has been found that has it     | CONNECTED and the three final ones   |
+| EXPIRED, AUTH_FAILED, CLOSED | finished                                       | none                                 |
+"""
+
+import asyncio
+import dataclasses
+import itertools
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from enum import Enum
+from typing import Any, NamedTuple, TypeVar
+
+from klamm.environment import Environment
+from klamm.zookeeper import jute
+from klamm.zookeeper.connection import Call, Connection
+from klamm.zookeeper.errors import (
+    AuthFailed,
+    BadArguments,
+    ClientClosed,
+    ConnectionLoss,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    SessionExpired,
+    ZooKeeperError,
+    ZooKeeperErrorCode,
+    error_for,
+)
+from klamm.zookeeper.jute import (
+    OPEN_ACL,
+    Acl,
+    ConnectRequest,
+    ConnectResponse,
+    CreateMode,
+    MultiOperation,
+    MultiResult,
+    OpCode,
+    Stat,
+    WatcherEvent,
+)
+from klamm.zookeeper.watches import Watch, WatchKind, WatchTable
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+DEFAULT_PORT = 2181
+FIRST_BACK_OFF_SECONDS = 0.025
+MAX_BACK_OFF_SECONDS = 0.5
+HEALTHY_SECONDS = 1.0
+"""A connection that lived as long ends a row of failures; one that did not counts as another."""
+
+
+class State(Enum):
+    CONNECTING = "connecting"
+    CONNECTED = "connected"
+    DISCONNECTED = "disconnected"
+    EXPIRED = "expired"
+    AUTH_FAILED = "authentication failed"
+    CLOSED = "closed"
+
+
+_FINAL_ERRORS: dict[State, type[ZooKeeperError]] = {
+    State.EXPIRED: SessionExpired,
+    State.AUTH_FAILED: AuthFailed,
+    State.CLOSED: ClientClosed,
+}
+"""The final states, and what calls fail with in them."""
+
+_NEXT_STATES: dict[State, tuple[State, ...]] = {
+    State.CONNECTING: (State.CONNECTED, *_FINAL_ERRORS),
+    State.CONNECTED: (State.DISCONNECTED, *_FINAL_ERRORS),
+    State.DISCONNECTED: (State.CONNECTED, *_FINAL_ERRORS),
+    State.EXPIRED: (),
+    State.AUTH_FAILED: (),
+    State.CLOSED: (),
+}
+
+StateListener = Callable[[State], None]
+
+
+class ConnectString(NamedTuple):
+    """`zookeeper.connect`: the servers and, "" or beginning with a slash, the chroot."""
+
+    servers: tuple[tuple[str, int], ...]
+    chroot: str
+
+
+def parse_connect_string(text: str) -> ConnectString:
+    """From `host1:2181,host2,[::1]:2183/chroot`. ValueError says what is wrong."""
+    hosts, slash, chroot = text.partition("/")
+    chroot = (slash + chroot).rstrip("/")
+    if "//" in chroot or any(part in (".", "..") for part in chroot.split("/")):
+        raise ValueError(f"the chroot {chroot!r} in {text!r} is not an absolute path without empty, . or .. parts")
+    return ConnectString(tuple(_parse_server(server.strip(), text) for server in hosts.split(",")), chroot)
+
+
+def _parse_server(server: str, text: str) -> tuple[str, int]:
+    host, colon, port = server.rpartition(":")
+    if not colon or server.endswith("]"):
+        host, port = server, str(DEFAULT_PORT)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"{server!r} in {text!r} is not host or host:port with a port from 1 to 65535")
+    return host, int(port)
+
+
+class ZooKeeperClient:
+    """See the module. Every method but the constructor belongs to one running loop.
+
+    `connect`: the connect string. `session_timeout_ms`: wanted, the server may grant another. `max_in_flight`: how many
+    calls may wait for their reply at once (None: any number); more are queued. `session`: the id and password of a
+    session to take over, instead of a new one.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        connect: str,
+        *,
+        session_timeout_ms: int = 18_000,
+        max_in_flight: int | None = None,
+        session: tuple[int, bytes] | None = None,
+    ) -> None:
+        servers, self._chroot = parse_connect_string(connect)
+        self._random = environment.random
+        self._servers = self._random.sample(servers, len(servers))
+        self._wanted_timeout_ms = session_timeout_ms
+        self._granted_timeout_ms = session_timeout_ms
+        self._max_in_flight = max_in_flight
+        self._session_id, self._password = session or (0, bytes(16))
+        self._last_zxid = 0
+        self._state = State.CONNECTING
+        self._failure = ""  # Why the last attempt to connect, or the last connection, ended.
+        self._listeners: list[StateListener] = []
+        self._watches = WatchTable()
+        self._credentials: list[tuple[str, bytes, asyncio.Future[None]]] = []
+        self._auth_answers: deque[asyncio.Future[None]] = deque()  # Asked on this connection, in order.
+        self._waiting: deque[Call] = deque()  # Made while there was no connection.
+        self._connection: Connection | None = None  # Set while CONNECTED.
+        self._attempt: Connection | None = None  # The newest, attached or not.
+        self._xids = itertools.count(1)
+        self._loop: asyncio.AbstractEventLoop
+        self._task: asyncio.Task[None] | None = None
+        self._settled: asyncio.Future[None]  # Done once the client has left CONNECTING.
+
+    # The session.
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def session_id(self) -> int:
+        """The server's name for the session; the `ephemeral_owner` of its znodes. 0 before the first connection."""
+        return self._session_id
+
+    @property
+    def session_password(self) -> bytes:
+        """With the id it lets another client take the session over."""
+        return self._password
+
+    @property
+    def session_timeout_ms(self) -> int:
+        """What the server has granted (before the first connection: what was asked for)."""
+        return self._granted_timeout_ms
+
+    def add_listener(self, listener: StateListener) -> None:
+        """Calls `listener` with every state that the client enters from now on."""
+        self._listeners.append(listener)
+
+    async def start(self, timeout_ms: int | None = None) -> None:
+        """Connects. When it fails, the client is finished.
+
+        Raises ConnectionLoss when no server took the session within `timeout_ms`, AuthFailed, SessionExpired (only when
+        a session was to be taken over).
+        """
+        self._loop = asyncio.get_running_loop()
+        self._settled = self._loop.create_future()
+        self._task = self._loop.create_task(self._keep_connected())
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                await self._settled
+        except TimeoutError:
+            servers = ", ".join(f"{host}:{port}" for host, port in self._servers)
+            reason = f"no session with {servers} within {timeout_ms} ms; {self._failure or 'no answer'}"
+            await self.close()
+            raise ConnectionLoss(message=reason) from None
+        if self._state in _FINAL_ERRORS:
+            raise self._final_error()
+
+    async def close(self) -> None:
+        """Ends the session, with its ephemeral znodes and watches, after the calls already made. Idempotent.
+
+        When no server is connected the session is left to expire.
+        """
+        if self._connection is not None:
+            try:
+                await self._submit(jute.CloseSession(), "", "", _nothing)
+            except ZooKeeperError as error:
+                logger.info("session 0x%x is left to expire: %s", self._session_id, error)
+        self._finish(State.CLOSED, "closed by its owner")
+        if self._task is not None:
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def add_auth(self, scheme: str, credentials: bytes) -> None:
+        """Adds an identity, as `("digest", b"user:password")`, to this session, over all its connections. AuthFailed."""
+        if self._state in _FINAL_ERRORS:
+            raise self._final_error()
+        answer: asyncio.Future[None] = self._loop.create_future()
+        self._credentials.append((scheme, credentials, answer))
+        if self._connection is not None:
+            self._send_auth(self._connection, scheme, credentials, answer)
+        await answer
+
+    # Operations. Each raises the ZooKeeperErrors that its docstring names, and any of them ConnectionLoss,
+    # SessionExpired, AuthFailed (of the client), ClientClosed, NoAuth, and BadArguments for an invalid path.
+
+    def submit_get(self, path: str, watch: Watch | None = None) -> "asyncio.Future[tuple[bytes, Stat]]":
+        """The data and stat of a znode. NoNode."""
+        full = self._full_path(path)
+        return self._submit(jute.GetData(full, watch is not None), path, full, _data, watch)
+
+    async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, Stat]:
+        return await self.submit_get(path, watch)
+
+    def submit_exists(self, path: str, watch: Watch | None = None) -> "asyncio.Future[Stat | None]":
+        """The stat of a znode, None when it does not exist."""
+        full = self._full_path(path)
+        return self._submit(jute.Exists(full, watch is not None), path, full, _stat, watch, absent=(None,))
+
+    async def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
+        return await self.submit_exists(path, watch)
+
+    def submit_children(self, path: str, watch: Watch | None = None) -> "asyncio.Future[list[str]]":
+        """The names of a znode's children, sorted. NoNode."""
+        full = self._full_path(path)
+        request = jute.GetChildren(full, watch is not None, OpCode.GET_CHILDREN)
+        return self._submit(request, path, full, _children, watch)
+
+    async def children(self, path: str, watch: Watch | None = None) -> list[str]:
+        return await self.submit_children(path, watch)
+
+    def submit_create(
+        self,
+        path: str,
+        data: bytes | None = b"",
+        *,
+        acl: Sequence[Acl] = OPEN_ACL,
+        ephemeral: bool = False,
+        sequential: bool = False,
+    ) -> "asyncio.Future[tuple[str, Stat]]":
+        """Creates a znode; the answer's path has the sequence number. NodeExists, NoNode (the parent), InvalidACL,
+        NoChildrenForEphemerals."""
+        full = self._full_path(path, sequential=sequential)
+        flags = (CreateMode.EPHEMERAL if ephemeral else 0) | (CreateMode.PERSISTENT_SEQUENTIAL if sequential else 0)
+
+        def convert(response: jute.CreateResponse) -> tuple[str, Stat]:
+            assert response.stat is not None
+            return self._user_path(response.path), response.stat
+
+        return self._submit(jute.Create(full, data, tuple(acl), flags), path, full, convert)
+
+    async def create(
+        self,
+        path: str,
+        data: bytes | None = b"",
+        *,
+        acl: Sequence[Acl] = OPEN_ACL,
+        ephemeral: bool = False,
+        sequential: bool = False,
+    ) -> tuple[str, Stat]:
+        return await self.submit_create(path, data, acl=acl, ephemeral=ephemeral, sequential=sequential)
+
+    def submit_set(self, path: str, data: bytes | None, version: int = -1) -> "asyncio.Future[Stat]":
+        """Replaces a znode's data if it has this version (-1: any). NoNode, BadVersion."""
+        full = self._full_path(path)
+        return self._submit(jute.SetData(full, data, version), path, full, _stat)
+
+    async def set(self, path: str, data: bytes | None, version: int = -1) -> Stat:
+        return await self.submit_set(path, data, version)
+
+    def submit_delete(self, path: str, version: int = -1) -> "asyncio.Future[None]":
+        """Deletes a znode if it has this version (-1: any). NoNode, BadVersion, NotEmpty."""
+        full = self._full_path(path)
+        return self._submit(jute.Delete(full, version), path, full, _nothing)
+
+    async def delete(self, path: str, version: int = -1) -> None:
+        await self.submit_delete(path, version)
+
+    def submit_multi(self, operations: Sequence[MultiOperation]) -> "asyncio.Future[list[MultiResult]]":
+        """Does all of the operations or none. Raises the failed operation's error, with its `index`."""
+        paths = [operation.path for operation in operations]
+        full_paths = [self._full_path(operation.path, sequential=_is_sequential(operation)) for operation in operations]
+        if self._chroot:
+            operations = [
+                dataclasses.replace(operation, path=full)
+                for operation, full in zip(operations, full_paths, strict=True)
+            ]
+
+        def convert(response: jute.MultiResponse) -> list[MultiResult]:
+            _raise_failure(response.results, paths)
+            if not self._chroot:
+                return list(response.results)
+            return [
+                result if result.path is None else result._replace(path=self._user_path(result.path))
+                for result in response.results
+            ]
+
+        return self._submit(jute.Multi(tuple(operations)), "", "", convert)
+
+    async def multi(self, operations: Sequence[MultiOperation]) -> list[MultiResult]:
+        return await self.submit_multi(operations)
+
+    async def get_acl(self, path: str) -> tuple[tuple[Acl, ...], Stat]:
+        """The access control list and stat of a znode. NoNode."""
+        full = self._full_path(path)
+        return await self._submit(jute.GetAcl(full), path, full, _acl)
+
+    async def set_acl(self, path: str, acl: Sequence[Acl], version: int = -1) -> Stat:
+        """Replaces a znode's ACL if its `aversion` is this (-1: any). NoNode, BadVersion, InvalidACL."""
+        full = self._full_path(path)
+        return await self._submit(jute.SetAcl(full, tuple(acl), version), path, full, _stat)
+
+    async def sync(self, path: str = "/") -> None:
+        """Returns when this server knows everything that was written, anywhere, before the call."""
+        full = self._full_path(path)
+        await self._submit(jute.Sync(full), path, full, _nothing)
+
+    async def ensure_path(self, path: str, acl: Sequence[Acl] = OPEN_ACL) -> None:
+        """Creates a znode and its parents, without data; those that exist stay as they are."""
+        await self._ensure_full_path(self._full_path(path), acl)
+
+    async def ensure_chroot(self, acl: Sequence[Acl] = OPEN_ACL) -> None:
+        """Creates the connect string's chroot, in which everything else happens."""
+        if self._chroot:
+            await self._ensure_full_path(self._chroot, acl)
+
+    async def delete_recursive(self, path: str) -> None:
+        """Deletes a znode and everything below it, also what others put there meanwhile; no error if it is absent."""
+        while True:
+            levels = [[path]]
+            while levels[-1]:
+                levels.append(await self._children_of(levels[-1]))
+            try:
+                for level in reversed(levels):
+                    await self._delete_all(level)
+                return
+            except NotEmpty:
+                continue
+
+    async def _children_of(self, paths: list[str]) -> list[str]:
+        answers = await asyncio.gather(*map(self.submit_children, paths), return_exceptions=True)
+        found = []
+        for path, answer in zip(paths, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                found += [f"{path.rstrip('/')}/{name}" for name in answer]
+            elif not isinstance(answer, NoNode):
+                raise answer
+        return found
+
+    async def _delete_all(self, paths: list[str]) -> None:
+        answers = await asyncio.gather(*map(self.submit_delete, paths), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, NoNode):
+                raise answer
+
+    async def _ensure_full_path(self, full: str, acl: Sequence[Acl]) -> None:
+        parts = full.split("/")[1:] if full != "/" else []
+        levels = ["/" + "/".join(parts[: depth + 1]) for depth in range(len(parts))]
+        answers = await asyncio.gather(
+            *(self._submit(jute.Create(level, None, tuple(acl)), level, level, _nothing) for level in levels),
+            return_exceptions=True,
+        )
+        # A parent that we may not create can still be there: the last level's answer decides.
+        if answers and isinstance(answers[-1], BaseException) and not isinstance(answers[-1], NodeExists):
+            raise next(a for a in answers if isinstance(a, BaseException) and not isinstance(a, NodeExists))
+
+    # Paths.
+
+    def _full_path(self, path: str, *, sequential: bool = False) -> str:
+        """What the server is asked for; it checks the rest of the path's rules."""
+        if not path.startswith("/") or (path.endswith("/") and path != "/" and not sequential):
+            raise BadArguments(path, "a path begins with a slash and does not end with one")
+        try:
+            path.encode()
+        except UnicodeEncodeError:
+            raise BadArguments(repr(path), "a path is Unicode text without surrogates") from None
+        if not self._chroot:
+            return path
+        return self._chroot if path == "/" else self._chroot + path
+
+    def _user_path(self, full: str) -> str:
+        return full[len(self._chroot) :] or "/"
+
+    # Calls.
+
+    def _submit(
+        self,
+        request: jute.Request,
+        path: str,
+        full_path: str,
+        convert: Callable[[Any], T],
+        watch: Watch | None = None,
+        absent: tuple[T] | None = None,
+    ) -> "asyncio.Future[T]":
+        future: asyncio.Future[T] = self._loop.create_future()
+        if self._state in _FINAL_ERRORS:
+            future.set_exception(self._final_error(path))
+            return future
+        xid = next(self._xids) & 0x7FFFFFFF
+        frame = jute.encode_request(xid, request)
+        call = Call(xid, request.op, frame, path, full_path, future, convert, watch, absent)
+        if self._connection is not None:
+            self._connection.send(call)
+        else:
+            self._waiting.append(call)
+        return future
+
+    def _final_error(self, path: str = "") -> ZooKeeperError:
+        return _FINAL_ERRORS[self._state](path, self._failure)
+
+    # State.
+
+    def _enter(self, state: State) -> None:
+        assert state in _NEXT_STATES[self._state], f"{self._state} -> {state}"
+        logger.info("session 0x%x: %s", self._session_id, state.value)
+        self._state = state
+        if not self._settled.done():
+            self._settled.set_result(None)
+        for listener in self._listeners:
+            self._loop.call_soon(listener, state)
+
+    def _finish(self, state: State, reason: str) -> None:
+        """Enters a final state: every call fails, nothing is sent any more. No effect when finished already."""
+        if self._state in _FINAL_ERRORS:
+            return
+        self._failure = reason
+        if self._task is None:  # Never started: no loop, no calls.
+            self._state = state
+            return
+        self._enter(state)
+        calls = [*self._waiting]
+        self._waiting.clear()
+        if self._attempt is not None:
+            calls = [*self._attempt.unanswered(), *calls]
+            self._attempt.abort(reason)
+        self._connection = None
+        for call in calls:
+            call.fail(self._final_error(call.path))
+        for _, _, answer in self._credentials:
+            if not answer.done():
+                answer.set_exception(self._final_error())
+        self._task.cancel()
+
+    # Connecting.
+
+    async def _keep_connected(self) -> None:
+        """Tries the servers in turn, for ever; cancelled when the client is finished."""
+        failures = 0
+        for host, port in itertools.cycle(self._servers):
+            started = self._loop.time()
+            attached = await self._serve(host, port)
+            failures = 0 if attached and self._loop.time() - started >= HEALTHY_SECONDS else failures + 1
+            rounds, rest = divmod(failures, len(self._servers))
+            if rounds and not rest:
+                longest = min(MAX_BACK_OFF_SECONDS, FIRST_BACK_OFF_SECONDS * 2 ** min(rounds - 1, 10))
+                await asyncio.sleep(longest * self._random.uniform(0.5, 1))
+
+    async def _serve(self, host: str, port: int) -> bool:
+        """Connects to one server and returns when the connection is gone; whether it took the session."""
+        hello = ConnectRequest(self._last_zxid, self._wanted_timeout_ms, self._session_id, self._password)
+        connection = self._attempt = Connection(self, hello, self._max_in_flight)
+        try:
+            async with asyncio.timeout(self._granted_timeout_ms / 1000 / len(self._servers)):
+                await self._loop.create_connection(lambda: connection, host, port)
+                await connection.handshake
+        except TimeoutError:
+            connection.abort("no answer to the handshake")
+            self._failure = f"{host}:{port}: no answer"
+        except OSError as error:
+            self._failure = f"{host}:{port}: {error}"
+        else:
+            await connection.closed
+            self._failure = f"{host}:{port}: {connection.reason}"
+        logger.info("session 0x%x: %s", self._session_id, self._failure)
+        return connection.handshake.done() and connection.handshake.result()
+
+    # What the connection says (ConnectionOwner).
+
+    def attached(self, connection: Connection, response: ConnectResponse) -> None:
+        if response.timeout_ms <= 0 or response.session_id == 0:
+            self._finish(State.EXPIRED, "the server has ended the session")
+            return
+        if self._session_id not in (0, response.session_id):
+            raise jute.JuteError(f"session 0x{response.session_id:x} instead of 0x{self._session_id:x}")
+        self._session_id, self._password = response.session_id, response.password
+        self._granted_timeout_ms = response.timeout_ms
+        self._connection = connection
+        self._enter(State.CONNECTED)
+        self._auth_answers.clear()
+        for scheme, credentials, answer in self._credentials:
+            self._send_auth(connection, scheme, credentials, answer)
+        for request in self._watches.set_watches(self._last_zxid):
+            connection.write(jute.encode_request(jute.XID_SET_WATCHES, request))
+        while self._waiting:
+            call = self._waiting.popleft()
+            if not call.future.done():
+                connection.send(call)
+
+    def notified(self, event: WatcherEvent) -> None:
+        watches = self._watches.fire(event)
+        event = event._replace(path=self._user_path(event.path))
+        for watch in watches:
+            self._loop.call_soon(watch, event)
+
+    def watch_left(self, call: Call, error: int) -> None:
+        assert call.watch is not None
+        if not error:
+            kind = WatchKind.CHILDREN if call.op == OpCode.GET_CHILDREN else WatchKind.DATA
+        elif error == ZooKeeperErrorCode.NO_NODE and call.op == OpCode.EXISTS:
+            kind = WatchKind.EXISTS
+        else:
+            return
+        self._watches.add(kind, call.full_path, call.watch)
+
+    def _send_auth(
+        self, connection: Connection, scheme: str, credentials: bytes, answer: "asyncio.Future[None]"
+    ) -> None:
+        connection.write(jute.encode_request(jute.XID_AUTH, jute.Auth(scheme, credentials)))
+        self._auth_answers.append(answer)
+
+    def authenticated(self, error: int) -> None:
+        if not self._auth_answers:
+            raise jute.JuteError("an answer about credentials that were not sent")
+        if error:
+            self._finish(State.AUTH_FAILED, "the server refused the credentials")
+            return
+        answer = self._auth_answers.popleft()
+        if not answer.done():
+            answer.set_result(None)
+
+    def lost(self, connection: Connection, reason: str) -> None:
+        self._last_zxid = max(self._last_zxid, connection.last_zxid)
+        if connection is not self._connection:  # Never attached, or the client is finished.
+            return
+        self._connection = None
+        self._enter(State.DISCONNECTED)
+        for call in connection.unanswered():
+            call.fail(ConnectionLoss(call.path, reason))
+
+
+async def retrying(read: Callable[[], Awaitable[T]]) -> T:
+    """Awaits `read()` until it does not end with ConnectionLoss. Only for calls that may be done twice, as reads.
+
+    Every new try waits for the connection, so this does not spin; it ends with the session.
+    """
+    while True:
+        try:
+            return await read()
+        except ConnectionLoss:
+            continue
+
+
+def _data(response: jute.GetDataResponse) -> tuple[bytes, Stat]:
+    return response.data or b"", response.stat
+
+
+def _stat(response: jute.StatResponse) -> Stat:
+    return response.stat
+
+
+def _children(response: jute.GetChildrenResponse) -> list[str]:
+    return sorted(response.children)
+
+
+def _acl(response: jute.GetAclResponse) -> tuple[tuple[Acl, ...], Stat]:
+    return response.acl, response.stat
+
+
+def _nothing(_response: jute.Response) -> None:
+    return None
+
+
+def _is_sequential(operation: MultiOperation) -> bool:
+    return isinstance(operation, jute.Create) and bool(operation.flags & CreateMode.PERSISTENT_SEQUENTIAL)
+
+
+def _raise_failure(results: Sequence[MultiResult], paths: Sequence[str]) -> None:
+    """Raises the error of the operation because of which the multi failed."""
+    failed = [index for index, result in enumerate(results) if result.op == OpCode.ERROR and result.error]
+    if not failed:
+        return
+    index = next((i for i in failed if results[i].error != ZooKeeperErrorCode.RUNTIME_INCONSISTENCY), failed[0])
+    raise error_for(results[index].error, paths[index], index=index)

@@ -1,0 +1,244 @@
+"""One connection of a ZooKeeper client: handshake, pipelined calls, keep-alive. It ends and is never reused.
+
+What must stay true:
+- Replies are matched to calls in order, by xid. Anything else (a wrong xid, bytes that `jute` refuses) closes the
+  connection: nothing that the server says after that can be trusted.
+- Every call handed to `send` is completed by its reply, or stands in `unanswered()` when the connection is lost.
+- Within one turn of the loop, everything written leaves in one piece.
+- A ping goes out when nothing was sent for about a third of the session's time-out; the peer is dead when nothing
+  came for about two thirds of it. This is counted in ticks and not read from the clock, so that a process that was
+  stopped for a while finds the bytes waiting for it before it gives up on the server.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, cast
+
+from klamm.zookeeper import jute
+from klamm.zookeeper.errors import ZooKeeperError, ZooKeeperErrorCode, error_for
+from klamm.zookeeper.jute import ConnectRequest, ConnectResponse, JuteError, OpCode, WatcherEvent
+from klamm.zookeeper.watches import Watch
+
+MAX_RESPONSE_BYTES = 256 * 1024 * 1024
+"""Servers do not limit what they answer: the children of a znode can take megabytes."""
+
+TICKS_PER_TIMEOUT = 6
+IDLE_TICKS_BEFORE_PING = TICKS_PER_TIMEOUT // 3
+SILENT_TICKS_BEFORE_DEATH = TICKS_PER_TIMEOUT * 2 // 3
+
+
+class Call:
+    """A request that waits for its reply; `future` gets what `convert` makes of the response.
+
+    `absent` is the result (in a tuple) in place of a NoNode error, where a caller takes absence for an answer.
+    """
+
+    __slots__ = ("absent", "convert", "frame", "full_path", "future", "op", "path", "watch", "xid")
+
+    def __init__(
+        self,
+        xid: int,
+        op: OpCode,
+        frame: bytes,
+        path: str,
+        full_path: str,
+        future: "asyncio.Future[Any]",
+        convert: Callable[[Any], object],
+        watch: Watch | None,
+        absent: tuple[object] | None,
+    ) -> None:
+        self.xid = xid
+        self.op = op
+        self.frame = frame
+        self.path = path
+        self.full_path = full_path
+        self.future = future
+        self.convert = convert
+        self.watch = watch
+        self.absent = absent
+
+    def complete(self, error: int, response: jute.Response) -> None:
+        """Hands the reply to whoever waits. `convert` may raise a ZooKeeperError, which then is the outcome."""
+        if self.future.done():  # Cancelled: nobody waits.
+            return
+        if error == ZooKeeperErrorCode.NO_NODE and self.absent is not None:
+            self.future.set_result(self.absent[0])
+        elif error:
+            self.future.set_exception(error_for(error, self.path))
+        else:
+            try:
+                self.future.set_result(self.convert(response))
+            except ZooKeeperError as failure:
+                self.future.set_exception(failure)
+
+    def fail(self, error: ZooKeeperError) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
+
+
+class ConnectionOwner(Protocol):
+    """What a connection tells the client; all of it while a received chunk of bytes is being read."""
+
+    def attached(self, connection: "Connection", response: ConnectResponse) -> None:
+        """The handshake is over; the session may have expired. JuteError refuses the response."""
+
+    def notified(self, event: WatcherEvent) -> None: ...
+
+    def authenticated(self, error: int) -> None:
+        """The server has answered the oldest `Auth` request not yet answered on this connection."""
+
+    def watch_left(self, call: Call, error: int) -> None:
+        """The reply to a call with a watch has come; just before the call's future gets it."""
+
+    def lost(self, connection: "Connection", reason: str) -> None:
+        """The connection is gone. The last that it says, and said exactly once if it ever was made."""
+
+
+class Connection(asyncio.Protocol):
+    """See the module. `handshake` says whether it succeeded; `closed` is done when the connection is gone."""
+
+    def __init__(self, owner: ConnectionOwner, hello: ConnectRequest, max_in_flight: int | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.handshake: asyncio.Future[bool] = self._loop.create_future()
+        self.closed: asyncio.Future[None] = self._loop.create_future()
+        self.last_zxid = hello.last_zxid_seen
+        self._owner = owner
+        self._hello = hello
+        self._max_in_flight = max_in_flight
+        self._transport: asyncio.Transport | None = None
+        self._splitter = jute.FrameSplitter(MAX_RESPONSE_BYTES)
+        self._in_flight: deque[Call] = deque()
+        self._queued: deque[Call] = deque()  # Not yet sent; empty unless max_in_flight calls are in flight.
+        self._outgoing: list[bytes] = []
+        self._reason = ""  # Why it ends; from then on nothing that comes in counts.
+        self._tick_seconds = 0.0
+        self._ticker: asyncio.TimerHandle | None = None
+        self._idle_ticks = 0
+        self._silent_ticks = 0
+
+    # What the client asks.
+
+    def send(self, call: Call) -> None:
+        """Sends the request, or queues it behind the bound of calls in flight."""
+        if self._max_in_flight is not None and len(self._in_flight) >= self._max_in_flight:
+            self._queued.append(call)
+        else:
+            self._in_flight.append(call)
+            self.write(call.frame)
+
+    def write(self, frame: bytes) -> None:
+        """Sends a frame that no call waits for."""
+        if not self._outgoing:
+            self._loop.call_soon(self._flush)
+        self._outgoing.append(frame)
+
+    @property
+    def reason(self) -> str:
+        """Why the connection ended, or ""."""
+        return self._reason
+
+    def unanswered(self) -> Iterable[Call]:
+        """Takes the calls that no reply has come for, in the order they were made."""
+        calls = [*self._in_flight, *self._queued]
+        self._in_flight.clear()
+        self._queued.clear()
+        return calls
+
+    def abort(self, reason: str) -> None:
+        """Ends the connection at once."""
+        self._reason = self._reason or reason
+        if self._transport is not None:
+            self._transport.abort()
+
+    # What the loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._transport.write(jute.encode_connect_request(self._hello))
+
+    def data_received(self, data: bytes) -> None:
+        if self._reason:
+            return
+        self._silent_ticks = 0
+        try:
+            for frame in self._splitter.feed(data):
+                self._handle(frame)
+                if self._reason:
+                    return
+        except JuteError as error:
+            self.abort(f"the server sent garbage: {error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self._outgoing.clear()
+        self._reason = self._reason or (str(exc) if exc is not None else "closed by the server")
+        if not self.handshake.done():
+            self.handshake.set_result(False)
+        if not self.closed.done():
+            self.closed.set_result(None)
+        self._owner.lost(self, self._reason)
+
+    # Inside.
+
+    def _flush(self) -> None:
+        if self._outgoing and self._transport is not None:
+            self._idle_ticks = 0
+            self._transport.write(b"".join(self._outgoing))
+        self._outgoing.clear()
+
+    def _handle(self, frame: bytes) -> None:
+        if not self.handshake.done():
+            self._attach(jute.decode_connect_response(frame))
+            return
+        xid, zxid, error = jute.decode_reply_header(frame)
+        if zxid > 0:
+            self.last_zxid = zxid
+        if xid >= 0:
+            self._answer(xid, error, frame)
+        elif xid == jute.XID_NOTIFICATION:
+            self._owner.notified(jute.decode_event(frame))
+        elif xid == jute.XID_AUTH:
+            self._owner.authenticated(error)
+        elif xid == jute.XID_SET_WATCHES:
+            if error:
+                raise JuteError(f"the watches were refused with error {error}")
+        elif xid != jute.XID_PING:
+            raise JuteError(f"a reply with xid {xid}")
+
+    def _attach(self, response: ConnectResponse) -> None:
+        self._owner.attached(self, response)
+        self.handshake.set_result(True)
+        if response.timeout_ms > 0 and not self._reason:
+            self._tick_seconds = response.timeout_ms / 1000 / TICKS_PER_TIMEOUT
+            self._ticker = self._loop.call_later(self._tick_seconds, self._tick)
+
+    def _answer(self, xid: int, error: int, frame: bytes) -> None:
+        if not self._in_flight or self._in_flight[0].xid != xid:
+            wanted = f"the next is {self._in_flight[0].xid}" if self._in_flight else "nothing was asked"
+            raise JuteError(f"a reply with xid {xid}; {wanted}")
+        call = self._in_flight[0]
+        # Decode first: a call whose reply is garbage stays in flight, and is lost with the connection.
+        response = None if error else jute.decode_response(call.op, frame)
+        self._in_flight.popleft()
+        if self._queued:
+            following = self._queued.popleft()
+            self._in_flight.append(following)
+            self.write(following.frame)
+        if call.watch is not None:
+            self._owner.watch_left(call, error)
+        call.complete(error, response)
+
+    def _tick(self) -> None:
+        self._silent_ticks += 1
+        self._idle_ticks += 1
+        if self._silent_ticks >= SILENT_TICKS_BEFORE_DEATH:
+            self.abort(f"nothing heard for {self._silent_ticks * self._tick_seconds:.1f} s")
+            return
+        if self._idle_ticks >= IDLE_TICKS_BEFORE_PING:
+            self.write(_PING)
+        self._ticker = self._loop.call_later(self._tick_seconds, self._tick)
+
+
+_PING = jute.encode_request(jute.XID_PING, jute.Ping())

@@ -1,0 +1,76 @@
+"""The watches that a client waits for. Pure.
+
+A watch is a callback that fires once. There are three kinds, as ZooKeeper's server tells them apart: *data* (left by a
+get or an exists of a znode that is there), *exists* (left by an exists of one that is not) and *children*. The server
+forgets them with the connection, therefore the client keeps them here and hands them to the next one (`set_watches`).
+Registered twice for the same path and kind, a callback fires once.
+"""
+
+from collections.abc import Callable, Iterator
+from enum import Enum
+
+from klamm.zookeeper.jute import EventType, JuteError, SetWatches, WatcherEvent
+
+Watch = Callable[[WatcherEvent], None]
+"""Gets the event, its path as the client's user names it (without the chroot)."""
+
+SET_WATCHES_BYTES = 128 * 1024
+"""The size of a SetWatches request, so that thousands of watches stay below the server's limit (ZOOKEEPER-706)."""
+
+
+class WatchKind(Enum):
+    DATA = "data"
+    EXISTS = "exists"
+    CHILDREN = "children"
+
+
+_FIRED_BY: dict[int, tuple[WatchKind, ...]] = {
+    EventType.NONE: (),
+    EventType.NODE_CREATED: (WatchKind.DATA, WatchKind.EXISTS),
+    EventType.NODE_DATA_CHANGED: (WatchKind.DATA, WatchKind.EXISTS),
+    EventType.NODE_DELETED: (WatchKind.DATA, WatchKind.EXISTS, WatchKind.CHILDREN),
+    EventType.NODE_CHILDREN_CHANGED: (WatchKind.CHILDREN,),
+}
+
+
+class WatchTable:
+    """The watches that are armed, by kind and by the path that the server knows (chroot included)."""
+
+    def __init__(self) -> None:
+        self._armed: dict[WatchKind, dict[str, list[Watch]]] = {kind: {} for kind in WatchKind}
+
+    def add(self, kind: WatchKind, path: str, watch: Watch) -> None:
+        watches = self._armed[kind].setdefault(path, [])
+        if watch not in watches:
+            watches.append(watch)
+
+    def fire(self, event: WatcherEvent) -> list[Watch]:
+        """Disarms and returns the watches that `event` concerns. JuteError when its type does not exist."""
+        kinds = _FIRED_BY.get(event.type)
+        if kinds is None:
+            raise JuteError(f"watcher event of type {event.type}")
+        fired: dict[Watch, None] = {}
+        for kind in kinds:
+            fired.update(dict.fromkeys(self._armed[kind].pop(event.path, ())))
+        return list(fired)
+
+    def set_watches(self, relative_zxid: int) -> Iterator[SetWatches]:
+        """The requests that arm everything on a new connection."""
+        chunk: dict[WatchKind, list[str]] = {kind: [] for kind in WatchKind}
+        size = 0
+        for kind in WatchKind:
+            for path in self._armed[kind]:
+                path_bytes = 4 + len(path.encode())
+                if size and size + path_bytes > SET_WATCHES_BYTES:
+                    yield _request(relative_zxid, chunk)
+                    chunk = {kind: [] for kind in WatchKind}
+                    size = 0
+                chunk[kind].append(path)
+                size += path_bytes
+        if size:
+            yield _request(relative_zxid, chunk)
+
+
+def _request(relative_zxid: int, chunk: dict[WatchKind, list[str]]) -> SetWatches:
+    data, exists, children = (tuple(chunk[kind]) for kind in WatchKind)
+    return SetWatches(relative_zxid, data, exists, children)
