@@ -1,0 +1,283 @@
+"""A broker's configuration: server.properties in, checked and typed values out. Pure.
+
+Precedence and fallbacks are Kafka's (`KafkaConfig`): log.retention.ms over minutes over hours, log.dirs over log.dir,
+advertised.listeners over advertised.host.name over listeners, and so on. What must stay true: a `BrokerConfig` that
+exists is valid; everything wrong with a file is reported at once.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from klamm.config.broker_keys import COMPRESSION_TYPES, MILLISECONDS_OR_UNLIMITED, BrokerKeys
+from klamm.config.definition import ConfigDef, ConfigError, ConfigKey, Validator, at_least, attribute
+from klamm.config.listeners import (
+    Listener,
+    parse_listeners,
+    parse_map,
+    parse_protocol_map,
+    require_protocol,
+    split_list,
+)
+from klamm.config.versions import ApiVersion
+
+BROKER_CONFIG_DEF = ConfigDef(BrokerKeys)
+
+_LISTENER_PREFIX = "listener.name."
+_HOUR_MS = 3_600_000
+_MINUTE_MS = 60_000
+
+# Keys whose silence would leave a cluster less protected than its operator believes: a start with one is refused.
+_PROTECTIONS = {
+    "authorizer.class.name": "the authorizer would not be asked",
+    "zookeeper.ssl.client.enable": "connections to ZooKeeper would not be encrypted",
+    "zookeeper.set.acl": "znodes would not be protected",
+    "create.topic.policy.class.name": "the policy would not be asked",
+    "alter.config.policy.class.name": "the policy would not be asked",
+    "client.quota.callback.class": "quotas would not be enforced",
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class BrokerConfig(BrokerKeys):
+    """The configuration of one broker; an attribute for each key (`log.segment.bytes` -> `log_segment_bytes`).
+
+    `originals` is what the file said, as text. `values` is each key's own typed value, before any fallback
+    (None = not set), as DescribeConfigs shows it.
+    """
+
+    originals: Mapping[str, str]
+    values: Mapping[str, Any]
+
+    @staticmethod
+    def from_properties(properties: Mapping[str, str]) -> "BrokerConfig":
+        """Raises ConfigError listing every bad key with its value and what is allowed. Unknown keys are no error."""
+        values, problems = BROKER_CONFIG_DEF.parse(properties)
+        resolved, more_problems = _resolve(values, properties)
+        # Values that are wrong in themselves would only be found wrong again when compared with others.
+        problems = problems + more_problems or _contradictions(resolved, values)
+        if problems:
+            raise ConfigError(problems)
+        attributes = {attribute(key): value for key, value in resolved.items()}
+        originals = MappingProxyType(dict(properties))
+        return BrokerConfig(**attributes, originals=originals, values=MappingProxyType(values))
+
+    @property
+    def unknown_keys(self) -> list[str]:
+        """The keys in the file that no broker knows, for a warning at start."""
+        return [name for name in self.originals if config_key(name) is None]
+
+    def unsupported_reasons(self) -> list[str]:
+        """Why this broker must not start with this configuration although it is valid; empty when it may."""
+        reasons = [
+            f"listener {listener}: {listener.security_protocol} is not supported yet, only PLAINTEXT is"
+            for listener in self.listeners
+            if listener.security_protocol != "PLAINTEXT"
+        ]
+        for key, consequence in _PROTECTIONS.items():
+            if self.values[key]:
+                reasons.append(f"{key}={self.values[key]} is not supported yet: {consequence}; remove it to start")
+        return reasons
+
+
+def config_key(name: str) -> ConfigKey | None:
+    """The definition of a broker's key, also of its form for one listener (listener.name.X.KEY); None if unknown."""
+    key = BROKER_CONFIG_DEF.keys.get(name)
+    if key is None and name.startswith(_LISTENER_PREFIX):
+        _, _, base = name.removeprefix(_LISTENER_PREFIX).partition(".")
+        # A SASL key may have its mechanism before it: listener.name.X.scram-sha-256.sasl.jaas.config.
+        _, _, without_mechanism = base.partition(".")
+        key = BROKER_CONFIG_DEF.keys.get(base) or BROKER_CONFIG_DEF.keys.get(without_mechanism)
+    return key
+
+
+def _resolve(values: Mapping[str, Any], properties: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
+    """The value of each attribute by key, fallbacks applied and structured values parsed; and what was wrong."""
+    resolved = dict(values)
+    problems: list[str] = []
+
+    def parse(key: str, parser: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+        try:
+            resolved[key] = parser(*arguments, **options)
+        except ConfigError as error:
+            problems.extend(error.problems)
+
+    def fall_back(key: str, value: Any) -> None:
+        if resolved[key] is None:
+            resolved[key] = value
+
+    fall_back("zookeeper.connection.timeout.ms", values["zookeeper.session.timeout.ms"])
+    fall_back("log.roll.ms", values["log.roll.hours"] * _HOUR_MS)
+    fall_back("log.roll.jitter.ms", values["log.roll.jitter.hours"] * _HOUR_MS)
+    fall_back("log.flush.interval.ms", values["log.flush.scheduler.interval.ms"])
+    minutes = values["log.retention.minutes"]
+    fall_back("log.retention.ms", values["log.retention.hours"] * _HOUR_MS if minutes is None else minutes * _MINUTE_MS)
+    if resolved["log.retention.ms"] < 0:
+        resolved["log.retention.ms"] = -1
+    directories = values["log.dir"] if values["log.dirs"] is None else values["log.dirs"]
+    resolved["log.dirs"] = tuple(split_list(directories))
+    fall_back("num.replica.alter.log.dirs.threads", len(resolved["log.dirs"]))
+    resolved["inter.broker.protocol.version"] = ApiVersion.parse(values["inter.broker.protocol.version"])
+    parse("max.connections.per.ip.overrides", _parse_counts, values["max.connections.per.ip.overrides"])
+
+    map_key = "listener.security.protocol.map"
+    parse(map_key, parse_protocol_map, map_key, values[map_key])
+    if problems:
+        return resolved, problems
+    protocols = resolved[map_key]
+    for key, text, unique_ports in (
+        ("listeners", _listeners_text(values), True),
+        ("advertised.listeners", _advertised_text(values), False),
+    ):
+        parse(key, parse_listeners, key, text, protocols, unique_ports=unique_ports)
+    parse("inter.broker.listener.name", _inter_broker_listener, values, properties, protocols)
+    return resolved, problems
+
+
+def _parse_counts(text: str) -> dict[str, int]:
+    key = "max.connections.per.ip.overrides"
+    counts = parse_map(key, text)
+    bad = [count for count in counts.values() if not (count.isascii() and count.isdigit() and len(count) <= 10)]
+    if bad:
+        raise ConfigError([f"{key}={text}: {bad[0]!r} is not a count; allowed: host:count, comma separated"])
+    return {host: int(count) for host, count in counts.items()}
+
+
+def _listeners_text(values: Mapping[str, Any]) -> str:
+    text: str | None = values["listeners"]
+    return f"PLAINTEXT://{values['host.name']}:{values['port']}" if text is None else text
+
+
+def _advertised_text(values: Mapping[str, Any]) -> str:
+    text: str | None = values["advertised.listeners"]
+    if text is not None:
+        return text
+    host, port = values["advertised.host.name"], values["advertised.port"]
+    if host is None and port is None:
+        return _listeners_text(values)
+    return f"PLAINTEXT://{values['host.name'] if host is None else host}:{values['port'] if port is None else port}"
+
+
+def _inter_broker_listener(
+    values: Mapping[str, Any], properties: Mapping[str, str], protocols: Mapping[str, str]
+) -> str:
+    name: str | None = values["inter.broker.listener.name"]
+    protocol: str = values["security.inter.broker.protocol"]
+    if name is None:
+        require_protocol("security.inter.broker.protocol", protocol)
+        return protocol
+    if "security.inter.broker.protocol" in properties:
+        raise ConfigError(
+            [f"inter.broker.listener.name={name} and security.inter.broker.protocol={protocol}: only one may be set"]
+        )
+    if name.upper() not in protocols:
+        raise ConfigError([f"inter.broker.listener.name={name}: not a name of listener.security.protocol.map"])
+    return name.upper()
+
+
+# The rules for single keys that concern the value after fallbacks, or that Kafka does not check when it parses.
+_RULES: dict[str, Validator] = {
+    "log.roll.ms": at_least(1),
+    "log.roll.jitter.ms": at_least(0),
+    "log.retention.ms": MILLISECONDS_OR_UNLIMITED,
+    "log.dirs": Validator("at least one directory, each once", lambda value: 0 < len(value) == len(set(value))),
+    "compression.type": COMPRESSION_TYPES,
+}
+
+
+def _contradictions(resolved: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
+    """What is wrong between keys that are right each for itself (Kafka's `validateValues`)."""
+
+    def say(key: str) -> str:
+        return f"{key}={values[key]}"
+
+    problems = [
+        f"{key}={_text(resolved[key])} is not allowed; allowed: {rule.allowed}"
+        for key, rule in _RULES.items()
+        if not rule.accepts(resolved[key])
+    ]
+
+    def require(condition: bool, problem: str) -> None:
+        if not condition:
+            problems.append(problem)
+
+    require(bool(values["zookeeper.connect"]), "zookeeper.connect is missing: host:port of ZooKeeper")
+    maximum = values["reserved.broker.max.id"]
+    if values["broker.id.generation.enable"]:
+        require(-1 <= values["broker.id"] <= maximum, f"{say('broker.id')} is not allowed; allowed: -1 to {maximum}")
+    else:
+        require(
+            values["broker.id"] >= 0,
+            f"{say('broker.id')} is not allowed; allowed: at least 0, because broker.id.generation.enable=false",
+        )
+    require(
+        values["replica.fetch.wait.max.ms"] <= values["replica.socket.timeout.ms"],
+        f"{say('replica.fetch.wait.max.ms')} is more than {say('replica.socket.timeout.ms')}",
+    )
+    require(
+        values["replica.fetch.wait.max.ms"] <= values["replica.lag.time.max.ms"],
+        f"{say('replica.fetch.wait.max.ms')} is more than {say('replica.lag.time.max.ms')}",
+    )
+    require(
+        values["log.cleaner.dedupe.buffer.size"] > values["log.cleaner.threads"] << 20,
+        f"{say('log.cleaner.dedupe.buffer.size')} is less than 1 MB for each of {say('log.cleaner.threads')}",
+    )
+    require(
+        -1 <= values["offsets.commit.required.acks"] <= values["offsets.topic.replication.factor"],
+        f"{say('offsets.commit.required.acks')} is not from -1 to {say('offsets.topic.replication.factor')}",
+    )
+    require(
+        values["queued.max.request.bytes"] <= 0
+        or values["queued.max.request.bytes"] >= values["socket.request.max.bytes"],
+        f"{say('queued.max.request.bytes')} is less than {say('socket.request.max.bytes')}",
+    )
+    require(
+        values["max.connections.per.ip"] > 0 or bool(resolved["max.connections.per.ip.overrides"]),
+        "max.connections.per.ip=0 needs max.connections.per.ip.overrides, or nobody could connect",
+    )
+    require(
+        values["connections.max.idle.ms"] < 0
+        or values["connection.failed.authentication.delay.ms"] < values["connections.max.idle.ms"],
+        f"{say('connection.failed.authentication.delay.ms')} is not less than {say('connections.max.idle.ms')}",
+    )
+    return problems + _listener_problems(resolved)
+
+
+def _listener_problems(resolved: Mapping[str, Any]) -> list[str]:
+    listeners: tuple[Listener, ...] = resolved["listeners"]
+    advertised: tuple[Listener, ...] = resolved["advertised.listeners"]
+    names = [listener.name for listener in listeners]
+    advertised_names = [listener.name for listener in advertised]
+    inter_broker: str = resolved["inter.broker.listener.name"]
+    problems = []
+    if not listeners:
+        problems.append("listeners is empty; allowed: at least one NAME://host:port")
+    if inter_broker not in advertised_names:
+        problems.append(
+            f"inter.broker.listener.name={inter_broker} is not allowed; allowed: one of the advertised listeners"
+            f" {', '.join(advertised_names)}"
+        )
+    for listener in advertised:
+        if listener.name not in names:
+            problems.append(
+                f"advertised.listeners: {listener} has no listener of that name; there are {', '.join(names)}"
+            )
+        if listener.host == "0.0.0.0":
+            problems.append(
+                f"advertised.listeners: {listener} cannot be reached by clients; allowed: a routable address"
+            )
+    control_plane: str | None = resolved["control.plane.listener.name"]
+    if control_plane is not None:
+        if control_plane.upper() not in advertised_names:
+            problems.append(
+                f"control.plane.listener.name={control_plane} is not allowed; allowed: one of"
+                f" {', '.join(advertised_names)}"
+            )
+        elif control_plane.upper() == inter_broker:
+            problems.append(f"control.plane.listener.name={control_plane} must differ from the inter-broker listener")
+    return problems
+
+
+def _text(value: Any) -> str:
+    return ",".join(value) if isinstance(value, tuple) else str(value)

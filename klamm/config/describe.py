@@ -1,0 +1,129 @@
+"""What DescribeConfigs (KIP-133, KIP-226, KIP-569) answers about a topic or a broker, as plain data.
+
+Each key comes with its value, where that value is from, and the other places that would supply it, in the order of
+precedence (`kafka.server.ConfigHelper`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from klamm.config.broker import BROKER_CONFIG_DEF, BrokerConfig, config_key
+from klamm.config.definition import ConfigKey, ConfigType, UpdateMode, attribute, format_value
+from klamm.config.topic import BROKER_KEY, TOPIC_CONFIG_DEF, TopicConfig
+
+
+class ConfigSource(IntEnum):
+    """Where a value is from; the number is the wire's config_source."""
+
+    UNKNOWN = 0
+    DYNAMIC_TOPIC_CONFIG = 1
+    DYNAMIC_BROKER_CONFIG = 2
+    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
+    STATIC_BROKER_CONFIG = 4
+    DEFAULT_CONFIG = 5
+    DYNAMIC_BROKER_LOGGER_CONFIG = 6
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigSynonym:
+    """A place that supplies, or would supply, a key's value."""
+
+    name: str
+    value: str | None
+    source: ConfigSource
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedConfig:
+    """One key of a topic or broker. `value` is None when nothing is set, and always when the key is `sensitive`."""
+
+    name: str
+    value: str | None
+    source: ConfigSource
+    read_only: bool
+    sensitive: bool
+    synonyms: tuple[ConfigSynonym, ...]
+    type: ConfigType
+    documentation: str | None
+
+    @property
+    def is_default(self) -> bool:
+        """Version 0 of the API tells only this of the source."""
+        return self.source is ConfigSource.DEFAULT_CONFIG
+
+
+# Keys that name one setting in several units, the strongest first.
+_FAMILIES = (
+    ("log.roll.ms", "log.roll.hours"),
+    ("log.roll.jitter.ms", "log.roll.jitter.hours"),
+    ("log.retention.ms", "log.retention.minutes", "log.retention.hours"),
+)
+_FAMILY_OF = {name: family for family in _FAMILIES for name in family}
+# One way only: the interval falls back on the scheduler's, which does not know of it.
+_FAMILY_OF["log.flush.interval.ms"] = ("log.flush.interval.ms", "log.flush.scheduler.interval.ms")
+
+
+def describe_topic(config: TopicConfig) -> list[DescribedConfig]:
+    """Every key of the topic."""
+    return [_describe_topic_key(config, key) for key in TOPIC_CONFIG_DEF.keys.values()]
+
+
+def _describe_topic_key(config: TopicConfig, key: ConfigKey) -> DescribedConfig:
+    value = format_value(key.type, getattr(config, attribute(key.name)))
+    broker_key = BROKER_KEY.get(key.name)
+    synonyms = _broker_synonyms(config.broker_config, broker_key) if broker_key is not None else []
+    if key.name in config.overrides:
+        synonyms.insert(0, ConfigSynonym(key.name, value, ConfigSource.DYNAMIC_TOPIC_CONFIG))
+    return _described(key.name, key, value, synonyms, read_only=False)
+
+
+def describe_broker(config: BrokerConfig) -> list[DescribedConfig]:
+    """Every key of the broker, then those of its file that it does not know (their values might be secrets)."""
+    names = [*BROKER_CONFIG_DEF.keys, *(name for name in config.originals if name not in BROKER_CONFIG_DEF.keys)]
+    return [_describe_broker_key(config, name) for name in names]
+
+
+def _describe_broker_key(config: BrokerConfig, name: str) -> DescribedConfig:
+    key = config_key(name)
+    own = BROKER_CONFIG_DEF.keys.get(name)
+    value = config.originals.get(name) if own is None else format_value(own.type, config.values[name])
+    synonyms = _broker_synonyms(config, name)
+    # A key for one listener is told read-only by its full name, as Kafka does, although its base key may change.
+    read_only = own is None or own.update_mode is UpdateMode.READ_ONLY
+    return _described(name, key, value, synonyms, read_only=read_only)
+
+
+def _described(
+    name: str, key: ConfigKey | None, value: str | None, synonyms: Sequence[ConfigSynonym], *, read_only: bool
+) -> DescribedConfig:
+    sensitive = key is None or key.sensitive
+    if sensitive:
+        value, synonyms = None, [ConfigSynonym(synonym.name, None, synonym.source) for synonym in synonyms]
+    return DescribedConfig(
+        name=name,
+        value=value,
+        source=synonyms[0].source if synonyms else ConfigSource.DEFAULT_CONFIG,
+        read_only=read_only,
+        sensitive=sensitive,
+        synonyms=tuple(synonyms),
+        type=ConfigType.UNKNOWN if key is None else key.type,
+        documentation=None if key is None else key.documentation,
+    )
+
+
+def _broker_synonyms(config: BrokerConfig, name: str) -> list[ConfigSynonym]:
+    """What supplies a broker's key: the file under each of its names, then the defaults.
+
+    As in Kafka, names that come before `name` itself do not count; without any entry of its own there are none.
+    """
+    names = _FAMILY_OF.get(name, (name,))
+    file = ConfigSource.STATIC_BROKER_CONFIG
+    found = [ConfigSynonym(each, config.originals[each], file) for each in names if each in config.originals]
+    for each in names:
+        key = BROKER_CONFIG_DEF.keys.get(each)
+        if key is not None and key.default is not None:
+            found.append(ConfigSynonym(each, format_value(key.type, key.default), ConfigSource.DEFAULT_CONFIG))
+    while found and found[0].name != name:
+        del found[0]
+    return found

@@ -1,0 +1,177 @@
+"""A topic's configuration: its own overrides over what it inherits from the broker. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from klamm.config.broker import BrokerConfig
+from klamm.config.broker_keys import COMPRESSION_TYPES
+from klamm.config.definition import (
+    LONG_MAX,
+    LOW,
+    ConfigDef,
+    ConfigError,
+    Validator,
+    all_of,
+    at_least,
+    attribute,
+    between,
+    boolean,
+    double,
+    integer,
+    list_of,
+    long,
+    one_of,
+    string,
+)
+from klamm.config.versions import ANY_VERSION
+
+
+def _are_throttled_replicas(value: tuple[str, ...]) -> bool:
+    if value == ("*",):
+        return True
+    pairs = [element.split(":") for element in value]
+    return all(len(pair) == 2 and all(number.isascii() and number.isdigit() for number in pair) for pair in pairs)
+
+
+_THROTTLED_REPLICAS = Validator("* or partition:broker,partition:broker,...", _are_throttled_replicas)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class TopicKeys:
+    """Every key of a topic's configuration, one field each; the defaults are those of a broker without any settings."""
+
+    cleanup_policy: tuple[str, ...] = list_of(
+        ("delete",), "Delete old records, compact by key, or both.", all_of("compact", "delete")
+    )
+    compression_type: str = string(
+        "producer", "Compression of stored batches; producer keeps theirs.", COMPRESSION_TYPES
+    )
+    delete_retention_ms: int = long(86400000, "How long tombstones stay after cleaning.", at_least(0), effective=False)
+    file_delete_delay_ms: int = long(60000, "Wait between a file's removal and its deletion.", at_least(0))
+    flush_messages: int = long(LONG_MAX, "Records after which the log is synced.", at_least(0))
+    flush_ms: int = long(LONG_MAX, "Time after which the log is synced.", at_least(0))
+    follower_replication_throttled_replicas: tuple[str, ...] = list_of(
+        (), "Replicas throttled where they follow.", _THROTTLED_REPLICAS, effective=False
+    )
+    index_interval_bytes: int = integer(4096, "Bytes of records between two index entries.", at_least(0))
+    leader_replication_throttled_replicas: tuple[str, ...] = list_of(
+        (), "Replicas throttled where they lead.", _THROTTLED_REPLICAS, effective=False
+    )
+    max_compaction_lag_ms: int = long(
+        LONG_MAX, "Age from which a record must be compacted.", at_least(1), effective=False
+    )
+    max_message_bytes: int = integer(1048588, "Largest record batch accepted.", at_least(0))
+    message_downconversion_enable: bool = boolean(
+        True, "Convert records for old clients; klamm never does.", importance=LOW, effective=False
+    )
+    message_format_version: str = string(
+        "2.8-IV1", "Record format of old clients; klamm always writes the current one.", ANY_VERSION, effective=False
+    )
+    message_timestamp_difference_max_ms: int = long(
+        LONG_MAX, "How far a producer's time may be from the broker's.", at_least(0)
+    )
+    message_timestamp_type: str = string(
+        "CreateTime",
+        "Whether records keep the producer's time or get the broker's.",
+        one_of("CreateTime", "LogAppendTime"),
+    )
+    min_cleanable_dirty_ratio: float = double(
+        0.5, "Uncleaned share from which the log is cleaned.", between(0, 1), effective=False
+    )
+    min_compaction_lag_ms: int = long(0, "Age below which a record is not compacted.", at_least(0), effective=False)
+    min_insync_replicas: int = integer(1, "In-sync replicas that acks=all needs.", at_least(1))
+    preallocate: bool = boolean(False, "Reserve a segment's space at once.", effective=False)
+    retention_bytes: int = long(-1, "Size of a partition above which old segments are deleted; -1 none.")
+    retention_ms: int = long(604800000, "Age at which records are deleted; -1 never.", at_least(-1))
+    segment_bytes: int = integer(1 << 30, "Size at which a segment is closed.", at_least(14))
+    segment_index_bytes: int = integer(10485760, "Largest index file.", at_least(0))
+    segment_jitter_ms: int = long(0, "Random part of segment.ms.", at_least(0))
+    segment_ms: int = long(604800000, "Age at which a segment is closed.", at_least(1))
+    unclean_leader_election_enable: bool = boolean(False, "Let a replica lead that may lack records.", effective=False)
+
+
+TOPIC_CONFIG_DEF = ConfigDef(TopicKeys)
+
+# The broker's key that a topic's key inherits from; the two throttled-replicas keys inherit from none.
+BROKER_KEY: Mapping[str, str] = MappingProxyType(
+    {
+        "cleanup.policy": "log.cleanup.policy",
+        "compression.type": "compression.type",
+        "delete.retention.ms": "log.cleaner.delete.retention.ms",
+        "file.delete.delay.ms": "log.segment.delete.delay.ms",
+        "flush.messages": "log.flush.interval.messages",
+        "flush.ms": "log.flush.interval.ms",
+        "index.interval.bytes": "log.index.interval.bytes",
+        "max.compaction.lag.ms": "log.cleaner.max.compaction.lag.ms",
+        "max.message.bytes": "message.max.bytes",
+        "message.downconversion.enable": "log.message.downconversion.enable",
+        "message.format.version": "log.message.format.version",
+        "message.timestamp.difference.max.ms": "log.message.timestamp.difference.max.ms",
+        "message.timestamp.type": "log.message.timestamp.type",
+        "min.cleanable.dirty.ratio": "log.cleaner.min.cleanable.ratio",
+        "min.compaction.lag.ms": "log.cleaner.min.compaction.lag.ms",
+        "min.insync.replicas": "min.insync.replicas",
+        "preallocate": "log.preallocate",
+        "retention.bytes": "log.retention.bytes",
+        "retention.ms": "log.retention.ms",
+        "segment.bytes": "log.segment.bytes",
+        "segment.index.bytes": "log.index.size.max.bytes",
+        "segment.jitter.ms": "log.roll.jitter.ms",
+        "segment.ms": "log.roll.ms",
+        "unclean.leader.election.enable": "unclean.leader.election.enable",
+    }
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class TopicConfig(TopicKeys):
+    """The configuration of one topic; an attribute for each key (`segment.bytes` -> `segment_bytes`).
+
+    `overrides` is what was set for the topic itself, as text; everything else comes from `broker_config`.
+    """
+
+    broker_config: BrokerConfig
+    overrides: Mapping[str, str]
+
+    @staticmethod
+    def from_overrides(
+        broker_config: BrokerConfig, overrides: Mapping[str, str | None], *, stored: bool = False
+    ) -> "TopicConfig":
+        """Raises ConfigError listing every unknown key, and every bad value with what is allowed.
+
+        `stored`: the overrides come from ZooKeeper, where another program may have left keys that are unknown here;
+        those are passed over.
+        """
+        given = {key: value for key, value in overrides.items() if key in TOPIC_CONFIG_DEF.keys or not stored}
+        problems = [f"{key} is not a topic config" for key in given if key not in TOPIC_CONFIG_DEF.keys]
+        problems += [f"{key}=null is not allowed; allowed: a value" for key, value in given.items() if value is None]
+        texts = {key: value for key, value in given.items() if value is not None}
+        values, bad_values = TOPIC_CONFIG_DEF.parse(texts)
+        problems += bad_values
+        for key, broker_key in BROKER_KEY.items():
+            if key not in texts:
+                values[key] = getattr(broker_config, attribute(broker_key))
+        problems = problems or _contradictions(values)
+        if problems:
+            raise ConfigError(problems)
+        attributes = {attribute(key): value for key, value in values.items()}
+        return TopicConfig(**attributes, broker_config=broker_config, overrides=MappingProxyType(texts))
+
+    @property
+    def compact(self) -> bool:
+        """Whether the topic is compacted by key."""
+        return "compact" in self.cleanup_policy
+
+    @property
+    def delete(self) -> bool:
+        """Whether old records are deleted."""
+        return "delete" in self.cleanup_policy
+
+
+def _contradictions(values: Mapping[str, Any]) -> list[str]:
+    minimum, maximum = values["min.compaction.lag.ms"], values["max.compaction.lag.ms"]
+    if minimum <= maximum:
+        return []
+    return [f"min.compaction.lag.ms={minimum} is more than max.compaction.lag.ms={maximum}"]
