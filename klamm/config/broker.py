@@ -56,7 +56,7 @@ class BrokerConfig(BrokerKeys):
         values, problems = BROKER_CONFIG_DEF.parse(properties)
         resolved, more_problems = _resolve(values, properties)
         # Values that are wrong in themselves would only be found wrong again when compared with others.
-        problems = problems + more_problems or _contradictions(resolved, values)
+        problems = problems + more_problems + _broken_rules(resolved) or _contradictions(resolved, values)
         if problems:
             raise ConfigError(problems)
         attributes = {attribute(key): value for key, value in resolved.items()}
@@ -126,11 +126,13 @@ def _resolve(values: Mapping[str, Any], properties: Mapping[str, str]) -> tuple[
     if problems:
         return resolved, problems
     protocols = resolved[map_key]
-    for key, text, unique_ports in (
-        ("listeners", _listeners_text(values), True),
-        ("advertised.listeners", _advertised_text(values), False),
-    ):
-        parse(key, parse_listeners, key, text, protocols, unique_ports=unique_ports)
+    parse("listeners", parse_listeners, "listeners", _listeners_text(values), protocols, unique_ports=True)
+    advertised = _advertised_text(values)
+    if advertised is None:
+        resolved["advertised.listeners"] = resolved["listeners"]
+    else:
+        key = "advertised.listeners"
+        parse(key, parse_listeners, key, advertised, protocols, unique_ports=False)
     parse("inter.broker.listener.name", _inter_broker_listener, values, properties, protocols)
     return resolved, problems
 
@@ -149,13 +151,14 @@ def _listeners_text(values: Mapping[str, Any]) -> str:
     return f"PLAINTEXT://{values['host.name']}:{values['port']}" if text is None else text
 
 
-def _advertised_text(values: Mapping[str, Any]) -> str:
+def _advertised_text(values: Mapping[str, Any]) -> str | None:
+    """What is advertised; None when that is the listeners themselves."""
     text: str | None = values["advertised.listeners"]
     if text is not None:
         return text
     host, port = values["advertised.host.name"], values["advertised.port"]
     if host is None and port is None:
-        return _listeners_text(values)
+        return None
     return f"PLAINTEXT://{values['host.name'] if host is None else host}:{values['port'] if port is None else port}"
 
 
@@ -186,17 +189,21 @@ _RULES: dict[str, Validator] = {
 }
 
 
+def _broken_rules(resolved: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{key}={_text(resolved[key])} is not allowed; allowed: {rule.allowed}"
+        for key, rule in _RULES.items()
+        if not rule.accepts(resolved[key])
+    ]
+
+
 def _contradictions(resolved: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
     """What is wrong between keys that are right each for itself (Kafka's `validateValues`)."""
 
     def say(key: str) -> str:
         return f"{key}={values[key]}"
 
-    problems = [
-        f"{key}={_text(resolved[key])} is not allowed; allowed: {rule.allowed}"
-        for key, rule in _RULES.items()
-        if not rule.accepts(resolved[key])
-    ]
+    problems: list[str] = []
 
     def require(condition: bool, problem: str) -> None:
         if not condition:
