@@ -1,0 +1,174 @@
+"""One client's connection: frames in, replies and watch events out, both in order and both bounded.
+
+What must stay true:
+- Requests are executed one after another in the order in which they arrived; replies and events leave in the order in
+  which `send` was called.
+- What waits here is bounded: while replies are held back for the disk beyond `MAX_HELD`, or the client does not read
+  what it is sent, no further request is executed and nothing more is read (the client is muted). Watch events are
+  bounded by the watches that the client has set.
+- Whatever bytes a client sends can at most close its own connection, with a logged reason.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, cast
+
+from klamm.zookeeper import jute
+from klamm.zookeeper.jute import JuteError
+from klamm.zookeeper.server.four_letter_words import is_four_letter_word
+from klamm.zookeeper.tree import Identity
+
+if TYPE_CHECKING:
+    from klamm.zookeeper.server.server import ZooKeeperServer
+    from klamm.zookeeper.server.sessions import Session
+
+MAX_HELD = 4096
+MAX_HELD_BYTES = 4 * 1024 * 1024
+FLUSH_BYTES = 64 * 1024
+WRITE_BUFFER_HIGH_BYTES = 1024 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+class ClientConnection(asyncio.Protocol):
+    """A connection of `server`. `session` is None until the client has sent its connect request."""
+
+    def __init__(self, server: "ZooKeeperServer") -> None:
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._splitter = jute.FrameSplitter(jute.MAX_REQUEST_BYTES)
+        self._start: bytes | None = b""  # the first bytes, until they tell a frame from a four-letter word
+        self._frames: deque[bytes] = deque()
+        self._outgoing: list[bytes] = []
+        self._outgoing_bytes = 0
+        self._writable = True
+        self._reading = True
+        self._closing = False
+        self.held = 0
+        self.held_bytes = 0
+        self.session: Session | None = None
+        self.identities: list[Identity] = []
+        self.peer = ""
+        self.received = 0
+        self.sent = 0
+
+    def __str__(self) -> str:
+        return self.peer if self.session is None else f"{self.peer} (session 0x{self.session.id:x})"
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether requests are no longer taken from this connection."""
+        return self._closing
+
+    # -- asyncio's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports are transports without deriving from asyncio's.
+        self._transport = transport = cast(asyncio.Transport, transport)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH_BYTES)
+        host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
+        self.peer = f"{host}:{port}"
+        self.identities.append(Identity("ip", host))
+        self._server.opened(self)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._closing = True
+        self._frames.clear()
+        self._outgoing.clear()
+        self._server.closed(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        if self._start is not None:
+            data = self._start + data
+            if len(data) < 4:
+                self._start = data
+                return
+            self._start = None
+            if is_four_letter_word(data[:4]):
+                self._closing = True
+                self._server.four_letter_word(self, data[:4].decode())
+                return
+        if self.session is not None:
+            self.session.last_heard_s = self._loop.time()
+        try:
+            self._frames.extend(self._splitter.feed(data))
+        except JuteError as error:
+            self.close(str(error))
+            return
+        self.execute()
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self.execute()
+
+    # -- requests
+
+    def execute(self) -> None:
+        """Executes what has arrived, as far as the bounds allow, and mutes or unmutes the client accordingly."""
+        while self._frames and self._may_execute():
+            frame = self._frames.popleft()
+            self.received += 1
+            try:
+                if self.session is None:
+                    self._server.connect(self, jute.decode_connect_request(frame))
+                else:
+                    self._server.execute(self, self.session, *jute.decode_request(frame))
+            except JuteError as error:
+                self.close(f"a frame of {len(frame)} bytes is no valid request: {error}")
+        if self._transport is not None and not self._closing and self._reading == bool(self._frames):
+            self._reading = not self._reading
+            if self._reading:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+
+    def _may_execute(self) -> bool:
+        return self._writable and not self._closing and self.held < MAX_HELD and self.held_bytes < MAX_HELD_BYTES
+
+    # -- replies and events
+
+    def send(self, payload: bytes) -> None:
+        """Sends whole frames. For the server only, which decides when a payload may leave."""
+        self.sent += 1
+        if not self._outgoing:
+            self._loop.call_soon(self.flush)
+        self._outgoing.append(payload)
+        self._outgoing_bytes += len(payload)
+        if self._outgoing_bytes >= FLUSH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hands to the transport what was sent, joined."""
+        if self._outgoing and self._transport is not None:
+            payload = self._outgoing[0] if len(self._outgoing) == 1 else b"".join(self._outgoing)
+            self._outgoing.clear()
+            self._outgoing_bytes = 0
+            if not self._transport.is_closing():
+                self._transport.write(payload)
+
+    def refuse_requests(self) -> None:
+        """Takes no further request; what was answered still leaves."""
+        self._closing = True
+        self._frames.clear()
+
+    def finish(self) -> None:
+        """Closes once everything sent has left."""
+        self.refuse_requests()
+        self.flush()
+        if self._transport is not None:
+            self._transport.close()
+
+    def close(self, reason: str) -> None:
+        """Closes at once, because of what the client or the server did."""
+        if not self._closing:
+            _log.info("%s: closed: %s", self, reason)
+        self.refuse_requests()
+        if self._transport is not None:
+            self._transport.abort()

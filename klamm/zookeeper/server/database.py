@@ -1,0 +1,112 @@
+"""The durable tree: the znode tree with its transaction log and its snapshots.
+
+What must stay true:
+- A transaction is in the log's hands before it is applied, so the log's order is the tree's.
+- `on_durable` and `on_failure` are those of `TransactionLog`; a snapshot that cannot be written is a failure too.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from klamm.environment import Environment, File
+from klamm.zookeeper.server.snapshots import publish_snapshot, recover, write_snapshot
+from klamm.zookeeper.server.transaction_log import TransactionLog
+from klamm.zookeeper.tree import Applied, MultiTxn, Txn, ZnodeTree
+
+LOG_BYTES_PER_SNAPSHOT: Final = 64 * 1024 * 1024
+
+
+class Database:
+    """`directory` (absolute) belongs to this database alone while it is open."""
+
+    tree: ZnodeTree
+
+    def __init__(
+        self,
+        environment: Environment,
+        directory: str,
+        snapshot_every: int,
+        on_durable: Callable[[int], None],
+        on_failure: Callable[[Exception], None],
+    ) -> None:
+        self._environment = environment
+        self._directory = directory
+        self._snapshot_every = snapshot_every
+        self._on_durable = on_durable
+        self._on_failure = on_failure
+        self._operations_since_snapshot = 0
+        self._snapshotting: asyncio.Task[None] | None = None
+        self._durable_zxid = 0
+        self._captured_is_durable: asyncio.Future[None] | None = None
+        self._lock: File | None = None
+
+    async def open(self) -> None:
+        """Recovers. Raises CorruptDataError, BlockingIOError when another process has the directory, OSError."""
+        file_system = self._environment.file_system
+        await self._environment.run_blocking(file_system.make_directories, self._directory)
+        self._lock = await self._environment.run_blocking(file_system.lock, f"{self._directory}/.lock")
+        try:
+            self.tree = await self._environment.run_blocking(recover, file_system, self._directory)
+        except BaseException:
+            self._lock.close()
+            raise
+        self._durable_zxid = self.tree.zxid
+        self._transaction_log = TransactionLog(
+            self._environment, self._directory, self.tree.zxid + 1, self._durable, self._on_failure
+        )
+
+    def commit(self, txn: Txn) -> Applied:
+        """Applies a transaction that was just prepared against the tree. Durable when `on_durable` says so."""
+        time_ms = self._environment.now_ms()
+        try:
+            self._transaction_log.append(time_ms, txn)
+            applied = self.tree.apply(txn, self.tree.zxid + 1, time_ms)
+        except Exception as error:
+            # Log and tree may differ now, so no further transaction may be judged by this tree.
+            self._on_failure(error)
+            raise
+        self._operations_since_snapshot += len(txn.txns) if isinstance(txn, MultiTxn) else 1
+        if self._snapshotting is None and (
+            self._operations_since_snapshot >= self._snapshot_every
+            or self._transaction_log.size_bytes >= LOG_BYTES_PER_SNAPSHOT
+        ):
+            self._operations_since_snapshot = 0
+            self._snapshotting = asyncio.ensure_future(self._snapshot())
+        return applied
+
+    async def close(self) -> None:
+        """Waits until everything committed is durable (or the disk has failed), and gives the directory up."""
+        await self._transaction_log.close()
+        snapshotting = self._snapshotting
+        self.abandon()
+        if snapshotting is not None:
+            await asyncio.gather(snapshotting, return_exceptions=True)
+
+    def abandon(self) -> None:
+        """Gives the directory up at once."""
+        if self._snapshotting is not None:
+            self._snapshotting.cancel()
+        if self._lock is not None:
+            self._lock.close()
+
+    def _durable(self, zxid: int) -> None:
+        self._durable_zxid = zxid
+        if self._captured_is_durable is not None and not self._captured_is_durable.done():
+            self._captured_is_durable.set_result(None)
+        self._on_durable(zxid)
+
+    async def _snapshot(self) -> None:
+        capture = self.tree.capture()
+        self._transaction_log.roll()
+        try:
+            path = await write_snapshot(self._environment, self._directory, capture)
+            while self._durable_zxid < capture.zxid:
+                self._captured_is_durable = asyncio.get_running_loop().create_future()
+                await self._captured_is_durable
+            await self._environment.run_blocking(publish_snapshot, self._environment.file_system, path)
+        except Exception as error:
+            self._on_failure(error)
+        finally:
+            self.tree.release_capture()
+            self._snapshotting = None

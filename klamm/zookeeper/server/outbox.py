@@ -1,0 +1,96 @@
+"""Holds back what must not leave before the transactions that it could show are durable.
+
+What must stay true:
+- What was handed over while everything applied was durable leaves at once. Anything else waits until the log is durable
+  up to the zxid of that moment, even if it shows none of the transactions that wait: that is ZooKeeper's order too, and
+  it makes every read see the newest write.
+- What is held leaves in the order in which it was handed over.
+"""
+
+import asyncio
+from collections import deque
+from typing import Final, NamedTuple
+
+from klamm.zookeeper.server.connection import ClientConnection
+from klamm.zookeeper.tree import ZnodeTree
+
+
+class _Held(NamedTuple):
+    """Leaves once the log is durable up to `zxid`. No payload: the connection is to be finished."""
+
+    zxid: int
+    since_s: float
+    connection: ClientConnection
+    payload: bytes | None
+
+
+class Latency:
+    """How long replies were held, in milliseconds (`srvr` and `mntr` report it)."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sum_ms = 0.0
+        self.least_ms = 0.0
+        self.most_ms = 0.0
+
+    def note(self, latency_ms: float) -> None:
+        self.least_ms = min(self.least_ms, latency_ms) if self.count else latency_ms
+        self.most_ms = max(self.most_ms, latency_ms)
+        self.sum_ms += latency_ms
+        self.count += 1
+
+
+class Outbox:
+    """Everything that leaves the server for a client whose session has begun or begins."""
+
+    def __init__(self, tree: ZnodeTree) -> None:
+        self._tree = tree
+        self._loop = asyncio.get_running_loop()
+        self._durable_zxid = tree.zxid
+        self._held: Final[deque[_Held]] = deque()
+        self.latency = Latency()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def send(self, connection: ClientConnection, payload: bytes) -> None:
+        """Sends whole frames, now or once they may leave."""
+        if self._durable_zxid == self._tree.zxid:
+            self.latency.note(0)
+            connection.send(payload)
+        else:
+            connection.held += 1
+            connection.held_bytes += len(payload)
+            self._held.append(_Held(self._tree.zxid, self._loop.time(), connection, payload))
+
+    def finish(self, connection: ClientConnection) -> None:
+        """Closes the connection after what has been sent to it."""
+        connection.refuse_requests()
+        if self._durable_zxid == self._tree.zxid:
+            connection.finish()
+        else:
+            self._held.append(_Held(self._tree.zxid, self._loop.time(), connection, None))
+
+    def release(self, durable_zxid: int) -> None:
+        """The log is durable up to here: lets go what waited for it, and executes what waited for room."""
+        self._durable_zxid = durable_zxid
+        now_s = self._loop.time()
+        held = self._held
+        served: dict[ClientConnection, None] = {}
+        while held and held[0].zxid <= durable_zxid:
+            _, since_s, connection, payload = held.popleft()
+            if payload is None:
+                connection.finish()
+                continue
+            connection.held -= 1
+            connection.held_bytes -= len(payload)
+            connection.send(payload)
+            self.latency.note((now_s - since_s) * 1000)
+            served[connection] = None
+        for connection in served:
+            connection.flush()
+            connection.execute()
+
+    def clear(self) -> None:
+        """Drops everything: it will never be durable."""
+        self._held.clear()

@@ -1,0 +1,250 @@
+"""`ZooKeeperServer`: connections, sessions, and the way of a request through the server's parts.
+
+What must stay true:
+- Nothing that shows a write leaves before the write is durable (`Outbox`), and no write waits for the disk before it is
+  judged: requests are judged against the tree with all earlier writes in it.
+- A session belongs to at most one connection; a client that attaches to it from a new connection ends the old one.
+- When the disk fails the server stops: everything held is dropped, all connections are cut, `wait_closed` raises.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, Final
+
+from klamm.environment import Environment
+from klamm.zookeeper import jute
+from klamm.zookeeper.server import four_letter_words
+from klamm.zookeeper.server.connection import ClientConnection
+from klamm.zookeeper.server.database import Database
+from klamm.zookeeper.server.outbox import Outbox
+from klamm.zookeeper.server.requests import Requests, encode_event
+from klamm.zookeeper.server.sessions import Session, SessionTracker
+from klamm.zookeeper.tree import Applied, Caller, CreateSessionTxn, Txn, Watches, ZnodeTree
+
+CONTAINER_CHECK_S: Final = 60.0  # znode.container.checkIntervalMs
+
+_log = logging.getLogger(__name__)
+
+
+class ZooKeeperServer:
+    """A ZooKeeper ensemble of one, in this process.
+
+    `directory` (absolute) belongs to this server alone. A session's timeout is what the client asks for, within
+    `min_session_timeout_ms` and `max_session_timeout_ms` (2 and 20 ticks unless given). A snapshot is written every
+    `snapshot_every` operations, or earlier when the log grows large. `on_transaction(zxid, description)` is told of
+    every transaction when it is applied.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        directory: str,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        tick_time_ms: int = 2000,
+        min_session_timeout_ms: int | None = None,
+        max_session_timeout_ms: int | None = None,
+        snapshot_every: int = 100_000,
+        on_transaction: Callable[[int, str], None] | None = None,
+    ) -> None:
+        self.host = host
+        self.port = port
+        self._environment = environment
+        self._directory = directory
+        self._tick_time_ms = tick_time_ms
+        self._min_session_timeout_ms = 2 * tick_time_ms if min_session_timeout_ms is None else min_session_timeout_ms
+        self._max_session_timeout_ms = 20 * tick_time_ms if max_session_timeout_ms is None else max_session_timeout_ms
+        self._on_transaction = on_transaction
+        self._database = Database(environment, directory, snapshot_every, self._durable, self._fail)
+        self._watches: Watches[ClientConnection] = Watches()
+        self._connections: dict[ClientConnection, None] = {}
+        self._received = 0  # by connections that are closed
+        self._sent = 0
+        self._listener: Any = None  # asyncio.Server, uvloop's or the simulator's
+        self._container_timer: asyncio.TimerHandle | None = None
+
+    # -- life
+
+    async def start(self) -> None:
+        """Recovers from the directory, then listens; `port` is the real one afterwards.
+
+        Raises CorruptDataError when acknowledged writes are missing in the directory, BlockingIOError when another
+        server has it, OSError when the disk or the address cannot be used.
+        """
+        loop = asyncio.get_running_loop()
+        self._closed: asyncio.Future[None] = loop.create_future()
+        await self._database.open()
+        self._tree: ZnodeTree = self._database.tree
+        self._outbox = Outbox(self._tree)
+        self._requests = Requests(self._tree, self._watches, self._commit, self._outbox.send)
+        self._sessions = SessionTracker(self._expire)
+        try:
+            self._listener = await loop.create_server(lambda: ClientConnection(self), self.host, self.port)
+        except BaseException:
+            self._database.abandon()
+            raise
+        if self.port == 0:
+            self.port = self._listener.sockets[0].getsockname()[1]
+        for session_id, state in self._tree.sessions.items():
+            self._sessions.add(Session(session_id, state.timeout_ms, state.password))
+        self._container_timer = loop.call_later(CONTAINER_CHECK_S, self._delete_containers)
+        _log.info("ZooKeeper at %s:%d is ready, zxid 0x%x", self.host, self.port, self._tree.zxid)
+
+    async def stop(self) -> None:
+        """Takes no further request, sends what is due for those taken, and closes. Idempotent."""
+        if self._closed.done():
+            return
+        self._stop_taking()
+        await self._database.close()
+        if not self._closed.done():  # else the last sync failed
+            for connection in list(self._connections):
+                connection.finish()
+            self._closed.set_result(None)
+
+    async def wait_closed(self) -> None:
+        """Returns when the server has been stopped; raises the error that made it stop by itself."""
+        await asyncio.shield(self._closed)
+
+    def _stop_taking(self) -> None:
+        self._listener.close()
+        if self._container_timer is not None:
+            self._container_timer.cancel()
+        self._sessions.stop()
+        for connection in self._connections:
+            connection.refuse_requests()
+
+    def _fail(self, error: Exception) -> None:
+        """What has been applied may never be durable, so nothing may be shown and nothing goes on."""
+        if self._closed.done():
+            return
+        _log.critical("%s: the server stops, it cannot keep what it is given: %r", self._directory, error)
+        self._stop_taking()
+        self._outbox.clear()
+        for connection in list(self._connections):
+            connection.close("the server has failed")
+        self._database.abandon()
+        self._closed.set_exception(error)
+
+    # -- connections and sessions
+
+    def opened(self, connection: ClientConnection) -> None:
+        self._connections[connection] = None
+
+    def closed(self, connection: ClientConnection) -> None:
+        del self._connections[connection]
+        self._watches.forget(connection)
+        if connection.session is not None and connection.session.connection is connection:
+            connection.session.connection = None
+        self._received += connection.received
+        self._sent += connection.sent
+
+    def connect(self, connection: ClientConnection, request: jute.ConnectRequest) -> None:
+        """The first frame of a connection: begins a session or attaches to one."""
+        if request.last_zxid_seen > self._tree.zxid:
+            # As ZooKeeper does: this server has lost, or never had, what the client has already seen.
+            connection.close(f"it has seen zxid 0x{request.last_zxid_seen:x}, ours is 0x{self._tree.zxid:x}")
+            return
+        timeout_ms = min(max(request.timeout_ms, self._min_session_timeout_ms), self._max_session_timeout_ms)
+        session = self._attach(connection, request, timeout_ms) if request.session_id else self._begin(timeout_ms)
+        read_only = None if request.read_only is None else False
+        if session is None:
+            expired = jute.ConnectResponse(0, 0, bytes(16), read_only)
+            self._outbox.send(connection, jute.encode_connect_response(expired))
+            self._outbox.finish(connection)
+            return
+        session.connection = connection
+        connection.session = session
+        response = jute.ConnectResponse(session.timeout_ms, session.id, session.password, read_only)
+        self._outbox.send(connection, jute.encode_connect_response(response))
+
+    def _begin(self, timeout_ms: int) -> Session:
+        # As in ZooKeeper an id comes from the clock; but not from it alone, because a clock can be set back.
+        session_id = max((self._environment.now_ms() << 16) & (2**56 - 1), self._tree.last_session_id + 1)
+        password = self._environment.random.randbytes(16)
+        self._commit(CreateSessionTxn(session_id, timeout_ms, password))
+        session = Session(session_id, timeout_ms, password)
+        self._sessions.add(session)
+        return session
+
+    def _attach(self, connection: ClientConnection, request: jute.ConnectRequest, timeout_ms: int) -> Session | None:
+        session = self._sessions.get(request.session_id)
+        if session is None or session.password != request.password:
+            why = "unknown or expired" if session is None else "the password is wrong"
+            _log.info("%s: session 0x%x is refused: %s", connection, request.session_id, why)
+            return None
+        if session.connection is not None:
+            session.connection.close("its session has moved to another connection")
+        self._sessions.change_timeout(session, timeout_ms)
+        return session
+
+    def _expire(self, session: Session) -> None:
+        _log.info("session 0x%x has expired: nothing heard for %d ms", session.id, session.timeout_ms)
+        self._end(session)
+        if session.connection is not None:
+            self._outbox.finish(session.connection)
+
+    def _end(self, session: Session) -> None:
+        self._sessions.remove(session)
+        self._commit(self._tree.prepare_close_session(session.id))
+
+    # -- requests
+
+    def execute(self, connection: ClientConnection, session: Session, xid: int, request: Any) -> None:
+        """Executes one request of a session; its reply leaves when it may."""
+        if isinstance(request, jute.CloseSession):
+            self._end(session)
+            connection.refuse_requests()
+        self._requests.execute(connection, Caller(session.id, connection.identities), xid, request)
+        if connection.is_closing:
+            self._outbox.finish(connection)
+
+    def four_letter_word(self, connection: ClientConnection, word: str) -> None:
+        """Answers an operator's question and closes."""
+        connection.send(four_letter_words.answer(word, self._figures()))
+        connection.finish()
+
+    def _commit(self, txn: Txn) -> Applied:
+        applied = self._database.commit(txn)
+        if self._on_transaction is not None:
+            self._on_transaction(self._tree.zxid, repr(txn))
+        for connection, event in self._watches.fire(applied.events):
+            self._outbox.send(connection, encode_event(event))
+        return applied
+
+    def _durable(self, zxid: int) -> None:
+        self._outbox.release(zxid)
+
+    def _delete_containers(self) -> None:
+        for txn in self._tree.prepare_delete_containers():
+            self._commit(txn)
+        self._container_timer = asyncio.get_running_loop().call_later(CONTAINER_CHECK_S, self._delete_containers)
+
+    def _figures(self) -> four_letter_words.Figures:
+        latency = self._outbox.latency
+        return four_letter_words.Figures(
+            clients=[
+                four_letter_words.ClientFigures(connection.peer, connection.held, connection.received, connection.sent)
+                for connection in self._connections
+            ],
+            latency_ms=(round(latency.least_ms), latency.sum_ms / max(latency.count, 1), round(latency.most_ms)),
+            received=self._received + sum(connection.received for connection in self._connections),
+            sent=self._sent + sum(connection.sent for connection in self._connections),
+            outstanding=len(self._outbox),
+            zxid=self._tree.zxid,
+            node_count=len(self._tree),
+            watch_count=len(self._watches),
+            ephemeral_count=self._tree.ephemeral_count,
+            data_size_bytes=self._tree.data_size_bytes,
+            configuration=(
+                ("clientPort", self.port),
+                ("dataDir", self._directory),
+                ("dataLogDir", self._directory),
+                ("tickTime", self._tick_time_ms),
+                ("maxClientCnxns", 0),
+                ("minSessionTimeout", self._min_session_timeout_ms),
+                ("maxSessionTimeout", self._max_session_timeout_ms),
+                ("serverId", 0),
+            ),
+        )

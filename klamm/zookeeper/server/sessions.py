@@ -1,0 +1,93 @@
+"""The sessions that are alive: which connection each belongs to and when it was last heard of.
+
+What must stay true:
+- A session expires when nothing has been heard from it for its timeout, and never earlier. Touching one is an
+  assignment; the timer looks at its deadline and, if the session was heard meanwhile, waits for the rest.
+- After a restart every session has its whole timeout again.
+- A pause of this process is not held against the clients: when a timer comes late, what they sent meanwhile is read
+  before their sessions are judged.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from klamm.zookeeper.server.connection import ClientConnection
+
+# A timer that is later than this tells that the process stood still.
+_LATE_S = 0.5
+
+
+class Session:
+    """A session that has neither been closed nor expired."""
+
+    __slots__ = ("connection", "id", "last_heard_s", "password", "timeout_ms", "timer")
+
+    def __init__(self, session_id: int, timeout_ms: int, password: bytes) -> None:
+        self.id = session_id
+        self.timeout_ms = timeout_ms
+        self.password = password
+        self.connection: ClientConnection | None = None
+        self.last_heard_s = 0.0
+        self.timer: asyncio.TimerHandle | None = None
+
+
+class SessionTracker:
+    """Watches the deadlines of all sessions and calls `on_expired(session)` once for each that falls silent."""
+
+    def __init__(self, on_expired: Callable[[Session], None]) -> None:
+        self._on_expired = on_expired
+        self._sessions: dict[int, Session] = {}
+        self._loop = asyncio.get_running_loop()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterable[Session]:
+        return iter(self._sessions.values())
+
+    def get(self, session_id: int) -> Session | None:
+        return self._sessions.get(session_id)
+
+    def add(self, session: Session) -> None:
+        """Begins to watch over a session; its timeout runs from now."""
+        self._sessions[session.id] = session
+        session.last_heard_s = self._loop.time()
+        session.timer = self._loop.call_later(session.timeout_ms / 1000, self._check, session)
+
+    def change_timeout(self, session: Session, timeout_ms: int) -> None:
+        """Takes over the timeout that the session negotiated when it attached to a new connection."""
+        self._stop_timer(session)
+        session.timeout_ms = timeout_ms
+        self.add(session)
+
+    def remove(self, session: Session) -> None:
+        del self._sessions[session.id]
+        self._stop_timer(session)
+
+    def stop(self) -> None:
+        for session in self._sessions.values():
+            self._stop_timer(session)
+
+    def _check(self, session: Session) -> None:
+        now_s = self._loop.time()
+        deadline_s = session.last_heard_s + session.timeout_ms / 1000
+        if now_s < deadline_s:
+            session.timer = self._loop.call_at(deadline_s, self._check, session)
+        elif now_s > deadline_s + _LATE_S and session.connection is not None:
+            session.timer = self._loop.call_later(_LATE_S / 2, self._check_again, session, session.last_heard_s)
+        else:
+            self._on_expired(session)
+
+    def _check_again(self, session: Session, last_heard_s: float) -> None:
+        if session.last_heard_s == last_heard_s:
+            self._on_expired(session)
+        else:
+            self._check(session)
+
+    @staticmethod
+    def _stop_timer(session: Session) -> None:
+        if session.timer is not None:
+            session.timer.cancel()
+            session.timer = None
