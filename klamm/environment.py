@@ -19,6 +19,7 @@ import fcntl
 import os
 import random
 import shutil
+import socket
 import time
 import uuid
 from abc import ABC, abstractmethod
@@ -153,6 +154,10 @@ class Environment(ABC):
 
         The function must not touch state that the loop's code may change meanwhile.
         """
+
+    @abstractmethod
+    def host_name(self) -> str:
+        """The name under which other machines reach this one, for listeners that name none."""
 
     def random_uuid(self) -> uuid.UUID:
         """A random (version 4) UUID."""
@@ -289,6 +294,9 @@ class SystemEnvironment(Environment):
 
     async def run_blocking(self, function: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+    def host_name(self) -> str:
+        return socket.getfqdn()
 
     def close(self) -> None:
         """Waits for the blocking work under way and ends the threads."""

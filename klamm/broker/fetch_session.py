@@ -17,7 +17,8 @@ from dataclasses import dataclass, field
 
 from klamm.environment import Random
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.replication.replica_manager import FetchPartition, FetchResult, TopicPartition
+from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
+from klamm.replication.replica_manager import TopicPartition, Wanted
 
 NO_SESSION = 0
 INITIAL_EPOCH = 0
@@ -35,7 +36,7 @@ class _CachedPartition:
     high_watermark: int = -1
     log_start_offset: int = -1
 
-    def must_answer(self, result: FetchResult) -> bool:
+    def must_answer(self, result: FetchResponsePartition) -> bool:
         """Whether the answer tells the client something new; remembers it as told."""
         must = (
             bool(result.records)
@@ -68,25 +69,26 @@ class FetchExchange:
     """One fetch request inside (or outside) a session: what to read, and which answers to send."""
 
     session_id: int
-    wanted: list[FetchPartition]
+    wanted: list[Wanted]
     _session: _Session | None
     _incremental: bool
 
-    def answers(self, results: Sequence[FetchResult]) -> list[tuple[FetchPartition, FetchResult]]:
+    def answers(self, results: Sequence[FetchResponsePartition]) -> list[tuple[str, FetchResponsePartition]]:
         """The partitions to answer; `results` are those of `wanted`, in its order."""
-        pairs = zip(self.wanted, results, strict=True)
+        pairs = [(topic, result) for (topic, _), result in zip(self.wanted, results, strict=True)]
         if self._session is None:
-            return list(pairs)
+            return pairs
         partitions = self._session.partitions
         answered = []
-        for want, result in pairs:
-            cached = partitions.get((want.topic, want.partition))
-            if cached is None:  # the session was used by another connection meanwhile
+        for topic, result in pairs:
+            key = (topic, result.partition)
+            cached = partitions.get(key)
+            if cached is None:  # another connection has used the session meanwhile
                 continue
             if cached.must_answer(result) or not self._incremental:
-                answered.append((want, result))
+                answered.append((topic, result))
                 if result.records and self._incremental:
-                    partitions[want.topic, want.partition] = partitions.pop((want.topic, want.partition))
+                    partitions[key] = partitions.pop(key)
         return answered
 
 
@@ -107,7 +109,7 @@ class FetchSessionCache:
         self,
         session_id: int,
         epoch: int,
-        wanted: Iterable[FetchPartition],
+        wanted: Iterable[Wanted],
         forgotten: Iterable[TopicPartition],
         *,
         is_follower: bool,
@@ -127,7 +129,7 @@ class FetchSessionCache:
         self,
         session_id: int,
         epoch: int,
-        wanted: Iterable[FetchPartition],
+        wanted: Iterable[Wanted],
         forgotten: Iterable[TopicPartition],
     ) -> FetchExchange:
         session = self._sessions.get(session_id)
@@ -137,15 +139,15 @@ class FetchSessionCache:
             raise KafkaError(
                 ErrorCode.INVALID_FETCH_SESSION_EPOCH, f"fetch session {session_id} is at {session.epoch}, not {epoch}"
             )
-        for want in wanted:
-            cached = session.partitions.get((want.topic, want.partition))
+        for topic, want in wanted:
+            cached = session.partitions.get((topic, want.partition))
             if cached is None:
-                session.partitions[want.topic, want.partition] = _CachedPartition(want)
+                session.partitions[topic, want.partition] = _CachedPartition(want)
             else:
                 cached.wanted = want
         for key in forgotten:
             session.partitions.pop(key, None)
-        partitions = [cached.wanted for cached in session.partitions.values()]
+        partitions = [(topic, cached.wanted) for (topic, _), cached in session.partitions.items()]
         if not partitions:
             del self._sessions[session_id]
             return FetchExchange(NO_SESSION, partitions, None, False)
@@ -154,7 +156,7 @@ class FetchSessionCache:
         self._sessions[session_id] = self._sessions.pop(session_id)
         return FetchExchange(session_id, partitions, session, True)
 
-    def _create(self, wanted: list[FetchPartition], is_follower: bool) -> _Session | None:
+    def _create(self, wanted: list[Wanted], is_follower: bool) -> _Session | None:
         if not wanted or not self._make_room(is_follower, len(wanted)):
             return None
         session_id = self._chance.randint(1, MAX_ID)
@@ -162,7 +164,7 @@ class FetchSessionCache:
             session_id = self._chance.randint(1, MAX_ID)
         now_ms = self._now_ms()
         session = _Session(session_id, is_follower, now_ms, now_ms, INITIAL_EPOCH + 1)
-        session.partitions = {(want.topic, want.partition): _CachedPartition(want) for want in wanted}
+        session.partitions = {(topic, want.partition): _CachedPartition(want) for topic, want in wanted}
         self._sessions[session_id] = session
         return session
 

@@ -7,9 +7,8 @@ what is advertised.
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from uuid import UUID
 
-from klamm.broker.security import CLUSTER_NAME, Client, Operation, ResourceType
+from klamm.broker.security import CLUSTER_NAME, OPERATIONS, Client, Operation, ResourceType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey
 
@@ -26,8 +25,7 @@ DENIED = {
 
 Body = Any  # an instance of a message class of `klamm.protocol`
 NO_BROKER = -1
-ZERO_UUID = UUID(int=0)
-Handle = Callable[["Request"], Body | None | Awaitable[Body | None]]
+Handle = Callable[["Request"], Body | Awaitable[Body | None] | None]
 ErrorResponse = Callable[["Request", KafkaError], Body]
 
 
@@ -62,9 +60,7 @@ class Request:
     body: Body
     services: "Services"
 
-    def allows(
-        self, name: str, operation: Operation | None = None, resource_type: ResourceType | None = None
-    ) -> bool:
+    def allows(self, name: str, operation: Operation | None = None, resource_type: ResourceType | None = None) -> bool:
         """Whether the client may use the resource `name` as the API's registration says, or as given here."""
         wanted, kind = operation or self.api.operation, resource_type or self.api.resource_type
         assert wanted is not None and kind is not None
@@ -74,6 +70,10 @@ class Request:
         """Raises KafkaError CLUSTER_AUTHORIZATION_FAILED unless the client has the API's right on the cluster."""
         if not self.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+
+    def authorized_operations(self, resource_type: ResourceType, name: str) -> set[int]:
+        """What the client may do with a resource, as codes (KIP-430)."""
+        return {operation for operation in OPERATIONS[resource_type] if self.allows(name, operation, resource_type)}
 
     @property
     def denied(self) -> ErrorCode:

@@ -306,9 +306,7 @@ class _TopicsCreated(_TopicsChanged):
 
     def is_done(self, topic: str) -> bool:
         known = self._metadata_cache.snapshot.topics.get(topic, {})
-        return all(
-            number in known and known[number].leader != NO_LEADER for number in self._expected[topic]
-        )
+        return all(number in known and known[number].leader != NO_LEADER for number in self._expected[topic])
 
 
 class _TopicsDeleted(_TopicsChanged):

@@ -32,7 +32,11 @@ class _Waiting(Generic[Key]):
     __slots__ = ("future", "keys", "operation", "timer")
 
     def __init__(
-        self, operation: DelayedOperation, keys: Sequence[Key], future: "asyncio.Future[bool]", timer: asyncio.TimerHandle
+        self,
+        operation: DelayedOperation,
+        keys: Sequence[Key],
+        future: "asyncio.Future[bool]",
+        timer: asyncio.TimerHandle,
     ) -> None:
         self.operation = operation
         self.keys = keys

@@ -9,23 +9,23 @@ What must stay true:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
 from klamm.config.topic import TopicConfig
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.replication.partition import NO_EPOCH, Partition, PartitionState
+from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
+from klamm.replication.partition import READ_COMMITTED, Partition, PartitionState
 from klamm.replication.purgatory import DelayedOperation, Purgatory
-from klamm.storage.log import FetchedRecords
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_manager import LogManager
 
 TopicPartition = tuple[str, int]
 
-ACKS_ALL = -1
-MAX_TIMEOUT_MS = 2**31 - 1
+# A fetch of more partitions than this lets other requests run in between.
+PARTITIONS_PER_SLICE = 500
 
 
 @dataclass(slots=True)
@@ -41,29 +41,8 @@ class ProduceResult:
     required_offset: int = -1
 
 
-@dataclass(slots=True)
-class FetchPartition:
-    """What a client wants of one partition."""
-
-    topic: str
-    partition: int
-    fetch_offset: int
-    max_bytes: int
-    current_leader_epoch: int = NO_EPOCH
-    log_start_offset: int = -1
-    last_fetched_epoch: int = NO_EPOCH
-
-
-@dataclass(slots=True)
-class FetchResult:
-    """What a client gets of one partition. Offsets are -1 where the read failed."""
-
-    error_code: ErrorCode
-    high_watermark: int = -1
-    last_stable_offset: int = -1
-    log_start_offset: int = -1
-    aborted_transactions: list[tuple[int, int]] | None = None
-    records: bytearray | memoryview | bytes | None = None
+# What a client wants of one partition: the topic, and the rest as the request says it.
+Wanted = tuple[str, FetchPartition]
 
 
 class ReplicaManager:
@@ -147,7 +126,10 @@ class ReplicaManager:
         if not info.duplicate:
             self._partition_changed((topic, partition))
         return ProduceResult(
-            ErrorCode.NONE, info.first_offset, info.log_append_time_ms, info.log_start_offset,
+            ErrorCode.NONE,
+            info.first_offset,
+            info.log_append_time_ms,
+            info.log_start_offset,
             required_offset=info.last_offset + 1,
         )
 
@@ -177,50 +159,58 @@ class ReplicaManager:
 
     async def fetch(
         self,
-        wanted: Sequence[FetchPartition],
+        wanted: Sequence[Wanted],
         *,
         isolation_level: int,
         max_wait_ms: int,
         min_bytes: int,
         max_bytes: int,
-    ) -> list[FetchResult]:
-        """Reads for a consumer: at once if `min_bytes` are there or anything is wrong, else after at most `max_wait_ms`.
+    ) -> list[FetchResponsePartition]:
+        """Reads for a consumer: at once if `min_bytes` are there or something is wrong, else within `max_wait_ms`.
 
         Results are in the order of `wanted`. The first non-empty partition may exceed `max_bytes` and its own limit by
         one batch, so that a batch larger than the limits can still be consumed (KIP-74).
         """
-        delayed = _DelayedFetch(self, wanted, isolation_level, min_bytes)
         if wanted:
-            keys = [(want.topic, want.partition) for want in wanted]
+            delayed = _DelayedFetch(self, wanted, isolation_level, min_bytes)
+            keys = [(topic, want.partition) for topic, want in wanted]
             await self.fetch_purgatory.wait(delayed, keys, max_wait_ms)
         results = []
         left_bytes = max_bytes
-        for want in wanted:
-            result = await self._read(want, isolation_level, left_bytes, minimum_one_batch=left_bytes == max_bytes)
-            if result.records is not None:
-                left_bytes = max(0, left_bytes - len(result.records))
+        for index, (topic, want) in enumerate(wanted, 1):
+            result = await self._read(topic, want, isolation_level, left_bytes, first=left_bytes == max_bytes)
+            left_bytes = max(0, left_bytes - len(result.records or b""))
             results.append(result)
+            if index % PARTITIONS_PER_SLICE == 0:
+                await asyncio.sleep(0)  # other requests of this process have their turn
         return results
 
     async def _read(
-        self, want: FetchPartition, isolation_level: int, left_bytes: int, *, minimum_one_batch: bool
-    ) -> FetchResult:
+        self, topic: str, want: FetchPartition, isolation_level: int, left_bytes: int, *, first: bool
+    ) -> FetchResponsePartition:
         try:
-            partition = self.partition(want.topic, want.partition)
+            partition = self.partition(topic, want.partition)
             partition.require_leader(want.current_leader_epoch)
             log = partition.log
             # Taken before the read: an append meanwhile must not make the response claim more than it carries.
             high_watermark, last_stable_offset = log.high_watermark, log.last_stable_offset
             upper_bound = partition.fetch_upper_bound(isolation_level)
-            limit = min(want.max_bytes, left_bytes)
-            fetched: FetchedRecords = await log.read(
-                want.fetch_offset, limit, max_offset=upper_bound, minimum_one_batch=minimum_one_batch
+            fetched = await log.read(
+                want.fetch_offset,
+                min(want.partition_max_bytes, left_bytes),
+                max_offset=upper_bound,
+                minimum_one_batch=first,
             )
         except KafkaError as error:
-            return FetchResult(error.code)
-        aborted = log.aborted_transactions(want.fetch_offset, upper_bound) if isolation_level else None
-        return FetchResult(
-            ErrorCode.NONE, high_watermark, last_stable_offset, log.log_start_offset, aborted, fetched.data
+            return FetchResponsePartition(want.partition, error.code)
+        return FetchResponsePartition(
+            want.partition,
+            ErrorCode.NONE,
+            high_watermark,
+            last_stable_offset,
+            log.log_start_offset,
+            log.aborted_transactions(want.fetch_offset, upper_bound) if isolation_level == READ_COMMITTED else None,
+            records=fetched.data,
         )
 
     # -- life -----------------------------------------------------------------------------------------------------
@@ -269,9 +259,7 @@ class _DelayedProduce(DelayedOperation):
 class _DelayedFetch(DelayedOperation):
     """Ready when `min_bytes` can be read, or any partition would answer an error."""
 
-    def __init__(
-        self, manager: ReplicaManager, wanted: Sequence[FetchPartition], isolation_level: int, min_bytes: int
-    ) -> None:
+    def __init__(self, manager: ReplicaManager, wanted: Sequence[Wanted], isolation_level: int, min_bytes: int) -> None:
         self._manager = manager
         self._wanted = wanted
         self._isolation_level = isolation_level
@@ -279,17 +267,18 @@ class _DelayedFetch(DelayedOperation):
 
     def is_ready(self) -> bool:
         readable_bytes = 0
-        for want in self._wanted:
+        for topic, want in self._wanted:
             try:
-                partition = self._manager.partition(want.topic, want.partition)
+                partition = self._manager.partition(topic, want.partition)
                 partition.require_leader(want.current_leader_epoch)
             except KafkaError:
                 return True
-            upper_bound = partition.fetch_upper_bound(self._isolation_level)
-            if not partition.log.log_start_offset <= want.fetch_offset <= partition.log.log_end_offset:
+            log = partition.log
+            if not log.log_start_offset <= want.fetch_offset <= log.log_end_offset:
                 return True
+            upper_bound = partition.fetch_upper_bound(self._isolation_level)
             if want.fetch_offset < upper_bound:
-                readable_bytes += min(want.max_bytes, partition.log.readable_bytes(want.fetch_offset, upper_bound))
+                readable_bytes += min(want.partition_max_bytes, log.readable_bytes(want.fetch_offset, upper_bound))
                 if readable_bytes >= self._min_bytes:
                     return True
         return readable_bytes >= self._min_bytes

@@ -6,7 +6,7 @@ import pytest
 
 from klamm.broker.fetch_session import EVICTION_MS, FINAL_EPOCH, INITIAL_EPOCH, MAX_ID, NO_SESSION, FetchSessionCache
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.replication.replica_manager import FetchPartition, FetchResult
+from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
 
 
 class Clock:
@@ -21,16 +21,19 @@ def cache(slots: int = 10) -> tuple[FetchSessionCache, Clock]:
     return FetchSessionCache(slots, random.Random(1), clock), clock
 
 
-def want(partition: int, offset: int = 0) -> FetchPartition:
-    return FetchPartition("t", partition, offset, 1000)
+def want(partition: int, offset: int = 0) -> tuple[str, FetchPartition]:
+    return "t", FetchPartition(partition, -1, offset, -1, -1, 1000)
 
 
-def empty(high_watermark: int = 0) -> FetchResult:
-    return FetchResult(ErrorCode.NONE, high_watermark, high_watermark, 0, None, b"")
+def empty(high_watermark: int = 0) -> dict:
+    return {"high_watermark": high_watermark, "log_start_offset": 0}
 
 
-def data(high_watermark: int = 1) -> FetchResult:
-    return FetchResult(ErrorCode.NONE, high_watermark, high_watermark, 0, None, b"records")
+def data(high_watermark: int = 1) -> dict:
+    return {"high_watermark": high_watermark, "log_start_offset": 0, "records": b"records"}
+
+
+FAILED = {"error_code": ErrorCode.NOT_LEADER_OR_FOLLOWER}
 
 
 def begin(sessions, session_id, epoch, wanted=(), forgotten=(), is_follower=False):
@@ -38,7 +41,12 @@ def begin(sessions, session_id, epoch, wanted=(), forgotten=(), is_follower=Fals
 
 
 def answered(exchange, results):
-    return [one.partition for one, _ in exchange.answers(results)]
+    """Which partitions are answered when the reads gave `results`, one for each partition wanted, in order."""
+    read = [
+        FetchResponsePartition(want.partition, **result)
+        for (_, want), result in zip(exchange.wanted, results, strict=True)
+    ]
+    return [answer.partition for _, answer in exchange.answers(read)]
 
 
 def test_a_sessionless_fetch_answers_everything_and_makes_no_session() -> None:
@@ -55,20 +63,19 @@ def test_a_session_answers_only_news() -> None:
     assert first.session_id > 0
     assert answered(first, [empty(), empty(), empty()]) == [0, 1, 2]
     second = begin(sessions, first.session_id, 1)
-    assert [one.partition for one in second.wanted] == [0, 1, 2]
+    assert [one.partition for _, one in second.wanted] == [0, 1, 2]
     assert answered(second, [empty(), data(), empty()]) == [1]
     # Partition 1 had records, so it is now the last in line; and its high watermark is known.
     third = begin(sessions, first.session_id, 2, [want(1, 1)])
-    assert [(one.partition, one.fetch_offset) for one in third.wanted] == [(0, 0), (2, 0), (1, 1)]
+    assert [(one.partition, one.fetch_offset) for _, one in third.wanted] == [(0, 0), (2, 0), (1, 1)]
     assert answered(third, [empty(), empty(7), empty(1)]) == [2]
 
 
 def test_an_error_is_told_and_afterwards_the_recovery_is() -> None:
     sessions, _ = cache()
     first = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0)])
-    first.answers([empty()])
-    failed = FetchResult(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-    assert answered(begin(sessions, first.session_id, 1), [failed]) == [0]
+    answered(first, [empty()])
+    assert answered(begin(sessions, first.session_id, 1), [FAILED]) == [0]
     assert answered(begin(sessions, first.session_id, 2), [empty()]) == [0]
     assert answered(begin(sessions, first.session_id, 3), [empty()]) == []
 
@@ -76,9 +83,9 @@ def test_an_error_is_told_and_afterwards_the_recovery_is() -> None:
 def test_partitions_come_and_go() -> None:
     sessions, _ = cache()
     first = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0), want(1)])
-    first.answers([empty(), empty()])
+    answered(first, [empty(), empty()])
     second = begin(sessions, first.session_id, 1, [want(5)], [("t", 0)])
-    assert [one.partition for one in second.wanted] == [1, 5]
+    assert [one.partition for _, one in second.wanted] == [1, 5]
     closing = begin(sessions, first.session_id, 2, [], [("t", 1), ("t", 5)])
     assert closing.session_id == NO_SESSION
     assert len(sessions) == 0

@@ -43,9 +43,7 @@ async def handle(request: Request) -> Response:
             wanted, timeout_ms=body.timeout_ms, validate_only=body.validate_only
         )
     )
-    return Response(
-        version=request.version, results=[_result(name, answers[name]) for name in dict.fromkeys(names)]
-    )
+    return Response(version=request.version, results=[_result(name, answers[name]) for name in dict.fromkeys(names)])
 
 
 def _result(name: str, error: KafkaError | None) -> Result:

@@ -4,10 +4,10 @@ Answered when every new partition has a leader, or with REQUEST_TIMED_OUT after 
 will exist. Only the controller's broker serves it.
 """
 
-from klamm.broker.registry import ZERO_UUID, Body, Request, handler
+from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.broker.topic_admin import CreatedTopic, NewTopic
-from klamm.config.describe import ConfigSource, describe_topic
+from klamm.config.describe import describe_topic
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -65,7 +65,7 @@ def _created(request: Request, topic: CreatedTopic) -> Topic:
         "name": topic.name,
         "error_code": ErrorCode.NONE,
         "error_message": None,
-        "topic_id": topic.topic_id or ZERO_UUID,
+        "topic_id": topic.topic_id,
     }
     if not request.allows(topic.name, Operation.DESCRIBE_CONFIGS):
         return Topic(**common, topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, configs=[])
@@ -79,7 +79,7 @@ def _created(request: Request, topic: CreatedTopic) -> Topic:
                 name=entry.name,
                 value=entry.value,
                 read_only=entry.read_only,
-                config_source=ConfigSource(entry.source),
+                config_source=entry.source,
                 is_sensitive=entry.sensitive,
             )
             for entry in describe_topic(topic.config)

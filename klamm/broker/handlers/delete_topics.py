@@ -3,7 +3,7 @@
 Answered when this broker's metadata no longer has the topic. Only the controller's broker serves it.
 """
 
-from klamm.broker.registry import ZERO_UUID, Body, Request, handler
+from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -37,7 +37,7 @@ async def handle(request: Request) -> Response:
     doomed = {}
     for given, topic_id in _named(request):
         by_id = given is None
-        if by_id == (topic_id == ZERO_UUID):
+        if by_id == (topic_id is None):
             raise KafkaError(ErrorCode.INVALID_REQUEST, "each topic is named either by its name or by its id")
         name = snapshot.topic_name(topic_id) if by_id else given
         if name is None:
@@ -50,7 +50,7 @@ async def handle(request: Request) -> Response:
         elif name not in snapshot.topics:
             results.append(_result(name, topic_id, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)))
         else:
-            doomed[name] = snapshot.topic_ids.get(name, ZERO_UUID)
+            doomed[name] = snapshot.topic_ids.get(name)
     deleted = await services.topic_admin.delete_topics(list(doomed), timeout_ms=request.body.timeout_ms)
     results += [_result(name, doomed[name], error) for name, error in deleted.items()]
     return Response(version=request.version, responses=results)
@@ -59,7 +59,7 @@ async def handle(request: Request) -> Response:
 def _named(request: Request) -> list[tuple[str | None, Body]]:
     if request.version >= FIRST_VERSION_WITH_IDS:
         return [(topic.name, topic.topic_id) for topic in request.body.topics]
-    return [(name, ZERO_UUID) for name in request.body.topic_names]
+    return [(name, None) for name in request.body.topic_names]
 
 
 def _result(name: str | None, topic_id: Body, error: KafkaError | None) -> Result:

@@ -1,7 +1,10 @@
-"""DescribeCluster (key 60), version 0: the brokers and the controller (KIP-700)."""
+"""DescribeCluster (key 60), version 0: the brokers and the controller (KIP-700).
+
+Everybody may know where the brokers are; only the list of allowed operations depends on authorization.
+"""
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -22,7 +25,11 @@ def error_response(request: Request, error: KafkaError) -> Response:
     error_response=error_response,
 )
 def handle(request: Request) -> Response:
-    request.require_cluster()
+    allowed = None
+    if request.body.include_cluster_authorized_operations:
+        # As in Kafka: who may not describe the cluster may do nothing with it, but is told where the brokers are.
+        described = request.allows(CLUSTER_NAME)
+        allowed = request.authorized_operations(ResourceType.CLUSTER, CLUSTER_NAME) if described else set()
     snapshot = request.services.metadata_cache.snapshot
     return Response(
         version=request.version,
@@ -36,4 +43,5 @@ def handle(request: Request) -> Response:
             for broker in snapshot.brokers.values()
             if (endpoint := broker.endpoints.get(request.listener_name)) is not None
         ],
+        authorized_operations=allowed,
     )

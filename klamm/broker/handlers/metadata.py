@@ -8,7 +8,7 @@ found by name only; ids in requests come with version 12, which Kafka 2.8 does n
 from collections.abc import Sequence
 
 from klamm.broker.metadata_cache import MetadataSnapshot, PartitionMetadata
-from klamm.broker.registry import NO_BROKER, ZERO_UUID, Request, handler
+from klamm.broker.registry import NO_BROKER, Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.broker.topic_admin import INTERNAL_TOPICS, NewTopic, validate_topic_name
 from klamm.protocol import messages
@@ -28,9 +28,7 @@ def error_response(request: Request, error: KafkaError) -> Response:
     return Response(version=request.version, brokers=[], topics=topics)
 
 
-@handler(
-    ApiKey.METADATA, operation=Operation.DESCRIBE, resource_type=ResourceType.TOPIC, error_response=error_response
-)
+@handler(ApiKey.METADATA, operation=Operation.DESCRIBE, resource_type=ResourceType.TOPIC, error_response=error_response)
 async def handle(request: Request) -> Response:
     body, services = request.body, request.services
     snapshot = services.metadata_cache.snapshot
@@ -55,7 +53,16 @@ async def handle(request: Request) -> Response:
         cluster_id=services.cluster_id,
         controller_id=snapshot.controller_id,
         topics=topics,
+        authorized_operations=_cluster_operations(request),
     )
+
+
+def _cluster_operations(request: Request) -> set[int] | None:
+    if not request.body.include_cluster_authorized_operations:
+        return None
+    if not request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER):
+        return set()
+    return request.authorized_operations(ResourceType.CLUSTER, CLUSTER_NAME)
 
 
 def _names(topics: Sequence[object]) -> list[str]:
@@ -123,21 +130,21 @@ async def _auto_create(request: Request, names: Sequence[str]) -> dict[str, Erro
 
 
 def _known(request: Request, snapshot: MetadataSnapshot, name: str) -> Topic:
+    wants_operations = request.body.include_topic_authorized_operations
     return Topic(
         version=request.version,
         error_code=ErrorCode.NONE,
         name=name,
-        topic_id=snapshot.topic_ids.get(name, ZERO_UUID),
+        topic_id=snapshot.topic_ids.get(name),
         is_internal=name in INTERNAL_TOPICS,
         partitions=[
             _partition(request, snapshot, number, partition) for number, partition in snapshot.topics[name].items()
         ],
+        authorized_operations=request.authorized_operations(ResourceType.TOPIC, name) if wants_operations else None,
     )
 
 
-def _partition(
-    request: Request, snapshot: MetadataSnapshot, number: int, partition: PartitionMetadata
-) -> Partition:
+def _partition(request: Request, snapshot: MetadataSnapshot, number: int, partition: PartitionMetadata) -> Partition:
     code, leader = ErrorCode.NONE, partition.leader
     if snapshot.leader_endpoint(partition, request.listener_name) is None:
         leader = NO_BROKER

@@ -50,9 +50,7 @@ def _answer(request: Request, topic: str, wanted: Body) -> Partition:
         return _failed(wanted.partition, error.code)
     log = partition.log
     epoch, end_offset = log.leader_epochs.end_offset_for(wanted.leader_epoch, log.log_end_offset)
-    return Partition(
-        error_code=ErrorCode.NONE, partition=wanted.partition, leader_epoch=epoch, end_offset=end_offset
-    )
+    return Partition(error_code=ErrorCode.NONE, partition=wanted.partition, leader_epoch=epoch, end_offset=end_offset)
 
 
 def _failed(number: int, code: ErrorCode) -> Partition:

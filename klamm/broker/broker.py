@@ -1,0 +1,234 @@
+"""The composition root of one broker: it makes the parts, puts them together, starts and stops them in Kafka's order.
+
+Start: ZooKeeper session and top-level znodes, cluster id, log directories and their identity, logs, listeners bound
+(so that their addresses are known), broker znode, producer ids, controller, and last the listeners accept. Stop is the
+reverse: requests under way are answered, high watermarks and logs are checkpointed, the clean-shutdown files are
+written, and the ZooKeeper session, which is what others see of this broker, ends last.
+
+What must stay true:
+- No client is served before the broker is registered and its logs are recovered.
+- `failure` is set by the first fault of the program, by the loss of the last log directory, and by a session that
+  cannot be set up anew; whoever runs the broker then stops the process. It is never set by what a client sends.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from klamm.broker import handlers
+from klamm.broker.dispatcher import Dispatcher
+from klamm.broker.fetch_session import FetchSessionCache
+from klamm.broker.metadata_cache import BrokerMetadata, Endpoint, MetadataCache
+from klamm.broker.producer_ids import ProducerIds
+from klamm.broker.quotas import NoQuotas, Quotas
+from klamm.broker.registry import apis
+from klamm.broker.security import AllowEverything, Authorizer
+from klamm.broker.services import Services
+from klamm.broker.standalone_controller import StandaloneController
+from klamm.broker.topic_admin import TopicAdmin
+from klamm.broker.topic_configs import TopicConfigs
+from klamm.broker.zookeeper_session import ZooKeeperSession
+from klamm.config.broker import BrokerConfig
+from klamm.environment import Environment
+from klamm.net.server import ServerLimits, SocketServer
+from klamm.protocol.api_keys import request_size_limit
+from klamm.replication.replica_manager import ReplicaManager, log_config
+from klamm.storage.log_manager import LogManager
+from klamm.znodes.store import KafkaZooKeeper
+
+# How long a stop waits for requests under way.
+DRAIN_TIMEOUT_MS = 2_000
+
+_log = logging.getLogger(__name__)
+
+
+class BrokerStartError(Exception):
+    """The broker cannot start; the message says why and what would be needed."""
+
+
+class Broker:
+    """One broker. `authorizer` and `quotas` are the hooks for security; by default everything is allowed at full speed.
+
+    `failure` is a future of the running loop that is resolved with the reason why the broker must stop.
+    """
+
+    failure: "asyncio.Future[BaseException]"
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        environment: Environment,
+        *,
+        authorizer: Authorizer | None = None,
+        quotas: Quotas | None = None,
+    ) -> None:
+        self._config = config
+        self._environment = environment
+        self._authorizer = authorizer or AllowEverything()
+        self._quotas = quotas or NoQuotas()
+        self._metadata_cache = MetadataCache()
+        self._topic_configs = TopicConfigs(config)
+        self._zookeeper = ZooKeeperSession(environment, config, self._set_up_session, self._fail)
+        self._topic_admin = TopicAdmin(environment, config, self._metadata_cache, lambda: self._zookeeper.store)
+        self._producer_ids = ProducerIds(self._allocate_producer_ids)
+        self._log_manager: LogManager | None = None
+        self._replica_manager: ReplicaManager | None = None
+        self._controller: StandaloneController | None = None
+        self._listeners: dict[str, SocketServer] = {}
+        self.broker_id = config.broker_id
+        self.cluster_id = ""
+
+    @property
+    def endpoints(self) -> Mapping[str, tuple[str, int]]:
+        """Host and port of each listener by its name, once they are bound."""
+        return {name: (server.host, server.port) for name, server in self._listeners.items()}
+
+    # -- start ----------------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Returns when clients are served.
+
+        Raises BrokerStartError for what an operator can mend; ZooKeeperError when ZooKeeper does not answer; KafkaError
+        for log directories that cannot be used; OSError for addresses that cannot be bound. After a failed start only
+        `stop` may be called.
+        """
+        self.failure = asyncio.get_running_loop().create_future()
+        if reasons := self._config.unsupported_reasons():
+            raise BrokerStartError("; ".join(reasons))
+        await self._zookeeper.start()
+        store = self._zookeeper.store
+        await store.create_top_level_paths()
+        self.cluster_id = await store.get_or_create_cluster_id(self._environment.random_uuid())
+        self._log_manager = await self._open_logs(store)
+        self._replica_manager = ReplicaManager(
+            self._environment,
+            self.broker_id,
+            self._log_manager,
+            self._topic_configs.of,
+            self._config.replica_high_watermark_checkpoint_interval_ms,
+        )
+        await self._bind_listeners(self._log_manager, self._replica_manager)
+        await self._set_up_session(store)
+        self._log_manager.write_identity(self.cluster_id, self.broker_id)
+        await self._producer_ids.start()
+        self._log_manager.start()
+        for server in self._listeners.values():
+            await server.start()
+        _log.info("broker %d of cluster %s serves %s", self.broker_id, self.cluster_id, dict(self.endpoints))
+
+    async def _open_logs(self, store: KafkaZooKeeper) -> LogManager:
+        config = self._config
+        manager = LogManager(
+            self._environment,
+            config.log_dirs,
+            default_config=log_config(self._topic_configs.of("")),
+            on_directory_failure=self._directory_failed,
+        )
+        self._log_manager = manager
+        stored_id = manager.open_directories(self.cluster_id, config.broker_id)
+        if stored_id is not None:
+            self.broker_id = stored_id
+        elif self.broker_id < 0:
+            self.broker_id = await store.generate_broker_id(config.reserved_broker_max_id)
+        await self._topic_configs.load(store, await store.topic_names())
+        await manager.load(lambda topic: log_config(self._topic_configs.of(topic)))
+        return manager
+
+    async def _bind_listeners(self, log_manager: LogManager, replica_manager: ReplicaManager) -> None:
+        loop = asyncio.get_running_loop()
+        services = Services(
+            self._environment,
+            self._config,
+            self.broker_id,
+            self.cluster_id,
+            apis(),
+            self._authorizer,
+            self._quotas,
+            self._metadata_cache,
+            self._topic_configs,
+            self._topic_admin,
+            self._producer_ids,
+            replica_manager,
+            log_manager,
+            FetchSessionCache(
+                self._config.max_incremental_fetch_session_cache_slots,
+                self._environment.random,
+                lambda: loop.time() * 1000,
+            ),
+        )
+        dispatcher = Dispatcher(services)
+        limits = ServerLimits(
+            max_connections=self._config.max_connections,
+            max_connections_per_ip=self._config.max_connections_per_ip,
+            connections_max_idle_ms=self._config.connections_max_idle_ms,
+        )
+        for listener in self._config.listeners:
+            server = SocketServer(
+                listener.name,
+                listener.host,
+                listener.port,
+                dispatch=dispatcher.dispatch,
+                is_pipelined=dispatcher.is_pipelined,
+                size_limit=request_size_limit(self._config.socket_request_max_bytes),
+                limits=limits,
+                on_failure=self._fail,
+            )
+            await server.bind()
+            self._listeners[listener.name] = server
+
+    async def _set_up_session(self, store: KafkaZooKeeper) -> None:
+        """Everything that lives as long as a ZooKeeper session: the registration and the controller's watches."""
+        assert self._replica_manager is not None
+        if self._controller is not None:
+            await self._controller.stop()
+        metadata = BrokerMetadata(self.broker_id, self._advertised_endpoints(), self._config.broker_rack)
+        await store.register_broker(self._registration(metadata))
+        self._controller = StandaloneController(
+            metadata,
+            store,
+            self._metadata_cache,
+            self._replica_manager,
+            self._topic_configs,
+            self._topic_admin,
+            self._fail,
+        )
+        await self._controller.start()
+
+    def _advertised_endpoints(self) -> dict[str, Endpoint]:
+        """Port 0 and an empty host stand for what the system gave the listener and this machine's name."""
+        endpoints = {}
+        for listener in self._config.advertised_listeners:
+            server = self._listeners[listener.name]
+            host = listener.host or self._environment.host_name()
+            endpoints[listener.name] = Endpoint(host, listener.port or server.port, listener.security_protocol)
+        return endpoints
+
+    async def _allocate_producer_ids(self) -> tuple[int, int]:
+        return await self._zookeeper.store.allocate_producer_id_block(self.broker_id)
+
+    # -- failure and stop -----------------------------------------------------------------------------------------
+
+    def _directory_failed(self, directory: str, error: OSError) -> None:
+        _log.error("log directory %s is offline: %s", directory, error)
+        if self._replica_manager is not None:
+            self._replica_manager.directory_failed(directory)
+        assert self._log_manager is not None
+        if not self._log_manager.live_directories:
+            self._fail(error)
+
+    def _fail(self, reason: BaseException) -> None:
+        if not self.failure.done():
+            _log.critical("the broker must stop", exc_info=reason)
+            self.failure.set_result(reason)
+
+    async def stop(self) -> None:
+        """Stops cleanly; also after a failed or partial start."""
+        for server in self._listeners.values():
+            await server.stop(DRAIN_TIMEOUT_MS)
+        if self._controller is not None:
+            await self._controller.stop()
+        if self._replica_manager is not None:
+            await self._replica_manager.stop()
+        if self._log_manager is not None:
+            await self._log_manager.stop()
+        await self._zookeeper.stop()

@@ -1,0 +1,113 @@
+"""DescribeConfigs (key 32), versions 1 to 4: the configurations of topics and of this broker (KIP-133, 226, 569).
+
+Broker loggers are not configurable, so their resource type is refused. A broker is described by itself only; the
+cluster-wide default (an empty name) has no entries yet, because brokers have no dynamic configs.
+"""
+
+from collections.abc import Sequence
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
+from klamm.broker.topic_admin import validate_topic_name
+from klamm.config.describe import DescribedConfig, describe_broker, describe_topic
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.DESCRIBE_CONFIGS)
+Result = Response.DescribeConfigsResult
+Entry = Result.DescribeConfigsResourceResult
+Synonym = Entry.DescribeConfigsSynonym
+
+# `ConfigResource.Type`, which differs from an authorizer's resource types.
+TOPIC = 2
+BROKER = 4
+
+
+def error_response(request: Request, error: KafkaError) -> Response:
+    return Response(version=request.version, results=[_failed(resource, error) for resource in request.body.resources])
+
+
+@handler(
+    ApiKey.DESCRIBE_CONFIGS,
+    operation=Operation.DESCRIBE_CONFIGS,
+    resource_type=ResourceType.TOPIC,
+    error_response=error_response,
+)
+def handle(request: Request) -> Response:
+    results = []
+    for resource in request.body.resources:
+        try:
+            entries = _describe(request, resource)
+        except KafkaError as error:
+            results.append(_failed(resource, error))
+        else:
+            results.append(
+                Result(
+                    error_code=ErrorCode.NONE,
+                    error_message=None,
+                    resource_type=resource.resource_type,
+                    resource_name=resource.resource_name,
+                    configs=_entries(request, resource.configuration_keys, entries),
+                )
+            )
+    return Response(version=request.version, results=results)
+
+
+def _describe(request: Request, resource: Body) -> Sequence[DescribedConfig]:
+    services, name = request.services, resource.resource_name
+    if resource.resource_type == TOPIC:
+        if not request.allows(name):
+            raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+        validate_topic_name(name)
+        if name not in services.metadata_cache.snapshot.topics:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
+        return describe_topic(services.topic_configs.of(name))
+    if resource.resource_type == BROKER:
+        if not request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER):
+            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+        if name == "":
+            return []
+        if name != str(services.broker_id):
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, f"broker {name!r} is described by itself; this is {services.broker_id}"
+            )
+        return describe_broker(services.config)
+    raise KafkaError(
+        ErrorCode.INVALID_REQUEST,
+        f"resource type {resource.resource_type}: allowed are {TOPIC} (topic) and {BROKER} (broker)",
+    )
+
+
+def _entries(request: Request, wanted: Sequence[str] | None, entries: Sequence[DescribedConfig]) -> list[Entry]:
+    """Those of the wanted names; an empty list means all, as null does."""
+    body = request.body
+    return [
+        Entry(
+            version=request.version,
+            name=entry.name,
+            value=entry.value,
+            read_only=entry.read_only,
+            config_source=entry.source,
+            is_sensitive=entry.sensitive,
+            synonyms=[
+                Synonym(name=synonym.name, value=synonym.value, source=synonym.source) for synonym in entry.synonyms
+            ]
+            if body.include_synonyms
+            else [],
+            config_type=entry.type,
+            documentation=entry.documentation if body.include_documentation else None,
+        )
+        for entry in entries
+        if not wanted or entry.name in wanted
+    ]
+
+
+def _failed(resource: Body, error: KafkaError) -> Result:
+    return Result(
+        error_code=error.code,
+        error_message=error.message or None,
+        resource_type=resource.resource_type,
+        resource_name=resource.resource_name,
+        configs=[],
+    )

@@ -1,0 +1,104 @@
+"""Produce (key 0), versions 0 to 9: appends one batch to each partition (acks 0, 1, all).
+
+Versions 0 to 2 are served so that old clients hear why not: their records are message sets, and klamm keeps record
+batches (magic 2) only, so they get UNSUPPORTED_FOR_MESSAGE_FORMAT. Transactional produces are refused, as there is no
+transaction coordinator. With acks=0 nothing is answered; an error then closes the connection, as in Kafka, so that the
+client learns that something is wrong.
+"""
+
+from collections.abc import Sequence
+
+from klamm.broker.registry import Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.net.server import InvalidRequest
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.produce import PartitionProduceResponse, ProduceResponse
+from klamm.replication.replica_manager import ProduceResult
+
+ACKS_NONE = 0
+ACKS_ALL = -1
+ACKS = (ACKS_NONE, 1, ACKS_ALL)
+# Versions up to this one carry message sets, which have their own rules; later ones exactly one record batch.
+LAST_VERSION_WITH_MESSAGE_SETS = 2
+
+Appended = Sequence[tuple[str, int, ProduceResult]]
+
+
+def error_response(request: Request, error: KafkaError) -> ProduceResponse:
+    if request.body.acks == ACKS_NONE:
+        raise InvalidRequest(f"produce with acks=0 failed: {error}")
+    return ProduceResponse(
+        [
+            (
+                topic,
+                [PartitionProduceResponse(number, error.code, error_message=error.message) for number, _ in entries],
+            )
+            for topic, entries in request.body.topics
+        ]
+    )
+
+
+@handler(
+    ApiKey.PRODUCE,
+    operation=Operation.WRITE,
+    resource_type=ResourceType.TOPIC,
+    error_response=error_response,
+    pipelined=True,
+)
+def handle(request: Request) -> object:
+    body = request.body
+    if body.acks not in ACKS:
+        raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={body.acks}: allowed are 0, 1 and -1 (all)")
+    if body.transactional_id is not None:
+        raise KafkaError(
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "this version of klamm has no transaction coordinator"
+        )
+    appended = [
+        (topic, number, _append(request, topic, number, records))
+        for topic, entries in body.topics
+        for number, records in entries
+    ]
+    if body.acks == ACKS_NONE:
+        return _after_acks_none(appended)
+    if body.acks == ACKS_ALL and not request.services.replica_manager.is_replicated(appended):
+        return _wait_replicated(request, appended)
+    return _respond(appended)
+
+
+def _append(request: Request, topic: str, number: int, records: memoryview | None) -> ProduceResult:
+    if not request.allows(topic):
+        return ProduceResult(request.denied)
+    if request.version <= LAST_VERSION_WITH_MESSAGE_SETS:
+        return ProduceResult(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT)
+    if records is None:
+        return ProduceResult(ErrorCode.INVALID_RECORD, error_message="the records are null")
+    return request.services.replica_manager.append_records(topic, number, records, request.body.acks)
+
+
+def _after_acks_none(appended: Appended) -> None:
+    for topic, number, result in appended:
+        if result.error_code != ErrorCode.NONE:
+            reason = result.error_message or result.error_code.name
+            raise InvalidRequest(f"produce with acks=0 to {topic}-{number} failed: {reason}")
+
+
+async def _wait_replicated(request: Request, appended: Appended) -> ProduceResponse:
+    await request.services.replica_manager.wait_replicated(appended, request.body.timeout_ms)
+    return _respond(appended)
+
+
+def _respond(appended: Appended) -> ProduceResponse:
+    topics: dict[str, list[PartitionProduceResponse]] = {}
+    for topic, number, result in appended:
+        topics.setdefault(topic, []).append(
+            PartitionProduceResponse(
+                number,
+                result.error_code,
+                result.base_offset,
+                result.log_append_time_ms,
+                result.log_start_offset,
+                error_message=result.error_message,
+            )
+        )
+    return ProduceResponse(list(topics.items()))
