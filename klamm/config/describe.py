@@ -117,7 +117,9 @@ def _broker_synonyms(config: BrokerConfig, name: str) -> list[ConfigSynonym]:
 
     As in Kafka, names that come before `name` itself do not count; without any entry of its own there are none.
     """
-    names = _FAMILY_OF.get(name, (name,))
+    key = config_key(name)
+    # A key for one listener falls back on its base key.
+    names = _FAMILY_OF.get(name, (name,) if key is None or key.name == name else (name, key.name))
     file = ConfigSource.STATIC_BROKER_CONFIG
     found = [ConfigSynonym(each, config.originals[each], file) for each in names if each in config.originals]
     for each in names:

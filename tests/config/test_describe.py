@@ -1,0 +1,73 @@
+"""DescribeConfigs' data. That all of it is Kafka's is shown against Kafka in tests/interop."""
+
+from klamm.config.broker import BrokerConfig
+from klamm.config.definition import ConfigType, format_value
+from klamm.config.describe import ConfigSource, ConfigSynonym, DescribedConfig, describe_broker, describe_topic
+from klamm.config.topic import TopicConfig
+
+BROKER = BrokerConfig.from_properties(
+    {
+        "zookeeper.connect": "zk",
+        "log.segment.bytes": "4096",
+        "log.retention.ms": "7",
+        "log.retention.hours": "1",
+        "ssl.key.password": "secret",
+        "not.a.key": "perhaps a secret",
+        "listener.name.a.ssl.key.password": "secret",
+    }
+)
+
+
+def by_name(configs: list[DescribedConfig]) -> dict[str, DescribedConfig]:
+    return {config.name: config for config in configs}
+
+
+def test_a_topics_override_comes_before_the_brokers_file_and_the_default() -> None:
+    topic = by_name(describe_topic(TopicConfig.from_overrides(BROKER, {"segment.bytes": "5000"})))["segment.bytes"]
+    assert (topic.value, topic.source, topic.type) == ("5000", ConfigSource.DYNAMIC_TOPIC_CONFIG, ConfigType.INT)
+    assert not topic.is_default and not topic.read_only
+    assert topic.synonyms == (
+        ConfigSynonym("segment.bytes", "5000", ConfigSource.DYNAMIC_TOPIC_CONFIG),
+        ConfigSynonym("log.segment.bytes", "4096", ConfigSource.STATIC_BROKER_CONFIG),
+        ConfigSynonym("log.segment.bytes", "1073741824", ConfigSource.DEFAULT_CONFIG),
+    )
+
+
+def test_a_setting_in_several_units_lists_them_all() -> None:
+    retention = by_name(describe_topic(TopicConfig.from_overrides(BROKER, {})))["retention.ms"]
+    assert (retention.value, retention.source) == ("7", ConfigSource.STATIC_BROKER_CONFIG)
+    assert retention.synonyms == (
+        ConfigSynonym("log.retention.ms", "7", ConfigSource.STATIC_BROKER_CONFIG),
+        ConfigSynonym("log.retention.hours", "1", ConfigSource.STATIC_BROKER_CONFIG),
+        ConfigSynonym("log.retention.hours", "168", ConfigSource.DEFAULT_CONFIG),
+    )
+
+
+def test_no_secret_is_shown() -> None:
+    broker = by_name(describe_broker(BROKER))
+    for name in ("ssl.key.password", "not.a.key", "listener.name.a.ssl.key.password"):
+        assert broker[name].sensitive
+        assert broker[name].value is None
+        assert {synonym.value for synonym in broker[name].synonyms} == {None}
+    assert "secret" not in repr(broker)
+
+
+def test_which_broker_keys_may_change() -> None:
+    broker = by_name(describe_broker(BROKER))
+    assert broker["broker.id"].read_only
+    assert not broker["log.segment.bytes"].read_only
+    assert not broker["listeners"].read_only
+    assert broker["broker.id"].is_default
+
+
+def test_values_have_javas_text_form() -> None:
+    written = [
+        format_value(ConfigType.DOUBLE, value)
+        for value in (0.0, 0.5, 1e7, 9999999.5, -12345678.9, 1e-3, 1e-4, 5e-324, 1.7976931348623157e308)
+    ]
+    assert written == [
+        "0.0", "0.5", "1.0E7", "9999999.5", "-1.23456789E7", "0.001", "1.0E-4", "5.0E-324", "1.7976931348623157E308",
+    ]  # fmt: skip
+    assert format_value(ConfigType.BOOLEAN, True) == "true"
+    assert format_value(ConfigType.LIST, ("a", "b")) == "a,b"
+    assert format_value(ConfigType.LONG, None) is None

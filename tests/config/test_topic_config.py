@@ -1,0 +1,104 @@
+"""A topic's configuration: inheritance from the broker, overrides, and what is said about bad ones."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klamm.config.broker import BROKER_CONFIG_DEF, BrokerConfig
+from klamm.config.definition import ConfigError, attribute
+from klamm.config.topic import BROKER_KEY, TOPIC_CONFIG_DEF, TopicConfig
+
+BROKER = BrokerConfig.from_properties({"zookeeper.connect": "zk:2181"})
+
+
+def problems(overrides: dict[str, str | None]) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as refused:
+        TopicConfig.from_overrides(BROKER, overrides)
+    return refused.value.problems
+
+
+def test_there_are_26_keys_and_a_plain_broker_changes_no_default() -> None:
+    assert len(TOPIC_CONFIG_DEF.keys) == 26
+    topic = TopicConfig.from_overrides(BROKER, {})
+    assert {name: getattr(topic, attribute(name)) for name in TOPIC_CONFIG_DEF.keys} == {
+        name: key.default for name, key in TOPIC_CONFIG_DEF.keys.items()
+    }
+
+
+def test_each_key_inherits_from_a_broker_key_of_its_type() -> None:
+    assert set(TOPIC_CONFIG_DEF.keys) - set(BROKER_KEY) == {
+        "leader.replication.throttled.replicas",
+        "follower.replication.throttled.replicas",
+    }
+    for name, broker_name in BROKER_KEY.items():
+        assert TOPIC_CONFIG_DEF.keys[name].type is BROKER_CONFIG_DEF.keys[broker_name].type
+
+
+def test_inheritance_and_overrides() -> None:
+    broker = BrokerConfig.from_properties(
+        {"zookeeper.connect": "zk", "log.retention.minutes": "1", "log.cleanup.policy": "compact", "log.roll.ms": "9"}
+    )
+    topic = TopicConfig.from_overrides(broker, {"segment.ms": "10", "min.insync.replicas": "2"})
+    assert (topic.retention_ms, topic.segment_ms, topic.min_insync_replicas) == (60000, 10, 2)
+    assert (topic.compact, topic.delete) == (True, False)
+    assert topic.overrides == {"segment.ms": "10", "min.insync.replicas": "2"}
+
+
+@pytest.mark.parametrize("value", ["", "*", "0:1", "0:1,12:3"])
+def test_throttled_replicas(value: str) -> None:
+    topic = TopicConfig.from_overrides(BROKER, {"leader.replication.throttled.replicas": value})
+    assert ",".join(topic.leader_replication_throttled_replicas) == value
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        ({"retention.hours": "1"}, "retention.hours is not a topic config"),
+        ({"retention.ms": None}, "retention.ms=null is not allowed; allowed: a value"),
+        ({"retention.ms": "-2"}, "retention.ms=-2 is not allowed; allowed: at least -1"),
+        (
+            {"retention.ms": "1d"},
+            "retention.ms=1d is not a long (a whole number from -9223372036854775808 to 9223372036854775807);"
+            " allowed: at least -1",
+        ),
+        ({"min.cleanable.dirty.ratio": "1.5"}, "min.cleanable.dirty.ratio=1.5 is not allowed; allowed: 0 to 1"),
+        (
+            {"message.timestamp.type": "createtime"},
+            "message.timestamp.type=createtime is not allowed; allowed: one of CreateTime, LogAppendTime",
+        ),
+        (
+            {"leader.replication.throttled.replicas": "0-1"},
+            "leader.replication.throttled.replicas=0-1 is not allowed; "
+            "allowed: * or partition:broker,partition:broker,...",
+        ),
+        (
+            {"min.compaction.lag.ms": "5", "max.compaction.lag.ms": "4"},
+            "min.compaction.lag.ms=5 is more than max.compaction.lag.ms=4",
+        ),
+    ],
+)
+def test_a_bad_override_is_named_with_what_is_allowed(overrides: dict[str, str | None], problem: str) -> None:
+    assert problems(overrides) == (problem,)
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    assert len(problems({"a": "1", "retention.ms": None, "segment.bytes": "x"})) == 3
+
+
+def test_stored_overrides_may_hold_keys_of_other_programs() -> None:
+    topic = TopicConfig.from_overrides(BROKER, {"other.program.key": "1", "segment.bytes": "20"}, stored=True)
+    assert (topic.segment_bytes, dict(topic.overrides)) == (20, {"segment.bytes": "20"})
+
+
+KEYS = st.one_of(st.sampled_from(list(TOPIC_CONFIG_DEF.keys)), st.text())
+VALUES = st.one_of(st.none(), st.text(), st.integers().map(str))
+
+
+@given(st.dictionaries(KEYS, VALUES))
+def test_garbage_is_parsed_or_refused(overrides: dict[str, str | None]) -> None:
+    try:
+        topic = TopicConfig.from_overrides(BROKER, overrides)
+    except ConfigError as error:
+        assert error.problems
+        return
+    assert topic.overrides == overrides

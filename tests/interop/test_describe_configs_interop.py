@@ -1,0 +1,91 @@
+"""`klamm.config.describe` tells of topics and brokers what Apache Kafka 2.8.2's DescribeConfigs does.
+
+Compared: names, values, sources, read-only and sensitive flags, synonyms in their order, types. Not compared: the
+documentation, which is in our own words, and the keys that only Kafka without ZooKeeper has.
+"""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+from oracles import RealKafka, RealZooKeeper
+
+from klamm.config.broker import BrokerConfig
+from klamm.config.describe import DescribedConfig, describe_broker, describe_topic
+from klamm.config.topic import TopicConfig
+
+PROPERTIES = {
+    "log.retention.minutes": 30,
+    "log.roll.hours": 2,
+    "log.flush.scheduler.interval.ms": 3000,
+    "log.cleanup.policy": "compact, delete",
+    "log.cleaner.io.max.bytes.per.second": "1.5e8",
+    "message.max.bytes": 2000000,
+    "inter.broker.protocol.version": 2.8,
+    "listener.name.plaintext.max.connections": 77,
+    "listener.name.plaintext.scram-sha-256.sasl.jaas.config": "secret",
+    "ssl.keystore.password": "secret",
+    "nobody.knows.this": "secret",
+}
+OVERRIDES = {
+    "cleanup.policy": "delete",
+    "retention.ms": "1234567",
+    "min.cleanable.dirty.ratio": ".25",
+    "message.format.version": "2.4",
+    "follower.replication.throttled.replicas": "0:0, 1:0",
+}
+
+
+def told(configs: Iterable[DescribedConfig]) -> dict[str, dict[str, Any]]:
+    return {
+        config.name: {
+            "value": config.value,
+            "read_only": config.read_only,
+            "is_sensitive": config.sensitive,
+            "config_source": config.source.name,
+            "config_type": config.type.name,
+            "synonyms": [
+                {"name": synonym.name, "value": synonym.value, "source": synonym.source.name}
+                for synonym in config.synonyms
+            ],
+        }
+        for config in configs
+    }
+
+
+def compare(ours: dict[str, dict[str, Any]], theirs: dict[str, dict[str, Any]]) -> None:
+    assert sorted(ours) == sorted(theirs)
+    assert {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]} == {}
+
+
+def test_descriptions_are_kafkas(
+    kafka_jars: Path, real_zookeeper: RealZooKeeper, running: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    kafka = running(RealKafka(kafka_jars, tmp_path, f"{real_zookeeper.connect}/describe", properties=PROPERTIES))
+    kafka.start()
+    admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
+    try:
+        topics = {name: {"num_partitions": 1, "replication_factor": 1} for name in ("plain", "tuned")}
+        admin.create_topics({**topics, "tuned": {**topics["tuned"], "configs": OVERRIDES}}, wait_for_metadata=True)
+        resources = [
+            ConfigResource(ConfigResourceType.TOPIC, "plain"),
+            ConfigResource(ConfigResourceType.TOPIC, "tuned"),
+            ConfigResource(ConfigResourceType.BROKER, "0"),
+        ]
+        answers = admin.describe_configs(resources, include_synonyms=True, config_filter="all")
+    finally:
+        admin.close()
+    theirs = {
+        name: {
+            key: {field: config[field] for field in config if field != "documentation"}
+            for key, config in configs.items()
+        }
+        for by_name in answers.values()
+        for name, configs in by_name.items()
+    }
+
+    broker = BrokerConfig.from_properties({key: str(value) for key, value in kafka.properties.items()})
+    compare(told(describe_topic(TopicConfig.from_overrides(broker, {}))), theirs["plain"])
+    compare(told(describe_topic(TopicConfig.from_overrides(broker, OVERRIDES))), theirs["tuned"])
+    compare(told(describe_broker(broker)), theirs["0"])
