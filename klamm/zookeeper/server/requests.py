@@ -1,11 +1,12 @@
 """What each request of an established session does, and the reply to it."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, Final
 
 from klamm.zookeeper import errors, jute
-from klamm.zookeeper.errors import ZooKeeperError, ZooKeeperErrorCode
-from klamm.zookeeper.jute import KeeperState, MultiResult, OpCode, WatcherEvent, WatcherType
+from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.jute import CreateMode, KeeperState, MultiResult, OpCode, Stat, WatcherEvent, WatcherType
 from klamm.zookeeper.server.connection import ClientConnection
 from klamm.zookeeper.tree import (
     Applied,
@@ -14,6 +15,7 @@ from klamm.zookeeper.tree import (
     Event,
     MultiFailed,
     MultiTxn,
+    NodeTxn,
     Txn,
     Watches,
     ZnodeTree,
@@ -74,23 +76,18 @@ class Requests:
         self._commit(self._tree.prepare(request, caller))
 
     def _multi(self, connection: ClientConnection, caller: Caller, request: jute.Multi) -> jute.MultiResponse:
+        request = jute.Multi(tuple([_by_flags(operation) for operation in request.operations]))
         try:
             txn = self._tree.prepare(request, caller)
         except MultiFailed as failed:
             return jute.MultiResponse(tuple([MultiResult(OpCode.ERROR, code) for code in failed.codes]))
         assert isinstance(txn, MultiTxn)
         stats = self._commit(txn).stats
-        return jute.MultiResponse(
-            tuple(
-                MultiResult(
-                    operation.op,
-                    ZooKeeperErrorCode.OK,
-                    change.path if isinstance(change, CreateTxn) else None,
-                    None if operation.op == OpCode.CREATE else stat,
-                )
-                for operation, change, stat in zip(request.operations, txn.txns, stats, strict=True)
-            )
-        )
+        results = [
+            _multi_result(operation, change, stat)
+            for operation, change, stat in zip(request.operations, txn.txns, stats, strict=True)
+        ]
+        return jute.MultiResponse(tuple(results))
 
     # -- reads
 
@@ -151,6 +148,21 @@ class Requests:
         self, connection: ClientConnection, caller: Caller, request: jute.UnknownRequest | jute.Check
     ) -> jute.Response:
         raise errors.Unimplemented("", f"operation {request.op}")
+
+
+def _by_flags(operation: jute.MultiOperation) -> jute.MultiOperation:
+    """Inside a multi ZooKeeper tells a container by the flags alone (Op.Create)."""
+    if isinstance(operation, jute.Create) and operation.flags == CreateMode.CONTAINER:
+        return dataclasses.replace(operation, op=OpCode.CREATE_CONTAINER)
+    return operation
+
+
+def _multi_result(operation: jute.MultiOperation, change: NodeTxn, stat: Stat | None) -> MultiResult:
+    if not isinstance(change, CreateTxn):
+        return MultiResult(operation.op, stat=stat)
+    if operation.op == OpCode.CREATE:
+        return MultiResult(OpCode.CREATE, path=change.path)
+    return MultiResult(OpCode.CREATE2, path=change.path, stat=stat)  # whichever create it was that answers a stat
 
 
 def _watcher_type(request: jute.CheckWatches | jute.RemoveWatches) -> WatcherType:
