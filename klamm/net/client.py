@@ -1,0 +1,306 @@
+"""The wire client: one connection to a broker, with many requests in flight that are answered in order.
+
+`cluster.py` builds a client of a whole cluster on it.
+
+What must stay true:
+- Requests leave in the order of the calls of `send`; at most `max_in_flight` wait for their responses, and while the
+  broker does not read, no further request is written.
+- Every request ends: with its response, or with a `ClientError` that says why. A connection that ends for any reason
+  fails all of its requests. A request that times out ends its connection, because responses come in order and the ones
+  behind it would wait just as long.
+- What a broker sends is checked like what a client sends: a response that is not exactly one closes the connection.
+"""
+
+import asyncio
+import ssl
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import klamm
+from klamm.net.framing import FrameReader, ReceiveBuffer
+from klamm.protocol.api_keys import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey
+from klamm.protocol.errors import ErrorCode
+from klamm.protocol.messages import (
+    InvalidFrame,
+    decode_response,
+    encode_request,
+    parse_correlation_id,
+    request_class,
+)
+
+# How long a closed connection may take to send what was written before it is cut off.
+CLOSE_TIMEOUT_MS = 1_000
+
+# Makes a request in the version that the broker and we have in common.
+BuildRequest = Callable[[int], Any]
+Address = tuple[str, int]
+
+
+class ClientError(Exception):
+    """A request has no answer. The message says which broker and why."""
+
+
+class NotSent(ClientError):
+    """The connection had ended before the request was written."""
+
+
+class ConnectFailed(NotSent):
+    """No connection came about."""
+
+
+class Disconnected(ClientError):
+    """The connection ended; whether the broker has executed the request is unknown."""
+
+
+class RequestTimedOut(Disconnected):
+    """No response in time; the connection was closed because of it."""
+
+
+class InvalidResponse(Disconnected):
+    """The broker sent what is no response to what was asked; the connection was closed because of it."""
+
+
+class UnsupportedVersion(ClientError):
+    """The broker and we have no version of the API in common."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionOptions:
+    """How to speak to a broker.
+
+    `authenticate` runs on a fresh connection after the versions are known and before it is used; it raises ClientError
+    or KafkaError when the broker refuses. Without `negotiate_versions` no ApiVersions is sent, and every request must
+    name its version (so do brokers among themselves).
+    """
+
+    client_id: str | None = "klamm"
+    connect_timeout_ms: int = 10_000
+    request_timeout_ms: int = 30_000
+    max_in_flight: int = 5
+    max_response_bytes: int = 128 * 1024 * 1024
+    negotiate_versions: bool = True
+    ssl_context: ssl.SSLContext | None = None
+    authenticate: "Callable[[Connection], Awaitable[None]] | None" = None
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A request that waits for its response; nobody waits for it any more once the future is done."""
+
+    correlation_id: int
+    api_key: ApiKey
+    version: int
+    response: "asyncio.Future[Any]"
+    timer: asyncio.TimerHandle
+
+
+class Connection(FrameReader):
+    """One connection to a broker. Made by `connect`."""
+
+    def __init__(self, address: Address, options: ConnectionOptions, receive_buffer: ReceiveBuffer | None) -> None:
+        super().__init__(lambda _: options.max_response_bytes, receive_buffer)
+        self.address = address
+        self.api_versions: dict[int, tuple[int, int]] | None = None
+        self._options = options
+        self._next_correlation_id = 0
+        self._pending: deque[_Pending] = deque()
+        # Senders pass one at a time and in order; the one whose turn it is waits here until it may write.
+        self._turn = asyncio.Lock()
+        self._room: asyncio.Future[None] | None = None
+        self._writable = True
+        self._end: ClientError | None = None
+        self._cut_off: asyncio.TimerHandle | None = None
+        self._lost = asyncio.get_running_loop().create_future()
+
+    def __str__(self) -> str:
+        return f"{self.address[0]}:{self.address[1]}"
+
+    @property
+    def connected(self) -> bool:
+        return self._end is None
+
+    async def send(
+        self,
+        api_key: ApiKey,
+        build: BuildRequest,
+        *,
+        version: int | None = None,
+        timeout_ms: int | None = None,
+        expect_response: bool = True,
+    ) -> Any:
+        """Sends the request that `build` makes in `version`, and returns the response.
+
+        The version is the highest common one unless given. None is returned at once, when the request is written, if
+        no response is expected (produce with acks=0). Raises NotSent, Disconnected (RequestTimedOut, InvalidResponse)
+        or UnsupportedVersion.
+        """
+        if version is None:
+            version = self.version_of(api_key)
+        request = build(version)
+        async with self._turn:
+            while self._end is None and (len(self._pending) >= self._options.max_in_flight or not self._writable):
+                self._room = asyncio.get_running_loop().create_future()
+                await self._room
+            if self._end is not None:
+                raise NotSent(*self._end.args)
+            response = self._write(api_key, version, request, timeout_ms, expect_response)
+        return None if response is None else await response
+
+    def version_of(self, api_key: ApiKey) -> int:
+        """The highest version of an API that the broker and we have in common. Raises UnsupportedVersion."""
+        if self.api_versions is None:
+            raise UnsupportedVersion(f"{self}: the versions of {api_key.message_name} were not asked for")
+        low, high = self.api_versions.get(api_key, (0, -1))
+        version = min(high, ADVERTISED_MAX[api_key])
+        if version < max(low, ADVERTISED_MIN[api_key]):
+            theirs = f"{low} to {high}" if high >= 0 else "none"
+            ours = f"{ADVERTISED_MIN[api_key]} to {ADVERTISED_MAX[api_key]}"
+            raise UnsupportedVersion(f"{self}: {api_key.message_name}: the broker has {theirs}, klamm {ours}")
+        return version
+
+    def close(self, reason: str = "closed by this client") -> None:
+        """Ends the connection once what was written is sent; requests without response fail. Idempotent."""
+        if self._end is None and isinstance(self._transport, asyncio.WriteTransport):
+            loop = asyncio.get_running_loop()
+            self._cut_off = loop.call_later(CLOSE_TIMEOUT_MS / 1000, self._transport.abort)
+            self._transport.close()
+        self._abort(Disconnected(f"{self}: {reason}"))
+
+    async def wait_closed(self) -> None:
+        """Returns when the transport is gone."""
+        await asyncio.shield(self._lost)
+
+    # -- what the transport calls ---------------------------------------------------------------------------------
+
+    def frame_received(self, frame: bytearray) -> None:
+        try:
+            correlation_id = parse_correlation_id(frame)
+            if not self._pending or self._pending[0].correlation_id != correlation_id:
+                expected = self._pending[0].correlation_id if self._pending else "none"
+                raise InvalidFrame(f"a response to request {correlation_id}, expected is {expected}", 0)
+            pending = self._pending[0]
+            response = decode_response(pending.api_key, pending.version, frame)
+        except InvalidFrame as error:
+            self._abort(InvalidResponse(f"{self}: {error}"))
+            return
+        self._pending.popleft()
+        pending.timer.cancel()
+        if not pending.response.done():
+            pending.response.set_result(response)
+        self._make_room()
+
+    def frame_error(self, reason: str) -> None:
+        self._abort(InvalidResponse(f"{self}: {reason}"))
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        reason = "the broker closed the connection" if exc is None else f"connection lost: {exc}"
+        self._abort(Disconnected(f"{self}: {reason}{' in the middle of a response' if self.mid_frame else ''}"))
+        if self._cut_off is not None:
+            self._cut_off.cancel()
+        self._lost.set_result(None)
+
+    def pause_writing(self) -> None:
+        self._writable = False
+
+    def resume_writing(self) -> None:
+        self._writable = True
+        self._make_room()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _write(
+        self, api_key: ApiKey, version: int, request: Any, timeout_ms: int | None, expect_response: bool
+    ) -> "asyncio.Future[Any] | None":
+        loop = asyncio.get_running_loop()
+        correlation_id = self._next_correlation_id
+        self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
+        buffers = encode_request(api_key, version, correlation_id, self._options.client_id, request)
+        assert isinstance(self._transport, asyncio.WriteTransport)
+        self._transport.writelines(buffers)
+        if not expect_response:
+            return None
+        if timeout_ms is None:
+            timeout_ms = self._options.request_timeout_ms
+        timer = loop.call_later(timeout_ms / 1000, self._timed_out, api_key, timeout_ms)
+        pending = _Pending(correlation_id, api_key, version, loop.create_future(), timer)
+        self._pending.append(pending)
+        return pending.response
+
+    def _timed_out(self, api_key: ApiKey, timeout_ms: int) -> None:
+        self._abort(RequestTimedOut(f"{self}: no response to {api_key.message_name} within {timeout_ms} ms"))
+
+    def _make_room(self) -> None:
+        if self._room is not None and not self._room.done():
+            self._room.set_result(None)
+
+    def _abort(self, error: ClientError) -> None:
+        """Ends the connection because of `error`, which every request without response gets."""
+        if self._end is not None:
+            return
+        self._end = error
+        for pending in self._pending:
+            pending.timer.cancel()
+            if not pending.response.done():
+                pending.response.set_exception(_again(error))
+        self._pending.clear()
+        self._make_room()
+        if isinstance(self._transport, asyncio.WriteTransport) and not self._transport.is_closing():
+            self._transport.abort()
+
+
+def _again(error: ClientError) -> ClientError:
+    """A copy of the error that ended a connection: each request raises its own, with its own traceback."""
+    return type(error)(*error.args)
+
+
+async def connect(
+    host: str, port: int, options: ConnectionOptions | None = None, receive_buffer: ReceiveBuffer | None = None
+) -> Connection:
+    """Opens a connection, asks for the broker's versions and authenticates, as the options say.
+
+    All of it within `connect_timeout_ms`. Raises ConnectFailed, and what `authenticate` raises.
+    """
+    options = options or ConnectionOptions()
+    address = (host, port)
+    connection = Connection(address, options, receive_buffer)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(options.connect_timeout_ms / 1000):
+            await loop.create_connection(lambda: connection, host, port, ssl=options.ssl_context)
+            if options.negotiate_versions:
+                connection.api_versions = await _ask_versions(connection)
+            if options.authenticate is not None:
+                await options.authenticate(connection)
+    except TimeoutError:
+        connection.close()
+        raise ConnectFailed(f"{connection}: no connection within {options.connect_timeout_ms} ms") from None
+    except OSError as error:
+        raise ConnectFailed(f"{connection}: {error}") from error
+    except (NotSent, Disconnected) as error:
+        connection.close()
+        raise ConnectFailed(*error.args) from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+async def _ask_versions(connection: Connection) -> dict[int, tuple[int, int]]:
+    """The versions of each API that the broker has, by API number."""
+
+    def build(version: int) -> Any:
+        request = request_class(ApiKey.API_VERSIONS)
+        return request(version=version, client_software_name="klamm", client_software_version=klamm.__version__)
+
+    version = ADVERTISED_MAX[ApiKey.API_VERSIONS]
+    response = await connection.send(ApiKey.API_VERSIONS, build, version=version)
+    if response.error_code == ErrorCode.UNSUPPORTED_VERSION:
+        # An older broker says which versions it has; before 2.4 it said nothing, and every broker has version 0.
+        theirs = {entry.api_key: entry.max_version for entry in response.api_keys}
+        version = min(version, theirs.get(ApiKey.API_VERSIONS, 0))
+        response = await connection.send(ApiKey.API_VERSIONS, build, version=version)
+    if response.error_code != ErrorCode.NONE:
+        raise ConnectFailed(f"{connection}: ApiVersions was refused with error {response.error_code}")
+    return {entry.api_key: (entry.min_version, entry.max_version) for entry in response.api_keys}

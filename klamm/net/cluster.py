@@ -1,0 +1,355 @@
+"""A client of a whole cluster: it finds the brokers, knows who leads what, and repeats what failed for a passing reason.
+
+What must stay true:
+- A request that may not be executed twice is never sent twice: after it was written, a disconnection is an error.
+- Nothing is repeated for ever: the policy's deadline ends it, after at most one more attempt.
+- There is at most one connection per broker address.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from klamm.net.client import (
+    Address,
+    BuildRequest,
+    ClientError,
+    ConnectFailed,
+    Connection,
+    ConnectionOptions,
+    Disconnected,
+    NotSent,
+    connect,
+)
+from klamm.net.framing import ReceiveBuffer
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey, request_class
+
+T = TypeVar("T")
+
+# Error codes of responses that may be gone when the request is repeated (Kafka's RetriableException).
+RETRIABLE_ERRORS = frozenset(
+    {
+        ErrorCode.CORRUPT_MESSAGE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.REPLICA_NOT_AVAILABLE,
+        ErrorCode.NETWORK_EXCEPTION,
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.NOT_ENOUGH_REPLICAS,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.NOT_CONTROLLER,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        ErrorCode.LISTENER_NOT_FOUND,
+        ErrorCode.FENCED_LEADER_EPOCH,
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.OFFSET_NOT_AVAILABLE,
+        ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+        ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+        ErrorCode.UNSTABLE_OFFSET_COMMIT,
+        ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMetadata:
+    """Who has a partition; `leader` is -1 when there is none."""
+
+    error_code: int
+    leader: int
+    leader_epoch: int
+    replicas: list[int]
+    isr: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMetadata:
+    """A topic as a broker described it; `partitions` by index."""
+
+    error_code: int
+    partitions: dict[int, PartitionMetadata]
+
+
+@dataclass(slots=True)
+class ClusterMetadata:
+    """What a broker said last about the cluster: brokers by id, topics by name."""
+
+    cluster_id: str | None = None
+    controller_id: int = -1
+    brokers: dict[int, Address] = field(default_factory=dict)
+    topics: dict[str, TopicMetadata] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """How long a request is repeated, and how long to wait between attempts (doubling from the first to the last)."""
+
+    deadline_ms: int = 30_000
+    backoff_ms: int = 50
+    max_backoff_ms: int = 1_000
+
+
+class _NobodyToAsk(KafkaError):
+    """The cluster has no such leader, controller or broker at the moment."""
+
+
+def _error_code(code: int) -> ErrorCode:
+    """The error of a response; a code that 2.8 does not know is an unknown server error."""
+    try:
+        return ErrorCode(code)
+    except ValueError:
+        return ErrorCode.UNKNOWN_SERVER_ERROR
+
+
+def _no_errors(response: Any) -> Iterable[int]:
+    return ()
+
+
+class ClusterClient:
+    """A cluster, found through `bootstrap` addresses.
+
+    The `send_...` methods repeat a request while it fails for a passing reason: no connection, no known leader, or a
+    response in which `errors_of(response)` finds a retriable code. When the policy's time is over, the last response is
+    returned as it is, or the last error raised: ClientError, or KafkaError when there was no broker to ask (no leader,
+    no controller). A request is repeated after a disconnection only if it is `repeatable`.
+    """
+
+    def __init__(
+        self,
+        bootstrap: Sequence[Address],
+        options: ConnectionOptions | None = None,
+        retry: RetryPolicy | None = None,
+    ) -> None:
+        if not bootstrap:
+            raise ValueError("no bootstrap address")
+        self.metadata = ClusterMetadata()
+        self._bootstrap = list(bootstrap)
+        self._options = options or ConnectionOptions()
+        self._retry = retry or RetryPolicy()
+        self._receive_buffer = ReceiveBuffer()
+        self._connections: dict[Address, Connection] = {}
+        self._connecting: dict[Address, asyncio.Lock] = {}
+        self._closed = False
+
+    async def send_to_any(
+        self, api_key: ApiKey, build: BuildRequest, *, errors_of: Callable[[Any], Iterable[int]] = _no_errors
+    ) -> Any:
+        """Sends to whatever broker can be reached."""
+        return await self._repeat(lambda: self._send_any(api_key, build), errors_of)
+
+    async def send_to_broker(
+        self,
+        broker_id: int,
+        api_key: ApiKey,
+        build: BuildRequest,
+        *,
+        errors_of: Callable[[Any], Iterable[int]] = _no_errors,
+        repeatable: bool = True,
+        timeout_ms: int | None = None,
+    ) -> Any:
+        """Sends to one broker."""
+        attempt = self._routed(
+            lambda: self.metadata.brokers.get(broker_id),
+            lambda: _NobodyToAsk(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} is not in the cluster"),
+            (),
+            lambda connection: connection.send(api_key, build, timeout_ms=timeout_ms),
+        )
+        return await self._repeat(attempt, errors_of, repeatable)
+
+    async def send_to_controller(
+        self,
+        api_key: ApiKey,
+        build: BuildRequest,
+        *,
+        errors_of: Callable[[Any], Iterable[int]] = _no_errors,
+        repeatable: bool = True,
+        timeout_ms: int | None = None,
+    ) -> Any:
+        """Sends to the active controller."""
+        attempt = self._routed(
+            lambda: self.metadata.brokers.get(self.metadata.controller_id),
+            lambda: _NobodyToAsk(ErrorCode.NOT_CONTROLLER, "the cluster has no controller"),
+            (),
+            lambda connection: connection.send(api_key, build, timeout_ms=timeout_ms),
+        )
+        return await self._repeat(attempt, errors_of, repeatable)
+
+    async def send_to_leader(
+        self,
+        topic: str,
+        partition: int,
+        api_key: ApiKey,
+        build: BuildRequest,
+        *,
+        errors_of: Callable[[Any], Iterable[int]] = _no_errors,
+        repeatable: bool = True,
+        timeout_ms: int | None = None,
+    ) -> Any:
+        """Sends to the leader of a partition."""
+        attempt = self._routed(
+            lambda: self._leader_address(topic, partition),
+            lambda: self._no_leader(topic, partition),
+            (topic,),
+            lambda connection: connection.send(api_key, build, timeout_ms=timeout_ms),
+        )
+        return await self._repeat(attempt, errors_of, repeatable)
+
+    async def refresh_metadata(self, topics: Iterable[str] | None = None) -> ClusterMetadata:
+        """Asks a broker for brokers, controller and the given topics (None: all). Topics are not created by this."""
+        names = None if topics is None else list(topics)
+        await self._repeat(lambda: self._refresh(names), _no_errors)
+        return self.metadata
+
+    async def connection_to(self, broker_id: int) -> Connection:
+        """The connection to a broker of the metadata, opened if need be. Raises ConnectFailed, KafkaError."""
+        address = self.metadata.brokers.get(broker_id)
+        if address is None:
+            raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} is not in the cluster")
+        return await self._connection(address)
+
+    async def close(self) -> None:
+        """Closes all connections; what is under way fails with Disconnected."""
+        self._closed = True
+        connections = list(self._connections.values())
+        self._connections.clear()
+        for connection in connections:
+            connection.close()
+        for connection in connections:
+            await connection.wait_closed()
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _repeat(
+        self, attempt: Callable[[], Awaitable[T]], errors_of: Callable[[T], Iterable[int]], repeatable: bool = True
+    ) -> T:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._retry.deadline_ms / 1000
+        backoff_s = self._retry.backoff_ms / 1000
+        while True:
+            over = loop.time() + backoff_s >= deadline
+            try:
+                result = await attempt()
+                if over or not any(code in RETRIABLE_ERRORS for code in errors_of(result)):
+                    return result
+            except (NotSent, _NobodyToAsk):
+                if over or self._closed:
+                    raise
+            except Disconnected:
+                if over or self._closed or not repeatable:
+                    raise
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, self._retry.max_backoff_ms / 1000)
+
+    async def _connection(self, address: Address) -> Connection:
+        connecting = self._connecting.setdefault(address, asyncio.Lock())
+        async with connecting:
+            if self._closed:
+                raise ConnectFailed("this client is closed")
+            connection = self._connections.get(address)
+            if connection is None or not connection.connected:
+                connection = await connect(*address, self._options, self._receive_buffer)
+                if self._closed:
+                    connection.close()
+                    raise ConnectFailed("this client is closed")
+                self._connections[address] = connection
+            return connection
+
+    def _routed(
+        self,
+        find: Callable[[], Address | None],
+        nobody: Callable[[], KafkaError],
+        topics: Sequence[str],
+        send: Callable[[Connection], Awaitable[Any]],
+    ) -> Callable[[], Awaitable[Any]]:
+        """An attempt to send to the address that `find` takes from the metadata.
+
+        The metadata (of `topics`) is asked for anew when it has no such address, and before every further attempt.
+        """
+        stale = False
+
+        async def attempt() -> Any:
+            nonlocal stale
+            address = None if stale else find()
+            if address is None:
+                await self._refresh(topics)
+                address = find()
+            stale = True
+            if address is None:
+                raise nobody()
+            return await send(await self._connection(address))
+
+        return attempt
+
+    async def _send_any(self, api_key: ApiKey, build: BuildRequest) -> Any:
+        """Tries connections that exist, then the known brokers, then the bootstrap addresses; raises the last error."""
+        live = [address for address, connection in self._connections.items() if connection.connected]
+        last: ClientError | None = None
+        for address in dict.fromkeys([*live, *self.metadata.brokers.values(), *self._bootstrap]):
+            try:
+                connection = await self._connection(address)
+                return await connection.send(api_key, build)
+            except (NotSent, Disconnected) as error:
+                last = error
+        assert last is not None
+        raise last
+
+    async def _refresh(self, topics: Sequence[str] | None) -> None:
+        response = await self._send_any(ApiKey.METADATA, lambda version: _metadata_request(version, topics))
+        for address, connection in list(self._connections.items()):
+            if not connection.connected:
+                del self._connections[address]
+        metadata = self.metadata
+        metadata.cluster_id = response.cluster_id
+        metadata.controller_id = response.controller_id
+        metadata.brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
+        if topics is None:
+            metadata.topics.clear()
+        for topic in response.topics:
+            metadata.topics[topic.name] = TopicMetadata(
+                topic.error_code,
+                {
+                    partition.partition_index: PartitionMetadata(
+                        partition.error_code,
+                        partition.leader_id,
+                        partition.leader_epoch,
+                        partition.replica_nodes,
+                        partition.isr_nodes,
+                    )
+                    for partition in topic.partitions
+                },
+            )
+
+    def _leader_address(self, topic: str, partition: int) -> Address | None:
+        described = self.metadata.topics.get(topic)
+        state = described.partitions.get(partition) if described else None
+        return self.metadata.brokers.get(state.leader) if state else None
+
+    def _no_leader(self, topic: str, partition: int) -> KafkaError:
+        described = self.metadata.topics.get(topic)
+        if described is None or described.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            return _NobodyToAsk(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {topic}")
+        if described.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
+            return KafkaError(_error_code(described.error_code), f"topic {topic}")
+        if partition not in described.partitions and described.partitions:
+            count = len(described.partitions)
+            return _NobodyToAsk(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic} has {count} partitions, not {partition}"
+            )
+        return _NobodyToAsk(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {topic}-{partition} has no leader")
+
+
+def _metadata_request(version: int, names: Sequence[str] | None) -> Any:
+    request = request_class(ApiKey.METADATA)
+    topics: list[Any] | None
+    if names is None:
+        # Version 0 has no null; there an empty list means all topics.
+        topics = [] if version == 0 else None
+    else:
+        topics = [request.MetadataRequestTopic(version=version, name=name) for name in names]
+    return request(version=version, topics=topics, allow_auto_topic_creation=False)
