@@ -18,6 +18,7 @@ import errno
 import fcntl
 import os
 import random
+import resource
 import shutil
 import socket
 import time
@@ -301,3 +302,13 @@ class SystemEnvironment(Environment):
     def close(self) -> None:
         """Waits for the blocking work under way and ends the threads."""
         self._pool.shutdown()
+
+
+def raise_open_file_limit() -> int:
+    """Lets this process open as many files as the system allows any to (a broker opens several for each partition).
+
+    Returns the limit in force.
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard

@@ -15,13 +15,12 @@ import asyncio
 import logging
 from collections.abc import Mapping
 
-from klamm.broker import handlers
 from klamm.broker.dispatcher import Dispatcher
 from klamm.broker.fetch_session import FetchSessionCache
+from klamm.broker.handlers import APIS
 from klamm.broker.metadata_cache import BrokerMetadata, Endpoint, MetadataCache
 from klamm.broker.producer_ids import ProducerIds
 from klamm.broker.quotas import NoQuotas, Quotas
-from klamm.broker.registry import apis
 from klamm.broker.security import AllowEverything, Authorizer
 from klamm.broker.services import Services
 from klamm.broker.standalone_controller import StandaloneController
@@ -32,9 +31,13 @@ from klamm.config.broker import BrokerConfig
 from klamm.environment import Environment
 from klamm.net.server import ServerLimits, SocketServer
 from klamm.protocol.api_keys import request_size_limit
+from klamm.protocol.errors import KafkaError
 from klamm.replication.replica_manager import ReplicaManager, log_config
 from klamm.storage.log_manager import LogManager
+from klamm.znodes import brokers as znodes
+from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.store import KafkaZooKeeper
+from klamm.znodes.topics import encode_topic_id
 
 # How long a stop waits for requests under way.
 DRAIN_TIMEOUT_MS = 2_000
@@ -97,8 +100,8 @@ class Broker:
             raise BrokerStartError("; ".join(reasons))
         await self._zookeeper.start()
         store = self._zookeeper.store
-        await store.create_top_level_paths()
-        self.cluster_id = await store.get_or_create_cluster_id(self._environment.random_uuid())
+        await store.create_persistent_paths()
+        self.cluster_id = await store.get_or_create_cluster_id(encode_topic_id(self._environment.random_uuid()))
         self._log_manager = await self._open_logs(store)
         self._replica_manager = ReplicaManager(
             self._environment,
@@ -141,7 +144,7 @@ class Broker:
             self._config,
             self.broker_id,
             self.cluster_id,
-            apis(),
+            APIS,
             self._authorizer,
             self._quotas,
             self._metadata_cache,
@@ -182,7 +185,7 @@ class Broker:
         if self._controller is not None:
             await self._controller.stop()
         metadata = BrokerMetadata(self.broker_id, self._advertised_endpoints(), self._config.broker_rack)
-        await store.register_broker(self._registration(metadata))
+        await self._register(store, metadata)
         self._controller = StandaloneController(
             metadata,
             store,
@@ -193,6 +196,31 @@ class Broker:
             self._fail,
         )
         await self._controller.start()
+
+    async def _register(self, store: KafkaZooKeeper, metadata: BrokerMetadata) -> None:
+        """Makes this broker known. Raises BrokerStartError when its id or an address is another broker's."""
+        addresses = {(endpoint.host, endpoint.port) for endpoint in metadata.endpoints.values()}
+        for other, live in (await store.live_brokers()).items():
+            if other == self.broker_id:
+                continue
+            for endpoint in live.registration.endpoints:
+                if (endpoint.host, endpoint.port) in addresses:
+                    raise BrokerStartError(
+                        f"advertised.listeners: {endpoint.host}:{endpoint.port} is the address of broker {other} already"
+                    )
+        registration = BrokerRegistration(
+            self.broker_id,
+            tuple(
+                znodes.Endpoint(name, endpoint.host, endpoint.port, endpoint.security_protocol)
+                for name, endpoint in metadata.endpoints.items()
+            ),
+            metadata.rack,
+            timestamp_ms=self._environment.now_ms(),
+        )
+        try:
+            await store.register_broker(registration, self._zookeeper.previous_session_id)
+        except KafkaError as error:
+            raise BrokerStartError(error.message) from None
 
     def _advertised_endpoints(self) -> dict[str, Endpoint]:
         """Port 0 and an empty host stand for what the system gave the listener and this machine's name."""

@@ -105,6 +105,6 @@ def handler(
     return register
 
 
-def apis() -> Mapping[ApiKey, Api]:
-    """Every registered API, by ascending key."""
+def registered() -> Mapping[ApiKey, Api]:
+    """Every API registered so far, by ascending key."""
     return dict(sorted(_apis.items()))

@@ -75,7 +75,7 @@ def _alternate_racks(brokers: Sequence[int], racks: Mapping[int, str]) -> list[i
     for broker in sorted(brokers):
         by_rack.setdefault(racks[broker], []).append(broker)
     queues = [by_rack[rack] for rack in sorted(by_rack)]
-    ordered = []
+    ordered: list[int] = []
     while any(queues):
         ordered.extend(queue.pop(0) for queue in queues if queue)
     return ordered

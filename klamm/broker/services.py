@@ -13,6 +13,7 @@ from klamm.broker.topic_admin import TopicAdmin
 from klamm.broker.topic_configs import TopicConfigs
 from klamm.config.broker import BrokerConfig
 from klamm.environment import Environment
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.replication.replica_manager import ReplicaManager
 from klamm.storage.log_manager import LogManager
@@ -36,3 +37,9 @@ class Services:
     replica_manager: ReplicaManager
     log_manager: LogManager
     fetch_sessions: FetchSessionCache
+
+    def require_controller(self) -> None:
+        """Raises KafkaError NOT_CONTROLLER unless this broker is the controller, as far as it knows."""
+        controller_id = self.metadata_cache.snapshot.controller_id
+        if controller_id != self.broker_id:
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, f"the controller is broker {controller_id}")

@@ -12,14 +12,14 @@ What must stay true:
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from klamm.broker.metadata_cache import LEADER_DURING_DELETE, BrokerMetadata, MetadataCache, PartitionMetadata
 from klamm.broker.topic_admin import TopicAdmin
 from klamm.broker.topic_configs import TopicConfigs
 from klamm.protocol.errors import KafkaError
 from klamm.replication.partition import PartitionState
-from klamm.replication.replica_manager import ReplicaManager
+from klamm.replication.replica_manager import ReplicaManager, TopicPartition
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper.errors import ZooKeeperError
@@ -130,9 +130,7 @@ class StandaloneController:
             mine = {number: state for (name, number), state in states.items() if name == topic}
             self._announce(topic, assignment, mine)
 
-    async def _elect(
-        self, partitions: Mapping[tuple[str, int], tuple[int, ...]]
-    ) -> dict[tuple[str, int], PartitionState]:
+    async def _elect(self, partitions: Mapping[TopicPartition, Sequence[int]]) -> dict[TopicPartition, PartitionState]:
         """Writes this broker into the state znodes of the partitions that it is a replica of."""
         old = await self._zookeeper.partition_states(list(partitions))
         elected = {

@@ -250,7 +250,7 @@ class TopicAdmin:
                 results[topic] = None
             except KafkaError as error:
                 results[topic] = error
-        marked = {topic: {} for topic, error in results.items() if error is None}
+        marked = {topic: None for topic, error in results.items() if error is None}
         gone = await self._wait(_TopicsDeleted(self._metadata_cache, list(marked)), marked, timeout_ms)
         timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the topic is marked for deletion, but not gone yet")
         results.update((topic, timed_out) for topic in marked if topic not in gone)

@@ -27,7 +27,7 @@ class TopicConfigs:
         """Reads the configurations of these topics. Raises ZooKeeperError."""
         for topic, overrides in (await zookeeper.topic_configs(topics)).items():
             try:
-                self._configs[topic] = TopicConfig.from_overrides(self._broker_config, overrides)
+                self._configs[topic] = TopicConfig.from_overrides(self._broker_config, overrides, stored=True)
             except ConfigError as error:
                 _log.error("topic %s runs with default configs, its own are not valid: %s", topic, error)
                 self._configs[topic] = self._default

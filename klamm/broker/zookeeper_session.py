@@ -19,6 +19,8 @@ from klamm.znodes.store import KafkaZooKeeper
 from klamm.zookeeper.client import State, ZooKeeperClient
 from klamm.zookeeper.errors import ZooKeeperError
 
+RENEWAL_BACK_OFF_MS = 100
+
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +45,9 @@ class ZooKeeperSession:
         self._on_failure = on_failure
         self._client: ZooKeeperClient | None = None
         self._renewal: asyncio.Task[None] | None = None
-        self._previous_session_id = 0
+        self._session_id = 0
+        # The session before this one; 0 if there was none. What it owned may outlive it for a moment.
+        self.previous_session_id = 0
 
     async def start(self) -> None:
         """Opens the first session. Raises ConnectionLoss after zookeeper.connection.timeout.ms."""
@@ -64,11 +68,10 @@ class ZooKeeperSession:
             session_timeout_ms=self._config.zookeeper_session_timeout_ms,
         )
         await client.start(timeout_ms)
-        await client.ensure_chroot()
         client.add_listener(self._state_changed)
         self._client = client
-        self.store = KafkaZooKeeper(client, previous_session_id=self._previous_session_id)
-        self._previous_session_id = client.session_id
+        self.store = KafkaZooKeeper(client)
+        self.previous_session_id, self._session_id = self._session_id, client.session_id
 
     def _state_changed(self, state: State) -> None:
         if state is State.EXPIRED:
@@ -90,6 +93,3 @@ class ZooKeeperSession:
     def _renewed(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_failure(error)
-
-
-RENEWAL_BACK_OFF_MS = 100

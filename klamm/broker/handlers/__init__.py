@@ -16,8 +16,13 @@ from klamm.broker.handlers import (
     offset_for_leader_epoch,
     produce,
 )
+from klamm.broker.registry import registered
+
+# Every API, by ascending key; complete, because all handler modules have been imported above.
+APIS = registered()
 
 __all__ = [
+    "APIS",
     "api_versions",
     "create_partitions",
     "create_topics",

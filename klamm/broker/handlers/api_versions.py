@@ -6,7 +6,7 @@ authorization: it is the first thing that any client sends. Finalized features a
 
 import re
 
-from klamm.broker.registry import Request, handler
+from klamm.broker.registry import Body, Request, handler
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -17,12 +17,12 @@ FIRST_VERSION_WITH_SOFTWARE_NAME = 3
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
 
-def error_response(request: Request, error: KafkaError) -> Response:
+def error_response(request: Request, error: KafkaError) -> Body:
     return Response(version=request.version, error_code=error.code, api_keys=[])
 
 
 @handler(ApiKey.API_VERSIONS, operation=None, resource_type=None, error_response=error_response)
-def handle(request: Request) -> Response:
+def handle(request: Request) -> Body:
     body = request.body
     if request.version >= FIRST_VERSION_WITH_SOFTWARE_NAME:
         for name in (body.client_software_name, body.client_software_version):

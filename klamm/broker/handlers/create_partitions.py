@@ -3,7 +3,7 @@
 Answered when every new partition has a leader. Only the controller's broker serves it.
 """
 
-from klamm.broker.registry import Request, handler
+from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -13,7 +13,7 @@ Response = messages.response_class(ApiKey.CREATE_PARTITIONS)
 Result = Response.CreatePartitionsTopicResult
 
 
-def error_response(request: Request, error: KafkaError) -> Response:
+def error_response(request: Request, error: KafkaError) -> Body:
     return Response(version=request.version, results=[_result(topic.name, error) for topic in request.body.topics])
 
 
@@ -23,7 +23,7 @@ def error_response(request: Request, error: KafkaError) -> Response:
     resource_type=ResourceType.TOPIC,
     error_response=error_response,
 )
-async def handle(request: Request) -> Response:
+async def handle(request: Request) -> Body:
     body, services = request.body, request.services
     services.require_controller()
     names = [topic.name for topic in body.topics]
@@ -46,7 +46,7 @@ async def handle(request: Request) -> Response:
     return Response(version=request.version, results=[_result(name, answers[name]) for name in dict.fromkeys(names)])
 
 
-def _result(name: str, error: KafkaError | None) -> Result:
+def _result(name: str, error: KafkaError | None) -> Body:
     if error is None:
         return Result(name=name, error_code=ErrorCode.NONE, error_message=None)
     return Result(name=name, error_code=error.code, error_message=error.message or None)

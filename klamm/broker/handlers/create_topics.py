@@ -16,7 +16,7 @@ Response = messages.response_class(ApiKey.CREATE_TOPICS)
 Topic = Response.CreatableTopicResult
 
 
-def error_response(request: Request, error: KafkaError) -> Response:
+def error_response(request: Request, error: KafkaError) -> Body:
     return Response(
         version=request.version, topics=[_failed(request, topic.name, error) for topic in request.body.topics]
     )
@@ -25,12 +25,12 @@ def error_response(request: Request, error: KafkaError) -> Response:
 @handler(
     ApiKey.CREATE_TOPICS, operation=Operation.CREATE, resource_type=ResourceType.TOPIC, error_response=error_response
 )
-async def handle(request: Request) -> Response:
+async def handle(request: Request) -> Body:
     body, services = request.body, request.services
     services.require_controller()
     on_cluster = request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER)
     names = [topic.name for topic in body.topics]
-    answers: dict[str, Topic] = {}
+    answers: dict[str, Body] = {}
     wanted = []
     for topic in body.topics:
         if names.count(topic.name) > 1:
@@ -58,7 +58,7 @@ def _new_topic(topic: Body) -> NewTopic:
     )
 
 
-def _created(request: Request, topic: CreatedTopic) -> Topic:
+def _created(request: Request, topic: CreatedTopic) -> Body:
     """The counts and configs are told only to those who may describe the topic's configs (KIP-525)."""
     common = {
         "version": request.version,
@@ -87,7 +87,7 @@ def _created(request: Request, topic: CreatedTopic) -> Topic:
     )
 
 
-def _failed(request: Request, name: str, error: KafkaError) -> Topic:
+def _failed(request: Request, name: str, error: KafkaError) -> Body:
     return Topic(
         version=request.version, name=name, error_code=error.code, error_message=error.message or None, configs=None
     )

@@ -17,7 +17,7 @@ FIRST_VERSION_WITH_IDS = 6
 FIRST_VERSION_WITH_DELETION_DISABLED = 3
 
 
-def error_response(request: Request, error: KafkaError) -> Response:
+def error_response(request: Request, error: KafkaError) -> Body:
     named = _named(request)
     return Response(version=request.version, responses=[_result(name, id, error) for name, id in named])
 
@@ -25,7 +25,7 @@ def error_response(request: Request, error: KafkaError) -> Response:
 @handler(
     ApiKey.DELETE_TOPICS, operation=Operation.DELETE, resource_type=ResourceType.TOPIC, error_response=error_response
 )
-async def handle(request: Request) -> Response:
+async def handle(request: Request) -> Body:
     services = request.services
     services.require_controller()
     if not services.config.delete_topic_enable:
@@ -62,7 +62,7 @@ def _named(request: Request) -> list[tuple[str | None, Body]]:
     return [(name, None) for name in request.body.topic_names]
 
 
-def _result(name: str | None, topic_id: Body, error: KafkaError | None) -> Result:
+def _result(name: str | None, topic_id: Body, error: KafkaError | None) -> Body:
     return Result(
         name=name,
         topic_id=topic_id,

@@ -3,7 +3,7 @@
 Everybody may know where the brokers are; only the list of allowed operations depends on authorization.
 """
 
-from klamm.broker.registry import Request, handler
+from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -12,7 +12,7 @@ from klamm.protocol.messages import ApiKey
 Response = messages.response_class(ApiKey.DESCRIBE_CLUSTER)
 
 
-def error_response(request: Request, error: KafkaError) -> Response:
+def error_response(request: Request, error: KafkaError) -> Body:
     return Response(
         version=request.version, error_code=error.code, error_message=error.message or None, cluster_id="", brokers=[]
     )
@@ -24,7 +24,7 @@ def error_response(request: Request, error: KafkaError) -> Response:
     resource_type=ResourceType.CLUSTER,
     error_response=error_response,
 )
-def handle(request: Request) -> Response:
+def handle(request: Request) -> Body:
     allowed = None
     if request.body.include_cluster_authorized_operations:
         # As in Kafka: who may not describe the cluster may do nothing with it, but is told where the brokers are.

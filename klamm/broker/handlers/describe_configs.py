@@ -24,7 +24,7 @@ TOPIC = 2
 BROKER = 4
 
 
-def error_response(request: Request, error: KafkaError) -> Response:
+def error_response(request: Request, error: KafkaError) -> Body:
     return Response(version=request.version, results=[_failed(resource, error) for resource in request.body.resources])
 
 
@@ -34,7 +34,7 @@ def error_response(request: Request, error: KafkaError) -> Response:
     resource_type=ResourceType.TOPIC,
     error_response=error_response,
 )
-def handle(request: Request) -> Response:
+def handle(request: Request) -> Body:
     results = []
     for resource in request.body.resources:
         try:
@@ -79,7 +79,7 @@ def _describe(request: Request, resource: Body) -> Sequence[DescribedConfig]:
     )
 
 
-def _entries(request: Request, wanted: Sequence[str] | None, entries: Sequence[DescribedConfig]) -> list[Entry]:
+def _entries(request: Request, wanted: Sequence[str] | None, entries: Sequence[DescribedConfig]) -> list[Body]:
     """Those of the wanted names; an empty list means all, as null does."""
     body = request.body
     return [
@@ -103,7 +103,7 @@ def _entries(request: Request, wanted: Sequence[str] | None, entries: Sequence[D
     ]
 
 
-def _failed(resource: Body, error: KafkaError) -> Result:
+def _failed(resource: Body, error: KafkaError) -> Body:
     return Result(
         error_code=error.code,
         error_message=error.message or None,

@@ -14,7 +14,7 @@ Topic = Directory.DescribeLogDirsTopic
 Partition = Topic.DescribeLogDirsPartition
 
 
-def error_response(request: Request, error: KafkaError) -> Response:
+def error_response(request: Request, error: KafkaError) -> Body:
     # As in Kafka, a client that may not ask learns of no directory; the versions served have no room for an error.
     return Response(version=request.version, results=[])
 
@@ -25,7 +25,7 @@ def error_response(request: Request, error: KafkaError) -> Response:
     resource_type=ResourceType.CLUSTER,
     error_response=error_response,
 )
-def handle(request: Request) -> Response:
+def handle(request: Request) -> Body:
     request.require_cluster()
     manager = request.services.log_manager
     wanted = request.body.topics
@@ -35,7 +35,7 @@ def handle(request: Request) -> Response:
         if directory not in manager.live_directories:
             results.append(Directory(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=directory, topics=[]))
             continue
-        topics: dict[str, list[Partition]] = {}
+        topics: dict[str, list[Body]] = {}
         for (topic, number), log in sorted(manager.logs.items()):
             if log.directory.rpartition("/")[0] == directory and (selected is None or (topic, number) in selected):
                 topics.setdefault(topic, []).append(_partition(number, log.size_bytes, log))
@@ -49,6 +49,6 @@ def handle(request: Request) -> Response:
     return Response(version=request.version, results=results)
 
 
-def _partition(number: int, size_bytes: int, log: Body) -> Partition:
+def _partition(number: int, size_bytes: int, log: Body) -> Body:
     lag = max(0, log.high_watermark - log.log_end_offset)
     return Partition(partition_index=number, partition_size=size_bytes, offset_lag=lag, is_future_key=False)

@@ -5,7 +5,7 @@ id with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, because that is the error at whic
 waiting for a coordinator that never comes.
 """
 
-from klamm.broker.registry import NO_BROKER, Request, handler
+from klamm.broker.registry import NO_BROKER, Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -17,7 +17,7 @@ GROUP = 0
 TRANSACTION = 1
 
 
-def error_response(request: Request, error: KafkaError) -> Response:
+def error_response(request: Request, error: KafkaError) -> Body:
     return Response(
         version=request.version,
         error_code=error.code,
@@ -34,7 +34,7 @@ def error_response(request: Request, error: KafkaError) -> Response:
     resource_type=ResourceType.GROUP,
     error_response=error_response,
 )
-def handle(request: Request) -> Response:
+def handle(request: Request) -> Body:
     body = request.body
     if body.key_type == GROUP:
         if not request.allows(body.key):

@@ -4,7 +4,7 @@ Transactional producers are refused at once and for good with TRANSACTIONAL_ID_A
 FindCoordinator). As in Kafka, an idempotent producer that names its last id and epoch gets a new id all the same.
 """
 
-from klamm.broker.registry import Request, handler
+from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -13,7 +13,7 @@ from klamm.protocol.messages import ApiKey
 Response = messages.response_class(ApiKey.INIT_PRODUCER_ID)
 
 
-def error_response(request: Request, error: KafkaError) -> Response:
+def error_response(request: Request, error: KafkaError) -> Body:
     return Response(version=request.version, error_code=error.code, producer_id=-1, producer_epoch=-1)
 
 
@@ -23,7 +23,7 @@ def error_response(request: Request, error: KafkaError) -> Response:
     resource_type=ResourceType.CLUSTER,
     error_response=error_response,
 )
-async def handle(request: Request) -> Response:
+async def handle(request: Request) -> Body:
     body = request.body
     if body.transactional_id == "":
         raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty")

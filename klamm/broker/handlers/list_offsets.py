@@ -18,7 +18,7 @@ LATEST_TIMESTAMP = -1
 EARLIEST_TIMESTAMP = -2
 
 
-def error_response(request: Request, error: KafkaError) -> Response:
+def error_response(request: Request, error: KafkaError) -> Body:
     return Response(
         version=request.version,
         topics=[
@@ -34,7 +34,7 @@ def error_response(request: Request, error: KafkaError) -> Response:
 @handler(
     ApiKey.LIST_OFFSETS, operation=Operation.DESCRIBE, resource_type=ResourceType.TOPIC, error_response=error_response
 )
-async def handle(request: Request) -> Response:
+async def handle(request: Request) -> Body:
     topics = []
     for topic in request.body.topics:
         partitions = []
@@ -51,7 +51,7 @@ async def handle(request: Request) -> Response:
     return Response(version=request.version, topics=topics)
 
 
-async def _list(request: Request, topic: str, wanted: Body) -> Partition:
+async def _list(request: Request, topic: str, wanted: Body) -> Body:
     number, timestamp = wanted.partition_index, wanted.timestamp
     partition = request.services.replica_manager.partition(topic, number)
     partition.require_leader(wanted.current_leader_epoch)
@@ -69,9 +69,7 @@ async def _list(request: Request, topic: str, wanted: Body) -> Partition:
     return _partition(number, ErrorCode.NONE, timestamp=found[0], offset=found[1], leader_epoch=found[2])
 
 
-def _partition(
-    number: int, code: ErrorCode, *, timestamp: int = -1, offset: int = -1, leader_epoch: int = -1
-) -> Partition:
+def _partition(number: int, code: ErrorCode, *, timestamp: int = -1, offset: int = -1, leader_epoch: int = -1) -> Body:
     return Partition(
         partition_index=number, error_code=code, timestamp=timestamp, offset=offset, leader_epoch=leader_epoch
     )

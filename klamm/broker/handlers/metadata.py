@@ -8,7 +8,7 @@ found by name only; ids in requests come with version 12, which Kafka 2.8 does n
 from collections.abc import Sequence
 
 from klamm.broker.metadata_cache import MetadataSnapshot, PartitionMetadata
-from klamm.broker.registry import NO_BROKER, Request, handler
+from klamm.broker.registry import NO_BROKER, Body, Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.broker.topic_admin import INTERNAL_TOPICS, NewTopic, validate_topic_name
 from klamm.protocol import messages
@@ -23,13 +23,13 @@ Partition = Topic.MetadataResponsePartition
 LAST_VERSION_WITHOUT_LISTENER_NOT_FOUND = 5
 
 
-def error_response(request: Request, error: KafkaError) -> Response:
+def error_response(request: Request, error: KafkaError) -> Body:
     topics = [_failed(request, topic.name or "", error.code) for topic in request.body.topics or ()]
     return Response(version=request.version, brokers=[], topics=topics)
 
 
 @handler(ApiKey.METADATA, operation=Operation.DESCRIBE, resource_type=ResourceType.TOPIC, error_response=error_response)
-async def handle(request: Request) -> Response:
+async def handle(request: Request) -> Body:
     body, services = request.body, request.services
     snapshot = services.metadata_cache.snapshot
     everything = body.topics is None or (request.version == 0 and not body.topics)
@@ -129,7 +129,7 @@ async def _auto_create(request: Request, names: Sequence[str]) -> dict[str, Erro
     return codes
 
 
-def _known(request: Request, snapshot: MetadataSnapshot, name: str) -> Topic:
+def _known(request: Request, snapshot: MetadataSnapshot, name: str) -> Body:
     wants_operations = request.body.include_topic_authorized_operations
     return Topic(
         version=request.version,
@@ -144,7 +144,7 @@ def _known(request: Request, snapshot: MetadataSnapshot, name: str) -> Topic:
     )
 
 
-def _partition(request: Request, snapshot: MetadataSnapshot, number: int, partition: PartitionMetadata) -> Partition:
+def _partition(request: Request, snapshot: MetadataSnapshot, number: int, partition: PartitionMetadata) -> Body:
     code, leader = ErrorCode.NONE, partition.leader
     if snapshot.leader_endpoint(partition, request.listener_name) is None:
         leader = NO_BROKER
@@ -165,7 +165,7 @@ def _partition(request: Request, snapshot: MetadataSnapshot, number: int, partit
     )
 
 
-def _failed(request: Request, name: str, code: ErrorCode) -> Topic:
+def _failed(request: Request, name: str, code: ErrorCode) -> Body:
     return Topic(
         version=request.version, error_code=code, name=name, is_internal=name in INTERNAL_TOPICS, partitions=[]
     )

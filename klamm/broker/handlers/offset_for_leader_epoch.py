@@ -14,7 +14,7 @@ Topic = Response.OffsetForLeaderTopicResult
 Partition = Topic.EpochEndOffset
 
 
-def error_response(request: Request, error: KafkaError) -> Response:
+def error_response(request: Request, error: KafkaError) -> Body:
     return Response(
         version=request.version,
         topics=[
@@ -30,7 +30,7 @@ def error_response(request: Request, error: KafkaError) -> Response:
     resource_type=ResourceType.TOPIC,
     error_response=error_response,
 )
-def handle(request: Request) -> Response:
+def handle(request: Request) -> Body:
     topics = []
     for topic in request.body.topics:
         allowed = request.allows(topic.topic)
@@ -42,7 +42,7 @@ def handle(request: Request) -> Response:
     return Response(version=request.version, topics=topics)
 
 
-def _answer(request: Request, topic: str, wanted: Body) -> Partition:
+def _answer(request: Request, topic: str, wanted: Body) -> Body:
     try:
         partition = request.services.replica_manager.partition(topic, wanted.partition)
         partition.require_leader(wanted.current_leader_epoch)
@@ -53,5 +53,5 @@ def _answer(request: Request, topic: str, wanted: Body) -> Partition:
     return Partition(error_code=ErrorCode.NONE, partition=wanted.partition, leader_epoch=epoch, end_offset=end_offset)
 
 
-def _failed(number: int, code: ErrorCode) -> Partition:
+def _failed(number: int, code: ErrorCode) -> Body:
     return Partition(error_code=code, partition=number, leader_epoch=-1, end_offset=-1)

@@ -60,7 +60,8 @@ def handle(request: Request) -> object:
         for number, records in entries
     ]
     if body.acks == ACKS_NONE:
-        return _after_acks_none(appended)
+        _check_unacknowledged(appended)
+        return None
     if body.acks == ACKS_ALL and not request.services.replica_manager.is_replicated(appended):
         return _wait_replicated(request, appended)
     return _respond(appended)
@@ -76,7 +77,7 @@ def _append(request: Request, topic: str, number: int, records: memoryview | Non
     return request.services.replica_manager.append_records(topic, number, records, request.body.acks)
 
 
-def _after_acks_none(appended: Appended) -> None:
+def _check_unacknowledged(appended: Appended) -> None:
     for topic, number, result in appended:
         if result.error_code != ErrorCode.NONE:
             reason = result.error_message or result.error_code.name

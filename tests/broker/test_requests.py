@@ -1,0 +1,900 @@
+"""Requests against a real broker in this process: what each API answers, and what bad input gets."""
+
+import asyncio
+import random
+import struct
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from one_broker import Client, OneBroker
+
+from klamm.broker.handlers import APIS
+from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Client as Principal
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode
+from klamm.protocol.fetch import FetchPartition, FetchRequest
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.produce import ProduceRequest
+from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
+
+Scenario = Callable[[OneBroker, Client], Awaitable[None]]
+
+
+def run(tmp_path: Path, scenario: Scenario, **properties: Any) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(60), OneBroker(tmp_path, **properties) as cluster:
+            await scenario(cluster, await cluster.connect())
+            assert not cluster.broker.failure.done(), cluster.broker.failure
+
+    asyncio.run(main())
+
+
+def batch(*values: bytes, **options: Any) -> bytearray:
+    return build_batch([Record(key=None, value=value, timestamp_ms=1000) for value in values], **options)
+
+
+def values(records: Any) -> list[bytes | None]:
+    return [
+        record.value
+        for position, header in iterate_batches(records or b"", allow_partial_end=True)
+        for record in decode_records(records, position, header)
+    ]
+
+
+# -- the road of the records
+
+
+def test_produced_records_come_back(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        assert (await client.create_topic("t")).error_code == ErrorCode.NONE
+        first = await client.produce("t", 0, batch(b"a", b"b"))
+        second = await client.produce("t", 0, batch(b"c"), acks=1)
+        assert (first.error_code, first.base_offset, second.base_offset) == (ErrorCode.NONE, 0, 2)
+        result = await client.fetch("t", 0, 0)
+        assert values(result.records) == [b"a", b"b", b"c"]
+        assert (result.high_watermark, result.last_stable_offset, result.log_start_offset) == (3, 3, 0)
+        assert values((await client.fetch("t", 0, 2)).records) == [b"c"]
+        assert not (await client.fetch("t", 0, 3)).records
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("version", range(3, 10))
+def test_every_version_of_produce(tmp_path: Path, version: int) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        result = await client.produce("t", 0, batch(b"a"), version=version)
+        assert (result.error_code, result.base_offset) == (ErrorCode.NONE, 0)
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("version", range(4, 13))
+def test_every_version_of_fetch(tmp_path: Path, version: int) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        await client.produce("t", 0, batch(b"a"))
+        for isolation_level in (0, 1):
+            result = await client.fetch("t", 0, 0, version=version, isolation_level=isolation_level)
+            assert values(result.records) == [b"a"]
+            assert (result.aborted_transactions is None) == (isolation_level == 0)
+
+    run(tmp_path, scenario)
+
+
+def test_acks_none_is_not_answered(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        body = ProduceRequest(None, 0, 1000, [("t", [(0, batch(b"a"))])])
+        client.send_raw(b"".join(map(bytes, messages.encode_request(ApiKey.PRODUCE, 9, 99, "c", body))))
+        assert values((await client.fetch("t", 0, 0)).records) == [b"a"]
+
+    run(tmp_path, scenario)
+
+
+def test_an_error_with_acks_none_closes_the_connection(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        body = ProduceRequest(None, 0, 1000, [("absent", [(0, batch(b"a"))])])
+        client.send_raw(b"".join(map(bytes, messages.encode_request(ApiKey.PRODUCE, 9, 99, "c", body))))
+        assert await client.is_closed()
+
+    run(tmp_path, scenario)
+
+
+def test_a_long_poll_ends_when_records_come(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        producer = await cluster.connect()
+        waiting = asyncio.ensure_future(client.fetch("t", 0, 0, max_wait_ms=60_000))
+        await producer.ask(ApiKey.METADATA, topics=[], allow_auto_topic_creation=False)
+        assert not waiting.done()
+        await producer.produce("t", 0, batch(b"a"))
+        assert values((await waiting).records) == [b"a"]
+
+    run(tmp_path, scenario)
+
+
+def test_a_long_poll_waits_for_min_bytes(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        producer = await cluster.connect()
+        one = batch(b"a")
+        waiting = asyncio.ensure_future(client.fetch("t", 0, 0, max_wait_ms=60_000, min_bytes=2 * len(one)))
+        await producer.produce("t", 0, batch(b"a"))
+        await producer.ask(ApiKey.METADATA, topics=[], allow_auto_topic_creation=False)
+        assert not waiting.done()
+        await producer.produce("t", 0, batch(b"b"))
+        assert values((await waiting).records) == [b"a", b"b"]
+
+    run(tmp_path, scenario)
+
+
+def test_a_long_poll_ends_with_its_time(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        result = await client.fetch("t", 0, 0, max_wait_ms=10)
+        assert (result.error_code, result.records or b"") == (ErrorCode.NONE, b"")
+
+    run(tmp_path, scenario)
+
+
+def test_a_deleted_topic_ends_a_long_poll(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        admin = await cluster.connect()
+        waiting = asyncio.ensure_future(client.fetch("t", 0, 0, max_wait_ms=60_000))
+        await admin.ask(ApiKey.METADATA, topics=[], allow_auto_topic_creation=False)
+        topics = [messages.request_class(ApiKey.DELETE_TOPICS).DeleteTopicState(name="t", topic_id=None)]
+        response = await admin.ask(ApiKey.DELETE_TOPICS, topics=topics, timeout_ms=10_000)
+        assert response.responses[0].error_code == ErrorCode.NONE
+        assert (await waiting).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    run(tmp_path, scenario)
+
+
+def test_a_batch_larger_than_the_limits_can_be_fetched(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", partitions=2)
+        big = bytes(100_000)
+        for partition in (0, 1):
+            await client.produce("t", partition, batch(big))
+        wants = [FetchPartition(partition, -1, 0, -1, -1, 10) for partition in (0, 1)]
+        body = FetchRequest(topics=[("t", wants)], max_bytes=10)
+        (_, (first, second)) = (await client.request(ApiKey.FETCH, 12, body)).topics[0]
+        assert values(first.records) == [big]
+        assert not second.records
+
+    run(tmp_path, scenario)
+
+
+def test_fetch_sessions(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", partitions=3)
+
+        async def fetch(session_id: int, epoch: int, *offsets: tuple[int, int]) -> Any:
+            wants = [FetchPartition(partition, -1, offset, -1, -1, 1000) for partition, offset in offsets]
+            body = FetchRequest(
+                session_id=session_id, session_epoch=epoch, topics=[("t", wants)] if wants else [], max_wait_ms=0
+            )
+            return await client.request(ApiKey.FETCH, 12, body)
+
+        full = await fetch(0, 0, (0, 0), (1, 0), (2, 0))
+        assert full.session_id > 0
+        assert [one.partition for one in full.topics[0][1]] == [0, 1, 2]
+        assert (await fetch(full.session_id, 1)).topics == []
+        await client.produce("t", 1, batch(b"x"))
+        news = await fetch(full.session_id, 2)
+        assert [(one.partition, values(one.records)) for one in news.topics[0][1]] == [(1, [b"x"])]
+        assert (await fetch(full.session_id, 2)).error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
+        assert (await fetch(full.session_id + 1, 1)).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
+
+    run(tmp_path, scenario)
+
+
+def test_offsets_out_of_range(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        for offset in (-1, 1, 2**60):
+            assert (await client.fetch("t", 0, offset)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+    run(tmp_path, scenario)
+
+
+def test_leader_epochs_are_checked(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        for epoch, code in ((0, ErrorCode.NONE), (1, ErrorCode.UNKNOWN_LEADER_EPOCH)):
+            body = FetchRequest(topics=[("t", [FetchPartition(0, epoch, 0, -1, -1, 1000)])], max_wait_ms=0)
+            response = await client.request(ApiKey.FETCH, 12, body)
+            assert response.topics[0][1][0].error_code == code
+        await cluster.restart_broker()
+        client = await cluster.connect()
+        response = await client.request(
+            ApiKey.FETCH, 12, FetchRequest(topics=[("t", [FetchPartition(0, 0, 0, -1, -1, 9)])])
+        )
+        assert response.topics[0][1][0].error_code == ErrorCode.FENCED_LEADER_EPOCH
+
+    run(tmp_path, scenario)
+
+
+# -- idempotence
+
+
+def test_duplicates_are_answered_and_gaps_refused(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        answer = await client.ask(ApiKey.INIT_PRODUCER_ID, transactional_id=None, transaction_timeout_ms=1)
+        producer = {"producer_id": answer.producer_id, "producer_epoch": answer.producer_epoch}
+
+        async def send(value: bytes, sequence: int) -> tuple[int, int]:
+            result = await client.produce("t", 0, batch(value, base_sequence=sequence, **producer))
+            return result.error_code, result.base_offset
+
+        assert await send(b"a", 0) == (ErrorCode.NONE, 0)
+        assert await send(b"b", 1) == (ErrorCode.NONE, 1)
+        assert await send(b"a", 0) == (ErrorCode.NONE, 0)
+        assert await send(b"d", 3) == (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, -1)
+        await cluster.restart_broker()
+        client = await cluster.connect()
+        result = await client.produce("t", 0, batch(b"b", base_sequence=1, **producer))
+        assert (result.error_code, result.base_offset) == (ErrorCode.NONE, 1)
+        assert values((await client.fetch("t", 0, 0)).records) == [b"a", b"b"]
+
+    run(tmp_path, scenario)
+
+
+def test_producer_ids_differ(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        ids = []
+        for _ in range(1005):  # more than a block
+            answer = await client.ask(ApiKey.INIT_PRODUCER_ID, transactional_id=None, transaction_timeout_ms=1)
+            ids.append(answer.producer_id)
+        await cluster.restart_broker()
+        client = await cluster.connect()
+        answer = await client.ask(ApiKey.INIT_PRODUCER_ID, transactional_id=None, transaction_timeout_ms=1)
+        assert answer.producer_id not in ids
+        assert len(set(ids)) == len(ids)
+
+    run(tmp_path, scenario)
+
+
+def test_transactions_are_refused_for_good(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        denied = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        answer = await client.ask(ApiKey.INIT_PRODUCER_ID, transactional_id="tx", transaction_timeout_ms=1)
+        assert answer.error_code == denied
+        assert (await client.ask(ApiKey.FIND_COORDINATOR, key="tx", key_type=1)).error_code == denied
+        group = await client.ask(ApiKey.FIND_COORDINATOR, key="g", key_type=0)
+        assert group.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+    run(tmp_path, scenario)
+
+
+# -- what is not a proper produce
+
+
+def flip(data: bytearray, position: int) -> bytearray:
+    data[position] ^= 0xFF
+    return data
+
+
+BAD_RECORDS = {
+    "null": (None, ErrorCode.INVALID_RECORD),
+    "garbage": (b"garbage", ErrorCode.CORRUPT_MESSAGE),
+    "flipped payload": (flip(batch(b"abc"), 65), ErrorCode.CORRUPT_MESSAGE),
+    "flipped CRC": (flip(batch(b"abc"), 18), ErrorCode.CORRUPT_MESSAGE),
+    "cut short": (batch(b"abc")[:-3], ErrorCode.CORRUPT_MESSAGE),
+    "only a header": (batch(b"abc")[:61], ErrorCode.CORRUPT_MESSAGE),
+    "negative length": (bytearray(8) + struct.pack(">i", -5) + bytes(60), ErrorCode.CORRUPT_MESSAGE),
+    "huge length": (
+        bytearray(8) + struct.pack(">i", 2**31 - 1) + b"\0\0\0\0\x02" + bytes(60),
+        ErrorCode.CORRUPT_MESSAGE,
+    ),
+    "magic 1": (
+        bytearray(8) + struct.pack(">i", 20) + b"\0\0\0\0\x01" + bytes(20),
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    ),
+    "magic 0": (
+        bytearray(8) + struct.pack(">i", 20) + b"\0\0\0\0\x00" + bytes(20),
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    ),
+    "magic 77": (bytearray(8) + struct.pack(">i", 60) + b"\0\0\0\0\x4d" + bytes(60), ErrorCode.CORRUPT_MESSAGE),
+    "two batches": (batch(b"a") + batch(b"b"), ErrorCode.INVALID_RECORD),
+    "too large": (batch(bytes(1_100_000)), ErrorCode.MESSAGE_TOO_LARGE),
+    "empty": (b"", ErrorCode.INVALID_RECORD),
+}
+
+
+@pytest.mark.parametrize("case", BAD_RECORDS)
+def test_bad_records_are_refused_and_nothing_else_suffers(tmp_path: Path, case: str) -> None:
+    records, code = BAD_RECORDS[case]
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", partitions=2)
+        body = ProduceRequest(None, -1, 1000, [("t", [(0, records), (1, batch(b"fine"))])])
+        (_, (bad, good)) = (await client.request(ApiKey.PRODUCE, 9, body)).topics[0]
+        assert ErrorCode(bad.error_code) is code
+        assert (good.error_code, good.base_offset) == (ErrorCode.NONE, 0)
+        assert not (await client.fetch("t", 0, 0)).records
+        assert (await client.produce("t", 0, batch(b"next"))).base_offset == 0
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_old_message_sets_are_refused(tmp_path: Path, version: int) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        old = bytearray(8) + struct.pack(">i", 20) + b"\0\0\0\0\x01" + bytes(20)
+        result = await client.produce("t", 0, old, version=version)
+        assert result.error_code == ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("acks", [2, -2, 100])
+def test_other_acks_are_refused(tmp_path: Path, acks: int) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        result = await client.produce("t", 0, batch(b"a"), acks=acks)
+        assert result.error_code == ErrorCode.INVALID_REQUIRED_ACKS
+
+    run(tmp_path, scenario)
+
+
+def test_min_insync_replicas_guards_acks_all_only(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", min_insync_replicas="2")
+        assert (await client.produce("t", 0, batch(b"a"))).error_code == ErrorCode.NOT_ENOUGH_REPLICAS
+        assert (await client.produce("t", 0, batch(b"a"), acks=1)).error_code == ErrorCode.NONE
+
+    run(tmp_path, scenario)
+
+
+# -- frames that are no requests
+
+
+def frame(body: bytes) -> bytes:
+    return struct.pack(">i", len(body)) + body
+
+
+def header(key: int, version: int, client_id: bytes = b"c") -> bytes:
+    return struct.pack(">hhih", key, version, 1, len(client_id)) + client_id
+
+
+BAD_FRAMES = {
+    "random": random.Random(7).randbytes(300),
+    "negative size": struct.pack(">i", -1),
+    "huge size": struct.pack(">i", 2**31 - 1) + header(0, 3),
+    "over the API's limit": struct.pack(">i", 50_000_000) + header(19, 5),
+    "empty frame": frame(b""),
+    "half a header": frame(b"\0\x03\0"),
+    "unknown API": frame(header(12345, 0)),
+    "an API that is not served": frame(header(28, 0)),
+    "unknown version": frame(header(3, 99)),
+    "negative version": frame(header(3, -1)),
+    "client id beyond the frame": frame(struct.pack(">hhih", 3, 1, 1, 1000) + b"c"),
+    "body cut": frame(header(3, 1) + b"\0\0"),
+    "trailing bytes": frame(header(3, 1) + struct.pack(">i", 0) + b"extra"),
+    "huge array": frame(header(3, 1) + struct.pack(">i", 2**31 - 1)),
+    "negative array": frame(header(3, 1) + struct.pack(">i", -7)),
+    "a million empty names": frame(header(3, 1) + struct.pack(">i", 500_000) + bytes(1_000_000)),
+    "null name": frame(header(3, 1) + struct.pack(">ih", 1, -1)),
+    "not UTF-8": frame(header(3, 1) + struct.pack(">ih", 1, 2) + b"\xff\xfe"),
+    "produce cut": frame(header(0, 3) + struct.pack(">hhii", -1, 1, 1000, 1) + b"\0\x01t"),
+    "fetch cut": frame(header(1, 11) + bytes(10)),
+}
+
+
+@pytest.mark.parametrize("case", BAD_FRAMES)
+def test_bad_frames_close_their_connection_only(tmp_path: Path, case: str) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        other = await cluster.connect()
+        await other.create_topic("t")
+        client.send_raw(BAD_FRAMES[case])
+        assert await client.is_closed()
+        assert (await other.produce("t", 0, batch(b"a"))).error_code == ErrorCode.NONE
+
+    run(tmp_path, scenario)
+
+
+def test_a_frame_cut_by_the_end_of_the_connection_does_nothing(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        half = await cluster.connect()
+        body = ProduceRequest(None, -1, 1000, [("t", [(0, batch(bytes(5000)))])])
+        whole = b"".join(map(bytes, messages.encode_request(ApiKey.PRODUCE, 9, 1, "c", body)))
+        half.send_raw(whole[:-1])
+        half.writer.write_eof()
+        assert await half.is_closed()
+        assert not (await client.fetch("t", 0, 0)).records
+
+    run(tmp_path, scenario)
+
+
+def test_api_versions_of_the_future(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        client.send_raw(frame(header(18, 99) + b"whatever follows"))
+        answer = await client.receive()
+        assert answer == struct.pack(">ihihhh", 1, ErrorCode.UNSUPPORTED_VERSION, 1, 18, 0, 3)
+        assert (await client.ask(ApiKey.METADATA, topics=None)).error_code is not None
+
+    run(tmp_path, scenario)
+
+
+# -- metadata and admin
+
+
+def test_api_versions_lists_the_registrations(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        for version in range(4):
+            answer = await client.ask(
+                ApiKey.API_VERSIONS, version, client_software_name="test", client_software_version="1.0"
+            )
+            assert answer.error_code == ErrorCode.NONE
+            listed = {one.api_key: (one.min_version, one.max_version) for one in answer.api_keys}
+            assert listed == {
+                0: (0, 9), 1: (4, 12), 2: (1, 6), 3: (0, 11), 10: (0, 3), 18: (0, 3), 19: (2, 7), 20: (1, 6),
+                22: (0, 4), 23: (2, 4), 32: (1, 4), 35: (1, 2), 37: (0, 3), 60: (0, 0),
+            }  # fmt: skip
+        bad = await client.ask(ApiKey.API_VERSIONS, 3, client_software_name="-", client_software_version="1")
+        assert bad.error_code == ErrorCode.INVALID_REQUEST
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("version", range(12))
+def test_every_version_of_metadata(tmp_path: Path, version: int) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        created = await client.create_topic("t", partitions=2)
+        topic = messages.request_class(ApiKey.METADATA).MetadataRequestTopic(name="t")
+        answer = await client.ask(ApiKey.METADATA, version, topics=[topic])
+        (broker,) = answer.brokers
+        assert (broker.node_id, broker.host, broker.port) == (0, *cluster.broker.endpoints["PLAINTEXT"])
+        (found,) = answer.topics
+        assert (found.name, found.error_code, len(found.partitions)) == ("t", ErrorCode.NONE, 2)
+        for partition in found.partitions:
+            assert (partition.leader_id, partition.replica_nodes, partition.isr_nodes) == (0, [0], [0])
+        if version >= 1:
+            assert answer.controller_id == 0
+        if version >= 10:
+            assert found.topic_id == created.topic_id
+
+    run(tmp_path, scenario)
+
+
+def test_all_topics_and_no_topics(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("b")
+        await client.create_topic("a")
+        assert [one.name for one in (await client.ask(ApiKey.METADATA, topics=None)).topics] == ["a", "b"]
+        assert (await client.ask(ApiKey.METADATA, topics=[])).topics == []
+        assert [one.name for one in (await client.ask(ApiKey.METADATA, 0, topics=[])).topics] == ["a", "b"]
+
+    run(tmp_path, scenario)
+
+
+async def metadata_of(client: Client, name: str, **options: Any) -> Any:
+    topic = messages.request_class(ApiKey.METADATA).MetadataRequestTopic(name=name)
+    return (await client.ask(ApiKey.METADATA, topics=[topic], **options)).topics[0]
+
+
+def test_unknown_topics_are_created_when_allowed(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        answer = await metadata_of(client, "new", allow_auto_topic_creation=False)
+        assert answer.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        answer = await metadata_of(client, "new", allow_auto_topic_creation=True)
+        assert answer.error_code == ErrorCode.LEADER_NOT_AVAILABLE
+        while (answer := await metadata_of(client, "new")).error_code == ErrorCode.LEADER_NOT_AVAILABLE:
+            pass
+        assert (answer.error_code, len(answer.partitions)) == (ErrorCode.NONE, 3)
+        assert (await metadata_of(client, "no/good")).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+
+    run(tmp_path, scenario, num_partitions=3)
+
+
+def test_auto_creation_can_be_off(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        assert (await metadata_of(client, "new")).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    run(tmp_path, scenario, auto_create_topics_enable=False)
+
+
+CREATE = messages.request_class(ApiKey.CREATE_TOPICS).CreatableTopic
+
+
+def new_topic(name: str, partitions: int = 1, factor: int = 1, assignments: Any = (), configs: Any = ()) -> Any:
+    return CREATE(
+        name=name,
+        num_partitions=partitions,
+        replication_factor=factor,
+        assignments=[
+            CREATE.CreatableReplicaAssignment(partition_index=index, broker_ids=brokers)
+            for index, brokers in assignments
+        ],
+        configs=[CREATE.CreatableTopicConfig(name=name, value=value) for name, value in configs],
+    )
+
+
+BAD_TOPICS = {
+    "exists": (new_topic("old"), ErrorCode.TOPIC_ALREADY_EXISTS),
+    "collides": (new_topic("o.d"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+    "empty name": (new_topic(""), ErrorCode.INVALID_TOPIC_EXCEPTION),
+    "dot": (new_topic("."), ErrorCode.INVALID_TOPIC_EXCEPTION),
+    "slash": (new_topic("a/b"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+    "newline": (new_topic("a\n"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+    "too long": (new_topic("x" * 250), ErrorCode.INVALID_TOPIC_EXCEPTION),
+    "no partitions": (new_topic("n", 0), ErrorCode.INVALID_PARTITIONS),
+    "too many replicas": (new_topic("n", 1, 2), ErrorCode.INVALID_REPLICATION_FACTOR),
+    "no replicas": (new_topic("n", 1, 0), ErrorCode.INVALID_REPLICATION_FACTOR),
+    "counts and assignment": (new_topic("n", 1, 1, [(0, [0])]), ErrorCode.INVALID_REQUEST),
+    "gap": (new_topic("n", -1, -1, [(0, [0]), (2, [0])]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    "twice": (new_topic("n", -1, -1, [(0, [0, 0])]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    "uneven": (new_topic("n", -1, -1, [(0, [0]), (1, [0, 1])]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    "unknown config": (new_topic("n", configs=[("no.such.key", "1")]), ErrorCode.INVALID_CONFIG),
+    "bad config": (new_topic("n", configs=[("retention.ms", "soon")]), ErrorCode.INVALID_CONFIG),
+    "null config": (new_topic("n", configs=[("retention.ms", None)]), ErrorCode.INVALID_REQUEST),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD_TOPICS)
+def test_bad_topics_are_refused_each_for_itself(tmp_path: Path, case: str) -> None:
+    topic, code = BAD_TOPICS[case]
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("old")
+        await client.create_topic("o_d")
+        answer = await client.ask(
+            ApiKey.CREATE_TOPICS, topics=[topic, new_topic("good")], timeout_ms=10_000, validate_only=False
+        )
+        bad, good = answer.topics
+        assert ErrorCode(bad.error_code) is code
+        assert bad.error_message
+        assert good.error_code == ErrorCode.NONE
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("version", range(2, 8))
+def test_every_version_of_create_topics(tmp_path: Path, version: int) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        topics = [new_topic("t", 3, configs=[("retention.ms", "5")])]
+        for validate_only in (True, False):
+            answer = await client.ask(
+                ApiKey.CREATE_TOPICS, version, topics=topics, timeout_ms=10_000, validate_only=validate_only
+            )
+            (created,) = answer.topics
+            assert created.error_code == ErrorCode.NONE
+            if version >= 5:
+                assert (created.num_partitions, created.replication_factor) == (3, 1)
+                assert {one.name: one.value for one in created.configs}["retention.ms"] == "5"
+        assert len((await metadata_of(client, "t")).partitions) == 3
+
+    run(tmp_path, scenario)
+
+
+def test_create_topics_defaults_duplicates_and_no_time(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        answer = await client.ask(
+            ApiKey.CREATE_TOPICS,
+            topics=[new_topic("t", -1, -1), new_topic("twice"), new_topic("twice")],
+            timeout_ms=10_000,
+            validate_only=False,
+        )
+        assert [(one.name, one.error_code) for one in answer.topics] == [
+            ("t", ErrorCode.NONE),
+            ("twice", ErrorCode.INVALID_REQUEST),
+        ]
+        assert len((await metadata_of(client, "t")).partitions) == 4
+        answer = await client.ask(ApiKey.CREATE_TOPICS, topics=[new_topic("u")], timeout_ms=0, validate_only=False)
+        assert answer.topics[0].error_code == ErrorCode.REQUEST_TIMED_OUT
+
+    run(tmp_path, scenario, num_partitions=4)
+
+
+@pytest.mark.parametrize("version", range(1, 7))
+def test_every_version_of_delete_topics(tmp_path: Path, version: int) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        created = await client.create_topic("t")
+        await client.produce("t", 0, batch(b"old"))
+        if version >= 6:
+            state = messages.request_class(ApiKey.DELETE_TOPICS).DeleteTopicState
+            wanted = {"topics": [state(name=None, topic_id=created.topic_id), state(name="absent", topic_id=None)]}
+        else:
+            wanted = {"topic_names": ["t", "absent"]}
+        answer = await client.ask(ApiKey.DELETE_TOPICS, version, timeout_ms=10_000, **wanted)
+        codes = {one.name: one.error_code for one in answer.responses}
+        assert codes == {"t": ErrorCode.NONE, "absent": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        assert (await client.fetch("t", 0, 0)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        # A new topic of the same name is another one.
+        again = await client.create_topic("t")
+        assert (again.error_code, again.topic_id != created.topic_id) == (ErrorCode.NONE, True)
+        assert (await client.fetch("t", 0, 0)).high_watermark == 0
+
+    run(tmp_path, scenario)
+
+
+def test_deletion_can_be_off(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        for version, code in ((2, ErrorCode.INVALID_REQUEST), (5, ErrorCode.TOPIC_DELETION_DISABLED)):
+            answer = await client.ask(ApiKey.DELETE_TOPICS, version, topic_names=["t"], timeout_ms=1000)
+            assert answer.responses[0].error_code == code
+
+    run(tmp_path, scenario, delete_topic_enable=False)
+
+
+GROW = messages.request_class(ApiKey.CREATE_PARTITIONS).CreatePartitionsTopic
+
+
+def grow(name: str, count: int, assignments: Any = None) -> Any:
+    if assignments is not None:
+        assignments = [GROW.CreatePartitionsAssignment(broker_ids=one) for one in assignments]
+    return GROW(name=name, count=count, assignments=assignments)
+
+
+@pytest.mark.parametrize("version", range(4))
+def test_partitions_are_added(tmp_path: Path, version: int) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        await client.produce("t", 0, batch(b"kept"))
+        topics = [grow("t", 3), grow("absent", 2)]
+        answer = await client.ask(
+            ApiKey.CREATE_PARTITIONS, version, topics=topics, timeout_ms=10_000, validate_only=False
+        )
+        assert [one.error_code for one in answer.results] == [ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+        assert (await client.produce("t", 2, batch(b"a"))).base_offset == 0
+        assert values((await client.fetch("t", 0, 0)).records) == [b"kept"]
+        for topic, code in (
+            (grow("t", 3), ErrorCode.INVALID_PARTITIONS),
+            (grow("t", 1), ErrorCode.INVALID_PARTITIONS),
+            (grow("t", 4, [[9]]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            (grow("t", 5, [[0]]), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+            (grow("t", 4, [[0]]), ErrorCode.NONE),
+        ):
+            answer = await client.ask(
+                ApiKey.CREATE_PARTITIONS, version, topics=[topic], timeout_ms=10_000, validate_only=True
+            )
+            assert answer.results[0].error_code == code
+
+    run(tmp_path, scenario)
+
+
+def test_describe_configs(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", retention_ms="77")
+        resource = messages.request_class(ApiKey.DESCRIBE_CONFIGS).DescribeConfigsResource
+
+        async def describe(kind: int, name: str, keys: Any = None) -> Any:
+            resources = [resource(resource_type=kind, resource_name=name, configuration_keys=keys)]
+            answer = await client.ask(
+                ApiKey.DESCRIBE_CONFIGS, resources=resources, include_synonyms=True, include_documentation=True
+            )
+            return answer.results[0]
+
+        found = await describe(2, "t", ["retention.ms"])
+        (entry,) = found.configs
+        assert (entry.name, entry.value, entry.config_source, entry.read_only) == ("retention.ms", "77", 1, False)
+        assert len((await describe(2, "t")).configs) == 26
+        broker = await describe(4, "0", ["broker.id", "log.dirs"])
+        assert {one.name: one.read_only for one in broker.configs} == {"broker.id": True, "log.dirs": True}
+        assert (await describe(2, "absent")).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert (await describe(4, "7")).error_code == ErrorCode.INVALID_REQUEST
+        assert (await describe(8, "0")).error_code == ErrorCode.INVALID_REQUEST
+
+    run(tmp_path, scenario)
+
+
+def test_list_offsets(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        for timestamp in (1000, 2000, 3000):
+            await client.produce("t", 0, build_batch([Record(key=None, value=b"x", timestamp_ms=timestamp)]))
+        request = messages.request_class(ApiKey.LIST_OFFSETS)
+
+        async def offset(timestamp: int, version: int = 6, partition: int = 0) -> Any:
+            wanted = request.ListOffsetsTopic.ListOffsetsPartition(
+                partition_index=partition, current_leader_epoch=-1, timestamp=timestamp
+            )
+            topics = [request.ListOffsetsTopic(name="t", partitions=[wanted])]
+            answer = await client.ask(ApiKey.LIST_OFFSETS, version, replica_id=-1, isolation_level=0, topics=topics)
+            return answer.topics[0].partitions[0]
+
+        for version in range(1, 7):
+            assert (await offset(-2, version)).offset == 0
+            assert (await offset(-1, version)).offset == 3
+            found = await offset(1500, version)
+            assert (found.timestamp, found.offset) == (2000, 1)
+        assert ((await offset(3001)).error_code, (await offset(3001)).offset) == (ErrorCode.NONE, -1)
+        assert (await offset(-1, partition=5)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    run(tmp_path, scenario)
+
+
+def test_offset_for_leader_epoch(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        await client.produce("t", 0, batch(b"a", b"b"))
+        await cluster.restart_broker()
+        client = await cluster.connect()
+        await client.produce("t", 0, batch(b"c"))
+        request = messages.request_class(ApiKey.OFFSET_FOR_LEADER_EPOCH)
+
+        async def end(epoch: int, partition: int = 0) -> Any:
+            wanted = request.OffsetForLeaderTopic.OffsetForLeaderPartition(
+                partition=partition, current_leader_epoch=-1, leader_epoch=epoch
+            )
+            topics = [request.OffsetForLeaderTopic(topic="t", partitions=[wanted])]
+            answer = await client.ask(ApiKey.OFFSET_FOR_LEADER_EPOCH, replica_id=-1, topics=topics)
+            one = answer.topics[0].partitions[0]
+            return one.error_code, one.leader_epoch, one.end_offset
+
+        assert await end(0) == (ErrorCode.NONE, 0, 2)
+        assert await end(1) == (ErrorCode.NONE, 1, 3)
+        assert await end(9) == (ErrorCode.NONE, -1, -1)
+        assert await end(0, partition=4) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1)
+
+    run(tmp_path, scenario)
+
+
+def test_describe_cluster_and_log_dirs(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", partitions=2)
+        await client.produce("t", 1, batch(bytes(1000)))
+        answer = await client.ask(ApiKey.DESCRIBE_CLUSTER, include_cluster_authorized_operations=True)
+        assert (answer.cluster_id, answer.controller_id) == (cluster.broker.cluster_id, 0)
+        assert answer.authorized_operations == {5, 7, 8, 9, 10, 11, 12}
+        answer = await client.ask(ApiKey.DESCRIBE_LOG_DIRS, topics=None)
+        (directory,) = answer.results
+        assert directory.log_dir == str(tmp_path / "data")
+        sizes = {one.partition_index: one.partition_size for one in directory.topics[0].partitions}
+        assert sizes[0] == 0
+        assert sizes[1] > 1000
+
+    run(tmp_path, scenario)
+
+
+# -- authorization
+
+
+class DenyEverything:
+    def allows(self, client: Principal, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        assert client.principal == "User:ANONYMOUS"
+        return False
+
+
+class DenyTopicT:
+    def allows(self, client: Principal, operation: Operation, resource_type: ResourceType, name: str) -> bool:
+        return not (resource_type is ResourceType.TOPIC and name == "t")
+
+
+def every_request() -> dict[ApiKey, Any]:
+    """A request for each API that is served, all about topic `t` or group `g`."""
+    request = {key: messages.request_class(key) for key in APIS}
+    offsets, epochs = (
+        request[ApiKey.LIST_OFFSETS].ListOffsetsTopic,
+        request[ApiKey.OFFSET_FOR_LEADER_EPOCH].OffsetForLeaderTopic,
+    )
+    return {
+        ApiKey.PRODUCE: ProduceRequest(None, -1, 1000, [("t", [(0, batch(b"a"))])]),
+        ApiKey.FETCH: FetchRequest(topics=[("t", [FetchPartition(0, -1, 0, -1, -1, 1000)])], max_wait_ms=60_000),
+        ApiKey.LIST_OFFSETS: {
+            "topics": [offsets(name="t", partitions=[offsets.ListOffsetsPartition(partition_index=0, timestamp=-1)])]
+        },
+        ApiKey.METADATA: {"topics": [request[ApiKey.METADATA].MetadataRequestTopic(name="t")]},
+        ApiKey.FIND_COORDINATOR: {"key": "g", "key_type": 0},
+        ApiKey.API_VERSIONS: {"client_software_name": "t", "client_software_version": "1"},
+        ApiKey.CREATE_TOPICS: {"topics": [new_topic("t")], "timeout_ms": 1000},
+        ApiKey.DELETE_TOPICS: {
+            "topics": [request[ApiKey.DELETE_TOPICS].DeleteTopicState(name="t", topic_id=None)],
+            "timeout_ms": 1000,
+        },
+        ApiKey.INIT_PRODUCER_ID: {"transactional_id": None},
+        ApiKey.OFFSET_FOR_LEADER_EPOCH: {
+            "topics": [epochs(topic="t", partitions=[epochs.OffsetForLeaderPartition(partition=0, leader_epoch=0)])]
+        },
+        ApiKey.DESCRIBE_CONFIGS: {
+            "resources": [
+                request[ApiKey.DESCRIBE_CONFIGS].DescribeConfigsResource(
+                    resource_type=2, resource_name="t", configuration_keys=None
+                )
+            ]
+        },
+        ApiKey.DESCRIBE_LOG_DIRS: {"topics": None},
+        ApiKey.CREATE_PARTITIONS: {"topics": [grow("t", 2)], "timeout_ms": 1000},
+        ApiKey.DESCRIBE_CLUSTER: {"include_cluster_authorized_operations": True},
+    }
+
+
+def error_codes(answer: Any) -> set[int]:
+    """Every error code other than NONE in a response, however deep."""
+    if isinstance(answer, list | tuple):
+        return set().union(*map(error_codes, answer))
+    names = getattr(answer, "__slots__", ()) or ()
+    fields = list(answer.fields) if hasattr(answer, "fields") else [name for name in names if isinstance(name, str)]
+    fields = fields or list(getattr(answer, "_fields", ()))
+    found: set[int] = set()
+    for name in fields:
+        value = getattr(answer, name)
+        if name == "error_code" and value:
+            found.add(value)
+        elif isinstance(value, list | tuple):
+            found |= error_codes(list(value))
+    return found
+
+
+DENIALS = {
+    ApiKey.PRODUCE: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ApiKey.FETCH: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ApiKey.LIST_OFFSETS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ApiKey.METADATA: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ApiKey.FIND_COORDINATOR: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ApiKey.API_VERSIONS: None,
+    ApiKey.CREATE_TOPICS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ApiKey.DELETE_TOPICS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ApiKey.INIT_PRODUCER_ID: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ApiKey.DESCRIBE_CONFIGS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ApiKey.DESCRIBE_LOG_DIRS: None,  # answered with no directory
+    ApiKey.CREATE_PARTITIONS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ApiKey.DESCRIBE_CLUSTER: None,  # answered with no allowed operation
+}
+
+
+def test_every_api_asks_the_authorizer(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        requests = every_request()
+        assert set(requests) == set(APIS) == set(DENIALS)
+        for key, body in requests.items():
+            if isinstance(body, dict):
+                answer = await client.ask(key, **body)
+            else:
+                answer = await client.request(key, APIS[key].max_version, body)
+            expected = DENIALS[key]
+            assert error_codes(answer) == (set() if expected is None else {expected}), key.name
+            if key is ApiKey.DESCRIBE_LOG_DIRS:
+                assert answer.results == []
+            if key is ApiKey.DESCRIBE_CLUSTER:
+                assert answer.authorized_operations == set()
+        assert (await client.ask(ApiKey.METADATA, topics=None)).topics == []
+
+    run(tmp_path, scenario, authorizer=DenyEverything())
+
+
+def test_what_is_denied_does_not_disturb_what_is_allowed(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("u")
+        body = ProduceRequest(None, -1, 1000, [("t", [(0, batch(b"a"))]), ("u", [(0, batch(b"b"))])])
+        answer = await client.request(ApiKey.PRODUCE, 9, body)
+        codes = {topic: partitions[0].error_code for topic, partitions in answer.topics}
+        assert codes == {"t": ErrorCode.TOPIC_AUTHORIZATION_FAILED, "u": ErrorCode.NONE}
+        wants = [FetchPartition(0, -1, 0, -1, -1, 1000)]
+        answer = await client.request(ApiKey.FETCH, 12, FetchRequest(topics=[("t", wants), ("u", wants)]))
+        results = {topic: partitions[0] for topic, partitions in answer.topics}
+        assert results["t"].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        assert values(results["u"].records) == [b"b"]
+
+    run(tmp_path, scenario, authorizer=DenyTopicT())
+
+
+# -- throttling
+
+
+class ThrottleProduces:
+    def throttle_time_ms(self, api_key: ApiKey, client: Principal, client_id: str | None, request_bytes: int) -> int:
+        return 25 if api_key is ApiKey.PRODUCE and client_id == "greedy" and request_bytes > 0 else 0
+
+
+def test_the_throttle_time_reaches_the_client(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        body = ProduceRequest(None, -1, 1000, [("t", [(0, batch(b"a"))])])
+        assert (await client.request(ApiKey.PRODUCE, 9, body, client_id="modest")).throttle_time_ms == 0
+        body = ProduceRequest(None, -1, 1000, [("t", [(0, batch(b"a"))])])
+        assert (await client.request(ApiKey.PRODUCE, 9, body, client_id="greedy")).throttle_time_ms == 25
+        assert (await client.fetch("t", 0, 0)).error_code == ErrorCode.NONE
+
+    run(tmp_path, scenario, quotas=ThrottleProduces())

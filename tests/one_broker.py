@@ -1,0 +1,151 @@
+"""A ZooKeeper server and a broker inside the test's own loop, and a client that speaks frames: for tests of the broker.
+
+Production code from end to end, on real sockets and files, without processes.
+"""
+
+import asyncio
+import struct
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from klamm.broker.broker import Broker
+from klamm.config.broker import BrokerConfig
+from klamm.environment import Environment, SystemEnvironment
+from klamm.protocol import messages
+from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponsePartition
+from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
+from klamm.protocol.produce import PartitionProduceResponse, ProduceRequest
+from klamm.zookeeper.server import ZooKeeperServer
+
+
+class Client:
+    """One connection. Requests are sent and answered one after another, or raw bytes are sent."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self._correlation_id = 0
+
+    async def request(self, key: ApiKey, version: int, body: Any, client_id: str | None = "test") -> Any:
+        self._correlation_id += 1
+        for buffer in messages.encode_request(key, version, self._correlation_id, client_id, body):
+            self.writer.write(bytes(buffer))
+        return messages.decode_response(key, version, await self.receive())
+
+    async def ask(self, key: ApiKey, version: int | None = None, **fields: Any) -> Any:
+        """A request of kafka-python's classes, by default in the newest version."""
+        version = ADVERTISED_MAX[key] if version is None else version
+        return await self.request(key, version, messages.request_class(key)(version=version, **fields))
+
+    async def receive(self) -> bytes:
+        async with asyncio.timeout(20):
+            (size,) = struct.unpack(">i", await self.reader.readexactly(4))
+            return await self.reader.readexactly(size)
+
+    def send_raw(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def is_closed(self) -> bool:
+        """Waits for the broker to close the connection; False if it sends something instead."""
+        try:
+            async with asyncio.timeout(20):
+                return await self.reader.read(1) == b""
+        except ConnectionResetError:
+            return True
+
+    async def close(self) -> None:
+        self.writer.transport.abort()
+
+    # -- what most tests need
+
+    async def create_topic(self, name: str, partitions: int = 1, **configs: str) -> Any:
+        request = messages.request_class(ApiKey.CREATE_TOPICS)
+        topic = request.CreatableTopic(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=1,
+            assignments=[],
+            configs=[
+                request.CreatableTopic.CreatableTopicConfig(name=key.replace("_", "."), value=value)
+                for key, value in configs.items()
+            ],
+        )
+        response = await self.ask(ApiKey.CREATE_TOPICS, topics=[topic], timeout_ms=10_000, validate_only=False)
+        return response.topics[0]
+
+    async def produce(
+        self, topic: str, partition: int, records: Any, *, acks: int = -1, version: int = 9
+    ) -> PartitionProduceResponse:
+        body = ProduceRequest(None, acks, 10_000, [(topic, [(partition, records)])])
+        response = await self.request(ApiKey.PRODUCE, version, body)
+        return response.topics[0][1][0]
+
+    async def fetch(
+        self, topic: str, partition: int, offset: int, *, version: int = 12, max_bytes: int = 1 << 20, **options: Any
+    ) -> FetchResponsePartition:
+        want = FetchPartition(partition, -1, offset, -1, -1, max_bytes)
+        body = FetchRequest(topics=[(topic, [want])], **{"max_wait_ms": 0, "min_bytes": 1} | options)
+        response = await self.request(ApiKey.FETCH, version, body)
+        return response.topics[0][1][0]
+
+
+class OneBroker:
+    """`async with OneBroker(tmp_path) as cluster:` - started, and stopped at the end. `properties` are the broker's."""
+
+    def __init__(self, directory: Path, *, environment: Environment | None = None, **properties: Any) -> None:
+        self.directory = directory
+        self.environment = environment or SystemEnvironment()
+        self.hooks = {name: properties.pop(name) for name in ("authorizer", "quotas") if name in properties}
+        self.properties = {key.replace("_", "."): str(value) for key, value in properties.items()}
+        self._clients: list[Client] = []
+
+    async def __aenter__(self) -> Self:
+        self._stack = AsyncExitStack()
+        try:
+            await self.start_zookeeper()
+            await self.start_broker()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for client in self._clients:
+            await client.close()
+        await self._stack.aclose()
+        self.zookeeper = None
+
+    async def start_zookeeper(self, port: int = 0) -> None:
+        zookeeper = ZooKeeperServer(
+            SystemEnvironment(), str(self.directory / "zookeeper"), port=port, min_session_timeout_ms=100
+        )
+        await zookeeper.start()
+        self.zookeeper = zookeeper
+        self._stack.push_async_callback(zookeeper.stop)
+
+    def config(self, **changes: Any) -> BrokerConfig:
+        properties = {
+            "broker.id": "0",
+            "listeners": "PLAINTEXT://127.0.0.1:0",
+            "log.dirs": str(self.directory / "data"),
+            "zookeeper.connect": f"127.0.0.1:{self.zookeeper.port}",
+            **self.properties,
+            **{key.replace("_", "."): str(value) for key, value in changes.items()},
+        }
+        return BrokerConfig.from_properties(properties)
+
+    async def start_broker(self) -> Broker:
+        self.broker = Broker(self.config(), self.environment, **self.hooks)
+        self._stack.push_async_callback(self.broker.stop)
+        await self.broker.start()
+        return self.broker
+
+    async def restart_broker(self) -> Broker:
+        await self.broker.stop()
+        return await self.start_broker()
+
+    async def connect(self, listener: str = "PLAINTEXT") -> Client:
+        host, port = self.broker.endpoints[listener]
+        client = Client(*await asyncio.open_connection(host, port))
+        self._clients.append(client)
+        return client
