@@ -27,7 +27,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from klamm.environment import Environment
 from klamm.zookeeper import jute
@@ -62,6 +62,7 @@ from klamm.zookeeper.watches import Watch, WatchKind, WatchTable
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 DEFAULT_PORT = 2181
 FIRST_BACK_OFF_SECONDS = 0.025
@@ -185,6 +186,11 @@ class ZooKeeperClient:
         """What the server has granted (before the first connection: what was asked for)."""
         return self._granted_timeout_ms
 
+    @property
+    def last_zxid(self) -> int:
+        """The newest transaction that this client has heard of."""
+        return self._last_zxid if self._connection is None else max(self._last_zxid, self._connection.last_zxid)
+
     def add_listener(self, listener: StateListener) -> None:
         """Calls `listener` with every state that the client enters from now on."""
         self._listeners.append(listener)
@@ -224,7 +230,7 @@ class ZooKeeperClient:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def add_auth(self, scheme: str, credentials: bytes) -> None:
-        """Adds an identity, as `("digest", b"user:password")`, to this session, over all its connections. AuthFailed."""
+        """Adds an identity, as `("digest", b"user:password")`, to this session, on every connection. AuthFailed."""
         if self._state in _FINAL_ERRORS:
             raise self._final_error()
         answer: asyncio.Future[None] = self._loop.create_future()
@@ -570,14 +576,14 @@ class ZooKeeperClient:
             call.fail(ConnectionLoss(call.path, reason))
 
 
-async def retrying(read: Callable[[], Awaitable[T]]) -> T:
-    """Awaits `read()` until it does not end with ConnectionLoss. Only for calls that may be done twice, as reads.
+async def retrying(call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Awaits `call(...)` again until it does not end with ConnectionLoss. Only for what may be done twice, as reads.
 
     Every new try waits for the connection, so this does not spin; it ends with the session.
     """
     while True:
         try:
-            return await read()
+            return await call(*args, **kwargs)
         except ConnectionLoss:
             continue
 

@@ -1,0 +1,133 @@
+"""Many writes in few requests, each only while one controller epoch lasts.
+
+A batch is one `multi`: a check of /controller_epoch's version, then the operations. It is bounded
+(`MAX_BATCH_OPERATIONS`, `MAX_BATCH_BYTES`), since a multi counts as one request against the server's limit of 1 MB.
+
+What must stay true:
+- With a guard, nothing is written once another controller was elected: the check fails, `ControllerMoved` is raised.
+- Every operation gets its own result. A multi is atomic, so when it fails on one operation, its operations are done
+  one by one, each with its own check.
+- A batch whose answer was lost with the connection is not sent again blindly: as it is atomic, one of its znodes tells
+  whether it was done (`_was_done`).
+"""
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH
+from klamm.zookeeper.client import ZooKeeperClient, retrying
+from klamm.zookeeper.errors import BadVersion, ConnectionLoss, NoNode, ZooKeeperError
+from klamm.zookeeper.jute import Check, Create, Delete, MultiOperation, MultiResult, OpCode, SetData
+
+MAX_BATCH_OPERATIONS = 1_000
+MAX_BATCH_BYTES = 512 * 1024
+_OVERHEAD_BYTES = 64  # Of one operation besides its path and data: headers, lengths, the open ACL.
+
+Result = MultiResult | ZooKeeperError
+
+
+class ControllerMoved(Exception):
+    """Another controller was elected: the one that wrote under the old epoch must resign."""
+
+
+async def write(
+    client: ZooKeeperClient, operations: Sequence[MultiOperation], guard: int | None = None
+) -> list[Result]:
+    """Does the operations in order, batched and pipelined; returns each one's result or error.
+
+    `guard`: the version that /controller_epoch must have; None writes without a check. Raises ControllerMoved, and what
+    ends a session (SessionExpired, AuthFailed, ClientClosed): then any of the operations may have been done.
+    """
+    check = [] if guard is None else [Check(CONTROLLER_EPOCH_PATH, guard)]
+    answers = await asyncio.gather(*(_write_batch(client, batch, check) for batch in _batches(operations)))
+    return [result for answer in answers for result in answer]
+
+
+def _batches(operations: Sequence[MultiOperation]) -> Iterator[Sequence[MultiOperation]]:
+    start = size = 0
+    for index, operation in enumerate(operations):
+        operation_bytes = _OVERHEAD_BYTES + len(operation.path)
+        if isinstance(operation, Create | SetData):
+            operation_bytes += len(operation.data or b"")
+        # One place is for the check.
+        if index > start and (index - start >= MAX_BATCH_OPERATIONS - 1 or size + operation_bytes > MAX_BATCH_BYTES):
+            yield operations[start:index]
+            start, size = index, 0
+        size += operation_bytes
+    if start < len(operations):
+        yield operations[start:]
+
+
+async def _write_batch(
+    client: ZooKeeperClient, operations: Sequence[MultiOperation], check: list[Check]
+) -> list[Result]:
+    while True:
+        zxid = client.last_zxid
+        try:
+            return [*(await client.multi([*check, *operations]))[len(check) :]]
+        except ConnectionLoss:
+            done = await _was_done(client, operations, zxid)
+            if done is not None:
+                return done
+        except ZooKeeperError as error:
+            return await _after_failure(client, operations, check, error)
+
+
+async def _after_failure(
+    client: ZooKeeperClient, operations: Sequence[MultiOperation], check: list[Check], error: ZooKeeperError
+) -> list[Result]:
+    if check and error.index == 0:
+        if isinstance(error, BadVersion):
+            raise ControllerMoved(f"the version of {CONTROLLER_EPOCH_PATH} is not {check[0].version} any more")
+        raise error
+    if error.index is None:  # Not about one znode: the session, or the request as a whole.
+        raise error
+    if len(operations) == 1:
+        error.index = None
+        return [error]
+    answers = await asyncio.gather(*(_write_batch(client, [operation], check) for operation in operations))
+    return [answer[0] for answer in answers]
+
+
+async def _was_done(client: ZooKeeperClient, operations: Sequence[MultiOperation], zxid: int) -> list[Result] | None:
+    """The results of a batch whose answer was lost, None if it was not done. `zxid`: the newest one seen before it.
+
+    By the time that the session is back and `sync` has returned, nothing of the lost connection is under way any more.
+    The znode of a conditional set is the best witness: it has the next version, and our data. A created one has our
+    data, and is newer than anything seen before the batch. A batch that has neither (only deletions and unconditional
+    sets) may as well be done twice.
+    """
+    conditional = next((o for o in operations if isinstance(o, SetData) and o.version >= 0), None)
+    created = next((o for o in operations if isinstance(o, Create)), None)
+    witness = conditional or created
+    if witness is None:
+        return None
+    await retrying(client.sync)
+    try:
+        data, stat = await retrying(client.get, witness.path)
+    except NoNode:
+        return None
+    if data != (witness.data or b""):
+        return None
+    done = stat.version == witness.version + 1 if isinstance(witness, SetData) else stat.czxid > zxid
+    return await _results_of(client, operations) if done else None
+
+
+async def _results_of(client: ZooKeeperClient, operations: Sequence[MultiOperation]) -> list[Result]:
+    """What the multi has answered, as far as the znodes still tell: others may have changed them since.
+
+    Their versions must be those of our write, so that the next conditional one notices such a change.
+    """
+    stats = await retrying(lambda: asyncio.gather(*(client.submit_exists(operation.path) for operation in operations)))
+    results: list[Result] = []
+    for operation, stat in zip(operations, stats, strict=True):
+        if isinstance(operation, Delete | Check):
+            results.append(MultiResult(operation.op))
+        elif stat is None:
+            results.append(NoNode(operation.path, "gone since it was written"))
+        elif isinstance(operation, Create):
+            results.append(MultiResult(OpCode.CREATE, 0, operation.path))
+        else:
+            version = stat.version if operation.version < 0 else operation.version + 1
+            results.append(MultiResult(operation.op, 0, None, stat._replace(version=version)))
+    return results

@@ -1,0 +1,125 @@
+"""/brokers/ids/N: a live broker, its listeners, rack and features (Kafka's BrokerIdZNode, EndPoint). Pure.
+
+Version 5 is written. Read are 1 (host and port only), 2 (endpoints), 3 (rack), 4 (listener names that are not security
+protocols) and 5 (features).
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import orjson
+
+from klamm.znodes.fields import Fields
+
+BROKER_IDS_PATH = "/brokers/ids"
+SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+
+_ENDPOINT = re.compile(r"(.+)://\[?([0-9a-zA-Z\-%._:]*)\]?:(-?[0-9]{1,10})", re.ASCII)
+
+
+def broker_path(broker_id: int) -> str:
+    return f"{BROKER_IDS_PATH}/{broker_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One listener as clients reach it. `host` is "" when it says nothing about the host."""
+
+    listener_name: str
+    host: str
+    port: int
+    security_protocol: str = "PLAINTEXT"
+
+    @property
+    def connection_string(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.listener_name}://{host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class SupportedVersions:
+    """The range of a feature's versions that a broker can do."""
+
+    min_version: int
+    max_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerRegistration:
+    """What a broker says about itself. `timestamp_ms`: when it registered; -1 when a foreign program left it out."""
+
+    broker_id: int
+    endpoints: tuple[Endpoint, ...]
+    rack: str | None = None
+    features: Mapping[str, SupportedVersions] = field(default_factory=dict)
+    jmx_port: int = -1
+    timestamp_ms: int = -1
+
+    def encode(self) -> bytes:
+        # Host and port are there for clients that know nothing but plain text.
+        plain = next((endpoint for endpoint in self.endpoints if endpoint.security_protocol == "PLAINTEXT"), None)
+        registration: dict[str, object] = {
+            "version": 5,
+            "host": None if plain is None else plain.host or None,
+            "port": -1 if plain is None else plain.port,
+            "endpoints": [endpoint.connection_string for endpoint in self.endpoints],
+            "jmx_port": self.jmx_port,
+            "timestamp": str(self.timestamp_ms),
+            "listener_security_protocol_map": {
+                endpoint.listener_name: endpoint.security_protocol for endpoint in self.endpoints
+            },
+            "features": {
+                name: {"min_version": versions.min_version, "max_version": versions.max_version}
+                for name, versions in self.features.items()
+            },
+        }
+        if self.rack is not None:
+            registration["rack"] = self.rack
+        return orjson.dumps(registration)
+
+    @classmethod
+    def decode(cls, broker_id: int, data: bytes) -> "BrokerRegistration":
+        fields = Fields.parse(broker_path(broker_id), data)
+        return cls(
+            broker_id,
+            _endpoints(fields, fields.version()),
+            fields.text("rack") if fields.has("rack") else None,
+            _features(fields),
+            fields.integer("jmx_port"),
+            fields.text_integer("timestamp", minimum=-1) if fields.has("timestamp") else -1,
+        )
+
+
+def _endpoints(fields: Fields, version: int) -> tuple[Endpoint, ...]:
+    if version == 1:
+        return (Endpoint("PLAINTEXT", fields.text("host"), fields.integer("port"), "PLAINTEXT"),)
+    protocols = {name: name for name in SECURITY_PROTOCOLS}
+    if (named := fields.optional("listener_security_protocol_map")) is not None:
+        protocols = {name: named.text(name) for name in named.values}
+    return tuple(_endpoint(fields, text, protocols) for text in fields.texts("endpoints"))
+
+
+def _endpoint(fields: Fields, text: str, protocols: Mapping[str, str]) -> Endpoint:
+    match = _ENDPOINT.fullmatch(text)
+    if match is None:
+        raise fields.problem("endpoints", f"has {text!r}, which is not LISTENER://host:port")
+    name, host, port = match[1].upper(), match[2], int(match[3])
+    if not -1 <= port <= 65535:
+        raise fields.problem("endpoints", f"has {text!r} with port {port}; allowed are -1 to 65535")
+    protocol = protocols.get(name)
+    if protocol not in SECURITY_PROTOCOLS:
+        allowed = ", ".join(SECURITY_PROTOCOLS)
+        raise fields.problem("endpoints", f"has {text!r} with security protocol {protocol}; allowed are {allowed}")
+    return Endpoint(name, host, port, protocol)
+
+
+def _features(fields: Fields) -> Mapping[str, SupportedVersions]:
+    features = fields.optional("features")
+    if features is None:
+        return {}
+    ranges = {}
+    for name in features.values:
+        versions = features.nested(name)
+        ranges[name] = SupportedVersions(versions.integer("min_version", 1), versions.integer("max_version", 1))
+    return ranges

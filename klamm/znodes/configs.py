@@ -1,0 +1,53 @@
+"""/config: dynamic configurations and the notifications of their change. Pure.
+
+Kafka's classes: ConfigEntityZNode, ConfigEntityChangeNotificationSequenceZNode, DynamicConfigManager. An *entity path*
+is what stands behind /config/: `topics/T`, `brokers/1`, `brokers/<default>`, `users/U/clients/C`.
+"""
+
+from collections.abc import Mapping
+
+import orjson
+
+from klamm.znodes.fields import Fields
+
+CONFIG_PATH = "/config"
+CONFIG_CHANGES_PATH = "/config/changes"
+CONFIG_CHANGE_PREFIX = f"{CONFIG_CHANGES_PATH}/config_change_"
+
+
+def config_path(entity_path: str) -> str:
+    return f"{CONFIG_PATH}/{entity_path}"
+
+
+def topic_entity(topic: str) -> str:
+    return f"topics/{topic}"
+
+
+def encode_config(config: Mapping[str, str]) -> bytes:
+    return orjson.dumps({"version": 1, "config": dict(config)})
+
+
+def decode_config(entity_path: str, data: bytes) -> dict[str, str]:
+    """An empty znode is an empty configuration."""
+    if not data:
+        return {}
+    config = Fields.parse(config_path(entity_path), data).optional("config")
+    return {} if config is None else {key: config.text(key) for key in config.values}
+
+
+def encode_config_change(entity_path: str) -> bytes:
+    return orjson.dumps({"version": 2, "entity_path": entity_path})
+
+
+def decode_config_change(name: str, data: bytes) -> str:
+    """The entity path that the notification `name` is about. Version 1 knows topics and clients only."""
+    fields = Fields.parse(f"{CONFIG_CHANGES_PATH}/{name}", data)
+    if fields.version() > 1:
+        entity_path = fields.text("entity_path")
+        if not entity_path.strip("/"):
+            raise fields.problem("entity_path", "is empty")
+        return entity_path
+    entity_type = fields.text("entity_type")
+    if entity_type not in ("topics", "clients"):
+        raise fields.problem("entity_type", f"is {entity_type!r}; allowed in version 1 are topics and clients")
+    return f"{entity_type}/{fields.text('entity_name')}"

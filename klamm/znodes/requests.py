@@ -1,0 +1,69 @@
+"""The znodes by which brokers and tools ask the controller for something. Pure.
+
+Kafka's classes: DeleteTopicsZNode, ReassignPartitionsZNode, PreferredReplicaElectionZNode,
+IsrChangeNotificationSequenceZNode, LogDirEventNotificationSequenceZNode.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import orjson
+
+from klamm.znodes.fields import Fields
+from klamm.znodes.topics import TopicPartition
+
+DELETE_TOPICS_PATH = "/admin/delete_topics"
+REASSIGN_PARTITIONS_PATH = "/admin/reassign_partitions"
+PREFERRED_REPLICA_ELECTION_PATH = "/admin/preferred_replica_election"
+ISR_CHANGES_PATH = "/isr_change_notification"
+ISR_CHANGE_PREFIX = f"{ISR_CHANGES_PATH}/isr_change_"
+LOG_DIR_EVENTS_PATH = "/log_dir_event_notification"
+LOG_DIR_EVENT_PREFIX = f"{LOG_DIR_EVENTS_PATH}/log_dir_event_"
+LOG_DIR_FAILURE = 1
+
+
+def delete_topic_path(topic: str) -> str:
+    return f"{DELETE_TOPICS_PATH}/{topic}"
+
+
+def encode_partitions(partitions: Iterable[TopicPartition]) -> bytes:
+    """For a preferred replica election and for a notification of ISR changes."""
+    return orjson.dumps(
+        {"version": 1, "partitions": [{"topic": topic, "partition": number} for topic, number in partitions]}
+    )
+
+
+def decode_partitions(path: str, data: bytes) -> list[TopicPartition]:
+    """Each partition once, in the znode's order."""
+    fields = Fields.parse(path, data)
+    return list(dict.fromkeys(_partition(entry) for entry in fields.each("partitions")))
+
+
+def encode_reassignment(replicas: Mapping[TopicPartition, Sequence[int]]) -> bytes:
+    return orjson.dumps(
+        {
+            "version": 1,
+            "partitions": [
+                {"topic": topic, "partition": number, "replicas": list(ids)}
+                for (topic, number), ids in replicas.items()
+            ],
+        }
+    )
+
+
+def decode_reassignment(data: bytes) -> dict[TopicPartition, tuple[int, ...]]:
+    """The replicas that each partition is to have."""
+    fields = Fields.parse(REASSIGN_PARTITIONS_PATH, data)
+    return {_partition(entry): entry.integers("replicas") for entry in fields.each("partitions")}
+
+
+def encode_log_dir_event(broker_id: int) -> bytes:
+    return orjson.dumps({"version": 1, "broker": broker_id, "event": LOG_DIR_FAILURE})
+
+
+def decode_log_dir_event(path: str, data: bytes) -> int:
+    """The broker one of whose log directories failed."""
+    return Fields.parse(path, data).integer("broker")
+
+
+def _partition(fields: Fields) -> TopicPartition:
+    return fields.text("topic"), fields.integer("partition", 0)

@@ -1,0 +1,387 @@
+"""What a broker reads and writes in ZooKeeper, typed: the znodes of Kafka over one client session.
+
+What must stay true:
+- A read is repeated after a lost connection. A write is repeated only where doing it twice does no harm, or where the
+  outcome of the first try can be told: each method says how.
+- A watch is left before the data is read, and its callback gets no data: whoever is told reads again.
+- Reads of many znodes are pipelined; a znode that is not there is left out of the result.
+
+Errors: ZooKeeperErrors are raised as they come. A KafkaError is something that a client of the broker can cause.
+A ZnodeError is a znode that holds what Kafka never writes.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
+from uuid import UUID
+
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.znodes import batches, brokers, cluster, configs, requests, topics
+from klamm.znodes.brokers import BrokerRegistration
+from klamm.znodes.cluster import ProducerIdBlock
+from klamm.znodes.fields import ZnodeError
+from klamm.znodes.topics import LeaderAndIsr, Replicas, TopicAssignment, TopicPartition
+from klamm.zookeeper.client import ZooKeeperClient, retrying
+from klamm.zookeeper.errors import BadVersion, ConnectionLoss, NodeExists, NoNode, ZooKeeperError
+from klamm.zookeeper.jute import OPEN_ACL, Create, CreateMode, MultiOperation, SetData, Stat, WatcherEvent
+from klamm.zookeeper.watches import Watch
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+K = TypeVar("K")
+
+PRODUCER_ID_BLOCK_SIZE = 1000
+
+
+class LiveBroker(NamedTuple):
+    """A registered broker and its epoch: the zxid of its registration."""
+
+    registration: BrokerRegistration
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Notice:
+    """A watch that calls `callback` with fixed arguments. Two that are equal are armed once."""
+
+    callback: Callable[..., None]
+    arguments: tuple[Any, ...] = ()
+
+    def __call__(self, _event: WatcherEvent) -> None:
+        self.callback(*self.arguments)
+
+
+def _notice(callback: Callable[..., None] | None, *arguments: Any) -> Watch | None:
+    return None if callback is None else _Notice(callback, arguments)
+
+
+class KafkaZooKeeper:
+    """See the module. It lives as long as its client's session."""
+
+    def __init__(self, client: ZooKeeperClient) -> None:
+        self.client = client
+
+    # -- the cluster and this broker's place in it ------------------------------------------------------------------
+
+    async def create_persistent_paths(self) -> None:
+        """Creates the chroot and the znodes that every broker expects; those that exist stay as they are."""
+        await retrying(self.client.ensure_chroot)
+        for path in cluster.PERSISTENT_PATHS:
+            await retrying(self.client.ensure_path, path)
+
+    async def get_or_create_cluster_id(self, proposed: str) -> str:
+        """The cluster's id; `proposed` becomes it when there is none yet. Safe to repeat: the first one stays."""
+        while True:
+            try:
+                data, _ = await retrying(self.client.get, cluster.CLUSTER_ID_PATH)
+                return cluster.decode_cluster_id(data)
+            except NoNode:
+                await retrying(self.client.ensure_path, cluster.CLUSTER_ID_PATH.rpartition("/")[0])
+                await self._create_unless_there(cluster.CLUSTER_ID_PATH, cluster.encode_cluster_id(proposed))
+
+    async def generate_broker_id(self, reserved_broker_max_id: int = 1000) -> int:
+        """A broker id that nobody has, above the reserved ones. A repeated write only skips an id."""
+        path = cluster.BROKER_SEQUENCE_ID_PATH
+        try:
+            stat = await retrying(self.client.set, path, b"")
+        except NoNode:
+            await retrying(self.client.ensure_path, path)
+            stat = await retrying(self.client.set, path, b"")
+        return reserved_broker_max_id + stat.version
+
+    async def register_broker(self, registration: BrokerRegistration, previous_session_id: int = 0) -> int:
+        """Creates the broker's ephemeral znode; returns the broker's epoch.
+
+        A znode that this session owns is a repeated write of ours. One that our `previous_session_id` owns is a
+        leftover of that expired session (ZOOKEEPER-2985) and replaced. When another session owns it, raises KafkaError
+        DUPLICATE_BROKER_REGISTRATION at once: a second broker with this id must not wait until the first one dies.
+        """
+        path = brokers.broker_path(registration.broker_id)
+        # Two operations, so that the znode's version is 1, as Kafka's brokers leave it.
+        operations: list[MultiOperation] = [
+            Create(path, None, OPEN_ACL, CreateMode.EPHEMERAL),
+            SetData(path, registration.encode(), 0),
+        ]
+        while True:
+            try:
+                created = (await retrying(self.client.multi, operations))[1].stat
+                assert created is not None
+                return created.czxid
+            except NodeExists:
+                stat = await retrying(self.client.exists, path)
+            if stat is None:
+                continue
+            if stat.ephemeral_owner == self.client.session_id:
+                return stat.czxid
+            if stat.ephemeral_owner != previous_session_id or not previous_session_id:
+                raise KafkaError(
+                    ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+                    f"broker id {registration.broker_id} is taken: session 0x{stat.ephemeral_owner:x} owns {path}."
+                    " Every broker needs a broker.id of its own; one that has just died frees its id when its"
+                    " ZooKeeper session expires",
+                )
+            await self._delete_if_there(path)
+
+    async def update_broker(self, registration: BrokerRegistration) -> None:
+        """Replaces what the registered broker says about itself. NoNode when it is not registered."""
+        path = brokers.broker_path(registration.broker_id)
+        await retrying(self.client.set, path, registration.encode())
+
+    async def broker_ids(self, watch: Callable[[], None] | None = None) -> list[int]:
+        """The ids of the live brokers, ascending; `watch` is called once when one comes or goes."""
+        names = await retrying(self.client.children, brokers.BROKER_IDS_PATH, _notice(watch))
+        for name in names:
+            if not (name.isascii() and name.isdigit()):
+                raise ZnodeError(f"{brokers.BROKER_IDS_PATH}/{name}", "its name is not a broker id")
+        return sorted(map(int, names))
+
+    async def live_brokers(self, watch: Callable[[], None] | None = None) -> dict[int, LiveBroker]:
+        """All live brokers by id, ascending; `watch` as for `broker_ids`."""
+        ids = await self.broker_ids(watch)
+        found = await self._get_all({broker_id: brokers.broker_path(broker_id) for broker_id in ids})
+        return {
+            broker_id: LiveBroker(BrokerRegistration.decode(broker_id, data), stat.czxid)
+            for broker_id, (data, stat) in found.items()
+        }
+
+    async def allocate_producer_id_block(self, broker_id: int) -> tuple[int, int]:
+        """Takes the next block of producer ids, (first, last), both inclusive.
+
+        A repeated write that finds its own first try done has this block; at worst a block is left unused.
+        """
+        path = cluster.PRODUCER_ID_BLOCK_PATH
+        while True:
+            data, stat = await retrying(self.client.get, path)
+            previous = ProducerIdBlock.decode(data) if data else None
+            block = ProducerIdBlock.after(previous, broker_id, PRODUCER_ID_BLOCK_SIZE)
+            try:
+                await retrying(self.client.set, path, block.encode(), stat.version)
+            except BadVersion:
+                data, _ = await retrying(self.client.get, path)
+                if not data or ProducerIdBlock.decode(data) != block:
+                    continue
+            return block.first, block.last
+
+    # -- topics -----------------------------------------------------------------------------------------------------
+
+    async def topic_names(self, watch: Callable[[], None] | None = None) -> list[str]:
+        """All topics, sorted; `watch` is called once when one comes or goes."""
+        return await retrying(self.client.children, topics.TOPICS_PATH, _notice(watch))
+
+    async def topic_assignment(self, topic: str) -> TopicAssignment | None:
+        """The replicas of a topic's partitions; None when the topic does not exist."""
+        try:
+            data, stat = await retrying(self.client.get, topics.topic_path(topic))
+        except NoNode:
+            return None
+        return TopicAssignment.decode(topic, data, stat.version)
+
+    async def topic_assignments(
+        self, names: Sequence[str], watch: Callable[[str], None] | None = None
+    ) -> dict[str, TopicAssignment]:
+        """The assignments of these topics; `watch(topic)` is called once when one changes or is deleted.
+
+        A topic whose znode cannot be understood is left out and logged: the others must stay available.
+        """
+        found = await self._get_all({name: topics.topic_path(name) for name in names}, watch)
+        assignments = {}
+        for topic, (data, stat) in found.items():
+            try:
+                assignments[topic] = TopicAssignment.decode(topic, data, stat.version)
+            except ZnodeError as error:
+                logger.error("topic %s is left out: %s", topic, error)
+        return assignments
+
+    async def create_topic(
+        self, topic: str, replicas: Replicas, topic_id: UUID | None, config: Mapping[str, str]
+    ) -> None:
+        """Creates a topic's configuration and the topic. KafkaError TOPIC_ALREADY_EXISTS.
+
+        Both in one multi, so that a creation that loses the race does not leave its configuration behind. Safe to
+        repeat: a topic with exactly this content, `topic_id` included, is the one created by the first try.
+        """
+        assignment = TopicAssignment({partition: tuple(ids) for partition, ids in replicas.items()}, topic_id)
+        create = Create(topics.topic_path(topic), assignment.encode())
+        try:
+            await self._write_config_and(configs.config_path(configs.topic_entity(topic)), config, create)
+        except NodeExists:
+            existing = await self.topic_assignment(topic)
+            if topic_id is None or existing != assignment:
+                raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic}' already exists.") from None
+
+    async def add_partitions(self, topic: str, replicas: Replicas) -> None:
+        """Adds partitions to a topic. KafkaErrors UNKNOWN_TOPIC_OR_PARTITION, and INVALID_PARTITIONS when one of these
+        is there with other replicas. Safe to repeat."""
+        while True:
+            existing = await self.topic_assignment(topic)
+            if existing is None:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{topic}' does not exist.")
+            for partition, ids in replicas.items():
+                if tuple(existing.partitions.get(partition, ids)) != tuple(ids):
+                    raise KafkaError(
+                        ErrorCode.INVALID_PARTITIONS, f"partition {partition} of topic '{topic}' exists already"
+                    )
+            changed = replace(existing, partitions={**existing.partitions, **replicas})
+            try:
+                await retrying(self.client.set, topics.topic_path(topic), changed.encode(), existing.zk_version)
+                return
+            except (BadVersion, NoNode):
+                continue
+
+    async def mark_topic_for_deletion(self, topic: str) -> None:
+        """Asks the controller to delete a topic. KafkaError UNKNOWN_TOPIC_OR_PARTITION. Safe to repeat."""
+        if await retrying(self.client.exists, topics.topic_path(topic)) is None:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{topic}' does not exist.")
+        await self._create_unless_there(requests.delete_topic_path(topic), None)
+
+    async def topic_deletions(self, watch: Callable[[], None] | None = None) -> list[str]:
+        """The topics marked for deletion, sorted; `watch` is called once when that list changes."""
+        return await retrying(self.client.children, requests.DELETE_TOPICS_PATH, _notice(watch))
+
+    async def delete_topic(self, topic: str) -> None:
+        """Removes a topic, its configuration, and last the mark for deletion, so that a crash in between is made good
+        by whoever finds the mark. Safe to repeat; no error for a topic that does not exist."""
+        await retrying(self.client.delete_recursive, topics.topic_path(topic))
+        await self._delete_if_there(configs.config_path(configs.topic_entity(topic)))
+        await self._delete_if_there(requests.delete_topic_path(topic))
+
+    # -- partition states -------------------------------------------------------------------------------------------
+
+    async def partition_states(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LeaderAndIsr]:
+        """Leader and ISR of those partitions that have them."""
+        found = await self._get_all({key: topics.partition_state_path(*key) for key in partitions})
+        return {key: LeaderAndIsr.decode(*key, data, stat.version) for key, (data, stat) in found.items()}
+
+    async def write_partition_states(self, states: Mapping[TopicPartition, LeaderAndIsr]) -> dict[TopicPartition, int]:
+        """Makes these the states of the partitions, whatever they were; returns the znodes' versions. Safe to repeat.
+
+        For a broker that is alone; a controller uses the two methods below.
+        """
+        updated = await self.update_partition_states(
+            {key: replace(state, zk_version=-1) for key, state in states.items()}, None
+        )
+        missing = {key: states[key] for key, result in updated.items() if isinstance(result, NoNode)}
+        created = await self.create_partition_states(missing, None) if missing else {}
+        return {key: _version_or_raise(created.get(key, updated[key])) for key in states}
+
+    async def update_partition_states(
+        self, states: Mapping[TopicPartition, LeaderAndIsr], guard: int | None
+    ) -> dict[TopicPartition, "int | ZooKeeperError"]:
+        """Writes each state if its znode has the version `zk_version`; returns the new version, or the error, of each.
+
+        `guard` is the version that /controller_epoch must have. Raises `batches.ControllerMoved`.
+        """
+        results = await batches.write(
+            self.client,
+            [SetData(topics.partition_state_path(*key), s.encode(), s.zk_version) for key, s in states.items()],
+            guard,
+        )
+        return {key: _version(result) for key, result in zip(states, results, strict=True)}
+
+    async def create_partition_states(
+        self, states: Mapping[TopicPartition, LeaderAndIsr], guard: int | None
+    ) -> dict[TopicPartition, "int | ZooKeeperError"]:
+        """Creates each state's znode, with the two above it; like `update_partition_states`. NodeExists, NoNode."""
+        names = dict.fromkeys(topic for topic, _ in states)
+        parents: list[MultiOperation] = [Create(topics.partitions_path(topic), None) for topic in names]
+        above = await batches.write(self.client, parents, guard)
+        above += await batches.write(self.client, [Create(topics.partition_path(*key), None) for key in states], guard)
+        for error in above:
+            if isinstance(error, ZooKeeperError) and not isinstance(error, NodeExists | NoNode):
+                raise error
+        results = await batches.write(
+            self.client, [Create(topics.partition_state_path(*key), s.encode()) for key, s in states.items()], guard
+        )
+        return {key: _version(result) for key, result in zip(states, results, strict=True)}
+
+    # -- configurations ---------------------------------------------------------------------------------------------
+
+    async def topic_configs(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
+        """What is configured for these topics; {} for one without a configuration.
+
+        One that cannot be understood counts as empty and is logged.
+        """
+        entities = {name: configs.topic_entity(name) for name in names}
+        found = await self._get_all({name: configs.config_path(entity) for name, entity in entities.items()})
+        result: dict[str, dict[str, str]] = {name: {} for name in names}
+        for name, (data, _) in found.items():
+            try:
+                result[name] = configs.decode_config(entities[name], data)
+            except ZnodeError as error:
+                logger.error("topic %s runs without its configuration: %s", name, error)
+        return result
+
+    async def set_config(self, entity_path: str, config: Mapping[str, str]) -> None:
+        """Replaces an entity's configuration (`topics/T`, `brokers/1` ...) and tells all brokers. Safe to repeat."""
+        change = Create(
+            configs.CONFIG_CHANGE_PREFIX,
+            configs.encode_config_change(entity_path),
+            flags=CreateMode.PERSISTENT_SEQUENTIAL,
+        )
+        path = configs.config_path(entity_path)
+        await retrying(self.client.ensure_path, path.rpartition("/")[0])
+        await self._write_config_and(path, config, change)
+
+    async def _write_config_and(self, path: str, config: Mapping[str, str], also: Create) -> None:
+        """Sets or creates a configuration and does `also`, both or neither. Raises what `also` raises."""
+        data = configs.encode_config(config)
+        exists = False
+        while True:
+            write: MultiOperation = SetData(path, data) if exists else Create(path, data)
+            operations = [write, also]
+            try:
+                await retrying(self.client.multi, operations)
+                return
+            except (NodeExists, NoNode) as error:
+                if error.index != 0 or isinstance(error, NodeExists) == exists:
+                    raise
+                exists = not exists
+
+    # -- the same for all -------------------------------------------------------------------------------------------
+
+    async def _get_all(
+        self, paths: Mapping[K, str], watch: Callable[[K], None] | None = None
+    ) -> dict[K, tuple[bytes, Stat]]:
+        """The data and stat of those znodes that exist, read in one go."""
+        pending = dict(paths)
+        found: dict[K, tuple[bytes, Stat]] = {}
+        while pending:
+            answers = await asyncio.gather(
+                *(self.client.submit_get(path, _notice(watch, key)) for key, path in pending.items()),
+                return_exceptions=True,
+            )
+            lost = {}
+            for (key, path), answer in zip(pending.items(), answers, strict=True):
+                if not isinstance(answer, BaseException):
+                    found[key] = answer
+                elif isinstance(answer, ConnectionLoss):
+                    lost[key] = path
+                elif not isinstance(answer, NoNode):
+                    raise answer
+            pending = lost
+        return {key: found[key] for key in paths if key in found}
+
+    async def _create_unless_there(self, path: str, data: bytes | None) -> None:
+        with contextlib.suppress(NodeExists):
+            await retrying(self.client.create, path, data)
+
+    async def _delete_if_there(self, path: str) -> None:
+        with contextlib.suppress(NoNode):
+            await retrying(self.client.delete, path)
+
+
+def _version(result: batches.Result) -> "int | ZooKeeperError":
+    if isinstance(result, ZooKeeperError):
+        return result
+    # A multi's creation answers no stat; a new znode has version 0.
+    return 0 if result.stat is None else result.stat.version
+
+
+def _version_or_raise(result: "int | ZooKeeperError") -> int:
+    if isinstance(result, ZooKeeperError):
+        raise result
+    return result

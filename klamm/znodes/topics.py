@@ -1,0 +1,143 @@
+"""Topics: the assignment of replicas and the state of each partition. Pure.
+
+Kafka's classes: TopicZNode, TopicPartitionStateZNode, LeaderIsrAndControllerEpoch. The znode of a topic is written in
+version 3; versions 1 (partitions only) and 2 (adding and removing replicas) are read too.
+"""
+
+import base64
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import orjson
+
+from klamm.znodes.fields import INT32_MAX, Fields
+
+TOPICS_PATH = "/brokers/topics"
+NO_LEADER = -1
+
+TopicPartition = tuple[str, int]
+Replicas = Mapping[int, Sequence[int]]
+"""Partition -> broker ids."""
+
+_TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}(==)?")
+
+
+def topic_path(topic: str) -> str:
+    return f"{TOPICS_PATH}/{topic}"
+
+
+def partitions_path(topic: str) -> str:
+    return f"{TOPICS_PATH}/{topic}/partitions"
+
+
+def partition_path(topic: str, partition: int) -> str:
+    return f"{TOPICS_PATH}/{topic}/partitions/{partition}"
+
+
+def partition_state_path(topic: str, partition: int) -> str:
+    return f"{TOPICS_PATH}/{topic}/partitions/{partition}/state"
+
+
+def encode_topic_id(topic_id: UUID) -> str:
+    """As Kafka writes it: URL-safe base64 without padding."""
+    return base64.urlsafe_b64encode(topic_id.bytes).decode()[:22]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicAssignment:
+    """/brokers/topics/T: the replicas of each partition, the preferred leader first.
+
+    `adding_replicas` and `removing_replicas` name only partitions under reassignment. `topic_id` is None when the topic
+    was made by a broker older than 2.8. `zk_version` is the znode's version when this was read, no part of its content.
+    """
+
+    partitions: Replicas
+    topic_id: UUID | None = None
+    adding_replicas: Replicas = field(default_factory=dict)
+    removing_replicas: Replicas = field(default_factory=dict)
+    zk_version: int = field(default=-1, compare=False)
+
+    def encode(self) -> bytes:
+        assignment: dict[str, object] = {
+            "version": 3,
+            "partitions": _replicas_json(self.partitions),
+            "adding_replicas": _replicas_json({key: ids for key, ids in self.adding_replicas.items() if ids}),
+            "removing_replicas": _replicas_json({key: ids for key, ids in self.removing_replicas.items() if ids}),
+        }
+        if self.topic_id is not None:
+            assignment["topic_id"] = encode_topic_id(self.topic_id)
+        return orjson.dumps(assignment)
+
+    @classmethod
+    def decode(cls, topic: str, data: bytes, zk_version: int = -1) -> "TopicAssignment":
+        fields = Fields.parse(topic_path(topic), data)
+        fields.version()
+        return cls(
+            _replicas(fields.nested("partitions")),
+            _topic_id(fields) if fields.has("topic_id") else None,
+            _replicas(fields.optional("adding_replicas")),
+            _replicas(fields.optional("removing_replicas")),
+            zk_version,
+        )
+
+
+def _replicas_json(replicas: Replicas) -> dict[str, list[int]]:
+    return {str(partition): list(ids) for partition, ids in sorted(replicas.items())}
+
+
+def _replicas(fields: Fields | None) -> dict[int, tuple[int, ...]]:
+    """In ascending order of partitions, whatever the order in the znode."""
+    if fields is None:
+        return {}
+    replicas = {}
+    for key in fields.values:
+        if not (key.isascii() and key.isdigit()) or len(key) > 10 or int(key) > INT32_MAX:
+            raise fields.problem(key, "is not a partition's number")
+        replicas[int(key)] = fields.integers(key)
+    return dict(sorted(replicas.items()))
+
+
+def _topic_id(fields: Fields) -> UUID:
+    text = fields.text("topic_id")
+    if not _TOPIC_ID.fullmatch(text):
+        raise fields.problem("topic_id", f"is {text!r}, not 16 bytes in URL-safe base64")
+    return UUID(bytes=base64.urlsafe_b64decode(text[:22] + "=="))
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderAndIsr:
+    """/brokers/topics/T/partitions/P/state: who leads a partition (NO_LEADER: nobody) and who is in sync.
+
+    `controller_epoch` is that of the controller that decided it, or of the one that made this leader leader.
+    `zk_version` is the znode's version when this was read; not part of its content.
+    """
+
+    leader: int
+    leader_epoch: int
+    isr: tuple[int, ...]
+    controller_epoch: int
+    zk_version: int = field(default=-1, compare=False)
+
+    def encode(self) -> bytes:
+        return orjson.dumps(
+            {
+                "version": 1,
+                "leader": self.leader,
+                "leader_epoch": self.leader_epoch,
+                "isr": self.isr,
+                "controller_epoch": self.controller_epoch,
+            }
+        )
+
+    @classmethod
+    def decode(cls, topic: str, partition: int, data: bytes, zk_version: int = -1) -> "LeaderAndIsr":
+        fields = Fields.parse(partition_state_path(topic, partition), data)
+        return cls(
+            fields.integer("leader", NO_LEADER),
+            fields.integer("leader_epoch", 0),
+            fields.integers("isr"),
+            fields.integer("controller_epoch", 0),
+            zk_version,
+        )
