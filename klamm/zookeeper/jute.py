@@ -348,7 +348,7 @@ class MultiResult(NamedTuple):
 
     `op` is the operation, or ERROR with its code in `error`: the operation that failed has its own code, those before
     it OK and those after it RUNTIME_INCONSISTENCY. A create answers `path` (and, unless CREATE, `stat`), SET_DATA
-    answers `stat`. Apache ZooKeeper takes a CREATE2 or CREATE_CONTAINER in a multi for a CREATE, and answers as such.
+    answers `stat`. Apache ZooKeeper takes a CREATE2 in a multi for a CREATE, and answers as such.
     """
 
     op: OpCode
