@@ -1,0 +1,71 @@
+"""The environment of a simulated process: virtual wall clock, seeded chance, in-memory disk, blocking work inline."""
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import TypeVar
+
+from klamm.environment import Environment
+from klamm.simulation.disk import Disk, SimulatedFileSystem
+from klamm.simulation.loop import SimulatedLoop
+from klamm.simulation.process import Process
+
+T = TypeVar("T")
+
+# The wall clock when a world begins: 2021-01-01T00:00:00Z, in milliseconds.
+EPOCH_MS = 1_609_459_200_000
+
+BLOCKING_US = (20, 2_000)
+
+
+class SimulatedEnvironment(Environment):
+    """What one process knows of its machine. Once the process is dead, every call raises ProcessDead."""
+
+    def __init__(self, loop: SimulatedLoop, process: Process, disk: Disk, seed: str) -> None:
+        self.file_system = SimulatedFileSystem(disk, process)
+        self.random = random.Random(seed)
+        self._delays = random.Random(f"{seed}/blocking work")
+        self._loop = loop
+        self._process = process
+
+    def now_ms(self) -> int:
+        self._process.check_alive()
+        return wall_clock_ms(self._loop)
+
+    def host_name(self) -> str:
+        return self._process.host
+
+    async def run_blocking(self, function: Callable[..., T], *arguments: object) -> T:
+        """The work happens at one moment between the call and its return, and even if nobody waits for it any more."""
+        self._process.check_alive()
+        done: asyncio.Future[T] = self._loop.create_future()
+        self._loop.call_later(self._delay_s(), self._run, done, function, arguments)
+        return await done
+
+    def _run(self, done: "asyncio.Future[T]", function: Callable[..., T], arguments: tuple[object, ...]) -> None:
+        # As with a thread pool: work whose caller was cancelled is dropped if it had not begun.
+        if done.cancelled() and self._delays.random() < 0.5:
+            return
+        try:
+            result = function(*arguments)
+        except Exception as error:
+            self._loop.call_later(self._delay_s(), _finish, done, None, error)
+        else:
+            self._loop.call_later(self._delay_s(), _finish, done, result, None)
+
+    def _delay_s(self) -> float:
+        return self._delays.randint(*BLOCKING_US) / 1_000_000
+
+
+def wall_clock_ms(loop: SimulatedLoop) -> int:
+    """Virtual milliseconds since 1970."""
+    return EPOCH_MS + loop.time_us // 1000
+
+
+def _finish(done: "asyncio.Future[T]", result: T, error: Exception | None) -> None:
+    if done.done():
+        return
+    if error is None:
+        done.set_result(result)
+    else:
+        done.set_exception(error)

@@ -1,0 +1,391 @@
+"""An asyncio event loop on virtual time: it has no selector, no threads and no signals.
+
+Nothing waits. Callbacks run in the order in which they were scheduled; when none is ready, the clock jumps to the next
+timer. Connections go to the in-memory network, whatever else an event loop can do is refused by name.
+
+What must stay true:
+- Callbacks run first in, first out; timers by time, and among equal times in the order of their creation.
+- Nothing depends on addresses or on when Python collects garbage: the collector runs after fixed numbers of steps.
+- An exception that reaches the loop (from a callback, a task that is never awaited, a task that is forgotten while it
+  waits) ends the run; so does the moment at which nothing is left to do while the scenario still waits.
+"""
+
+import asyncio
+import contextvars
+import gc
+import heapq
+import itertools
+import socket
+import sys
+import traceback
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+
+from klamm.simulation.process import CURRENT, Process, SimulationFailure
+
+if TYPE_CHECKING:
+    from klamm.simulation.network import Network
+
+T = TypeVar("T")
+
+# Where virtual time begins, in seconds. Not zero: a machine's monotonic clock never is when a program starts.
+START_S = 1000.0
+
+STEPS_BETWEEN_COLLECTIONS = 50_000
+# More callbacks than this without any time passing is a loop that never ends.
+MAX_STEPS_PER_INSTANT = 1_000_000
+CANCELLED_TIMERS_TO_SWEEP = 1000
+
+_Timer = tuple[float, int, asyncio.TimerHandle, Process]
+
+
+class SimulatedLoop(asyncio.AbstractEventLoop):
+    """See the module. Made by `simulated_loop`, run by `World.run`."""
+
+    network: "Network"
+
+    def __init__(self) -> None:
+        self.outside = Process("scenario", "scenario")
+        self.processes = [self.outside]
+        self.steps = 0
+        self._now = START_S
+        self._ready: deque[tuple[asyncio.Handle, Process]] = deque()
+        self._timers: list[_Timer] = []
+        self._sequence = itertools.count()
+        self._task_numbers = itertools.count(1)
+        self._cancelled_timers = 0
+        self._running = False
+        self._closed = False
+        self._process = self.outside
+        self._failure: SimulationFailure | None = None
+
+    # -- time and callbacks ---------------------------------------------------------------------------------------
+
+    def time(self) -> float:
+        """Virtual time in seconds."""
+        return self._now
+
+    @property
+    def time_us(self) -> int:
+        """Virtual microseconds since the start of the world."""
+        return round((self._now - START_S) * 1_000_000)
+
+    def call_soon(  # type: ignore[override]  # typeshed ties the arguments to the callback's; asyncio.Handle does not
+        self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.Handle:
+        context = context if context is not None else contextvars.copy_context()
+        handle = asyncio.Handle(callback, args, self, context)
+        self._ready.append((handle, context.get(CURRENT, self.outside)))
+        return handle
+
+    def call_later(  # type: ignore[override]  # as call_soon
+        self, delay: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(  # type: ignore[override]  # as call_soon
+        self, when: float, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
+    ) -> asyncio.TimerHandle:
+        context = context if context is not None else contextvars.copy_context()
+        timer = asyncio.TimerHandle(when, callback, args, self, context)
+        heapq.heappush(self._timers, (when, next(self._sequence), timer, context.get(CURRENT, self.outside)))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """Called by `TimerHandle.cancel`. Dead timers are swept out when they are the larger part."""
+        self._cancelled_timers += 1
+        if self._cancelled_timers > max(CANCELLED_TIMERS_TO_SWEEP, len(self._timers) // 2):
+            # This runs just before the handle counts as cancelled; it stays until the next sweep.
+            self._timers = [timer for timer in self._timers if not timer[2].cancelled()]
+            heapq.heapify(self._timers)
+            self._cancelled_timers = 0
+
+    def create_future(self) -> "asyncio.Future[Any]":
+        return asyncio.Future(loop=self)
+
+    def create_task(  # type: ignore[override]  # typeshed's overloads differ between Python versions
+        self,
+        coro: Coroutine[Any, Any, T],
+        *,
+        name: str | None = None,
+        context: contextvars.Context | None = None,
+    ) -> "asyncio.Task[T]":
+        context = context if context is not None else contextvars.copy_context()
+        # asyncio numbers unnamed tasks per Python process, which would differ between runs.
+        name = name if name is not None else f"Task-{next(self._task_numbers)}"
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        context.get(CURRENT, self.outside).adopt(task)
+        if self._closed:
+            coro.close()
+        return task
+
+    # -- the network ----------------------------------------------------------------------------------------------
+
+    async def create_server(  # type: ignore[override]  # only what TCP listeners of klamm use
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str | list[str] | None = None,
+        port: int | None = None,
+        *,
+        ssl: None = None,
+        sock: None = None,
+        backlog: int = 100,
+        reuse_address: bool | None = None,
+        reuse_port: bool | None = None,
+        start_serving: bool = True,
+    ) -> asyncio.AbstractServer:
+        if ssl is not None or sock is not None:
+            raise SimulationFailure("the simulated network has neither TLS nor real sockets")
+        return self.network.listen(protocol_factory, host, port or 0, start_serving)
+
+    async def create_connection(  # type: ignore[override]  # only what TCP connections of klamm use
+        self,
+        protocol_factory: Callable[[], asyncio.BaseProtocol],
+        host: str | None = None,
+        port: int | None = None,
+        *,
+        ssl: None = None,
+        sock: None = None,
+        local_addr: None = None,
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+        if ssl is not None or sock is not None or local_addr is not None:
+            raise SimulationFailure("the simulated network has neither TLS, real sockets nor a choice of local address")
+        if host is None or port is None:
+            raise ValueError("host and port are needed")
+        return await self.network.connect(protocol_factory, host, port)
+
+    async def getaddrinfo(  # type: ignore[override]  # one answer is all there ever is
+        self,
+        host: str | None,
+        port: int | str | None,
+        *,
+        family: int = 0,
+        type: int = 0,
+        proto: int = 0,
+        flags: int = 0,
+    ) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        address = self.network.resolve(host or "localhost").address
+        return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, int(port or 0)))]
+
+    # -- faults ---------------------------------------------------------------------------------------------------
+
+    def fail(self, message: str, cause: BaseException | None = None) -> None:
+        """Ends the run after the current step. The first failure counts."""
+        if self._failure is None and not self._closed:
+            self._failure = SimulationFailure(f"{message} (in {self._process}, {self.time_us} us)")
+            self._failure.__cause__ = cause
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """What asyncio would only log ends the run. What a process does in the step that kills it no longer counts."""
+        if not self._process.alive:
+            return
+        message = context["message"]
+        subject = context.get("task") or context.get("future")
+        if isinstance(subject, asyncio.Task):
+            message += f": {describe_task(subject)}"
+        self.fail(message, context.get("exception"))
+
+    def set_exception_handler(self, handler: object) -> None:
+        """Accepted without effect: every exception that a handler would see ends the run first."""
+
+    def get_debug(self) -> bool:
+        return False
+
+    def is_running(self) -> bool:
+        return self._running
+
+    def is_closed(self) -> bool:
+        return self._closed
+
+    # -- running --------------------------------------------------------------------------------------------------
+
+    def run_until_complete(  # type: ignore[override]  # coroutines only
+        self, scenario: Coroutine[Any, Any, T], time_limit_s: float = float("inf")
+    ) -> T:
+        """Runs the scenario, its result is the result. SimulationFailure when anything fails; its time is virtual."""
+        main = self.create_task(scenario, name="scenario")
+        with self._entered():
+            try:
+                while not main.done():
+                    self._iterate(time_limit_s)
+                left = list(self.outside.tasks())
+            finally:
+                for process in self.processes:
+                    process.kill()
+            if not main.cancelled() and main.exception() is None:
+                self._judge_remains(left)
+        return main.result()
+
+    def _judge_remains(self, left: "list[asyncio.Task[Any]]") -> None:
+        """Programs may still run when the scenario ends; what the scenario itself has begun must be done."""
+        if left:
+            raise SimulationFailure("the scenario left tasks behind:\n" + "\n".join(map(describe_task, left)))
+        self._process = Process("the end of the world", "scenario")
+        # Only now does a future that nobody will ever look at say what it held.
+        gc.collect()
+        if self._failure is not None:
+            raise self._failure
+
+    @contextmanager
+    def _entered(self) -> Iterator[None]:
+        collector, hooks = gc.isenabled(), sys.get_asyncgen_hooks()
+        gc.disable()
+        sys.set_asyncgen_hooks(firstiter=None, finalizer=self._generator_forgotten)
+        asyncio._set_running_loop(self)
+        self._running = True
+        try:
+            yield
+        finally:
+            self._dispose()
+            self._running = False
+            asyncio._set_running_loop(None)
+            sys.set_asyncgen_hooks(*hooks)
+            if collector:
+                gc.enable()
+
+    def _iterate(self, time_limit_s: float) -> None:
+        """One turn: what was ready when it began runs, what this makes ready waits for the next."""
+        ready = self._ready
+        if not ready:
+            self._advance(time_limit_s)
+        timers = self._timers
+        while timers and timers[0][0] <= self._now:
+            _, _, timer, process = heapq.heappop(timers)
+            ready.append((timer, process))
+        for _ in range(len(ready)):
+            handle, process = ready.popleft()
+            if not process.alive:
+                process.keep(handle)
+            elif not handle.cancelled():
+                self._process = process
+                handle._run()
+                self._count_step()
+                if self._failure is not None:
+                    raise self._failure
+
+    def _advance(self, time_limit_s: float) -> None:
+        timers = self._timers
+        while timers and (timers[0][2].cancelled() or not timers[0][3].alive):
+            _, _, timer, process = heapq.heappop(timers)
+            if not process.alive:
+                process.keep(timer)
+        if not timers:
+            raise SimulationFailure(f"deadlock: nothing is left to do, and these wait:\n{self.describe_waiting()}")
+        self._now = max(self._now, timers[0][0])
+        self._steps_now = 0
+        if self._now - START_S > time_limit_s:
+            raise SimulationFailure(f"not done after {time_limit_s} virtual seconds:\n{self.describe_waiting()}")
+
+    _steps_now = 0
+
+    def _count_step(self) -> None:
+        self.steps += 1
+        self._steps_now += 1
+        if self.steps % STEPS_BETWEEN_COLLECTIONS == 0:
+            self._process = self.outside
+            gc.collect()
+        if self._steps_now > MAX_STEPS_PER_INSTANT:
+            raise SimulationFailure(f"{self._steps_now} steps and no time passes:\n{self.describe_waiting()}")
+
+    def describe_waiting(self) -> str:
+        """One line for each task that waits in a living process."""
+        return "\n".join(
+            f"  {process}: {describe_task(task)}"
+            for process in self.processes
+            if process.alive
+            for task in process.tasks()
+        )
+
+    def _generator_forgotten(self, generator: AsyncGenerator[Any, Any]) -> None:
+        if self._process.alive:
+            self.fail(f"an asynchronous generator was not closed: {generator!r}")
+
+    def _dispose(self) -> None:
+        """Closes the remaining coroutines. The world is over: nothing that they still do has an effect."""
+        self._closed = True
+        for process in self.processes:
+            process.kill()
+        self._ready.clear()
+        self._timers.clear()
+        self._process = self.outside
+        for process in self.processes:
+            for task in process.tasks():
+                # Code that is torn apart in its middle may raise anything.
+                with suppress(BaseException):
+                    cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
+
+
+def simulated_loop() -> SimulatedLoop:
+    """A new loop; its owner gives it a `network`."""
+    # AbstractEventLoop declares some forty methods that are refused below, so mypy takes the class for abstract.
+    return cast("Callable[[], SimulatedLoop]", SimulatedLoop)()
+
+
+def _refuse(name: str) -> Callable[..., NoReturn]:
+    def refused(self: SimulatedLoop, *_: object, **__: object) -> NoReturn:
+        raise SimulationFailure(f"loop.{name} leaves the simulation")
+
+    return refused
+
+
+for _name in (
+    "add_reader",
+    "add_signal_handler",
+    "add_writer",
+    "call_soon_threadsafe",
+    "close",
+    "connect_accepted_socket",
+    "connect_read_pipe",
+    "connect_write_pipe",
+    "create_datagram_endpoint",
+    "create_unix_connection",
+    "create_unix_server",
+    "default_exception_handler",
+    "get_exception_handler",
+    "get_task_factory",
+    "getnameinfo",
+    "remove_reader",
+    "remove_signal_handler",
+    "remove_writer",
+    "run_forever",
+    "run_in_executor",
+    "sendfile",
+    "set_debug",
+    "set_default_executor",
+    "set_task_factory",
+    "shutdown_asyncgens",
+    "shutdown_default_executor",
+    "sock_accept",
+    "sock_connect",
+    "sock_recv",
+    "sock_recv_into",
+    "sock_recvfrom",
+    "sock_recvfrom_into",
+    "sock_sendall",
+    "sock_sendfile",
+    "sock_sendto",
+    "start_tls",
+    "stop",
+    "subprocess_exec",
+    "subprocess_shell",
+):
+    setattr(SimulatedLoop, _name, _refuse(_name))
+
+
+def describe_task(task: "asyncio.Task[Any]") -> str:
+    """The task's name and where it waits, the innermost call last."""
+    frames: list[FrameType] = []
+    awaited: Any = task.get_coro()
+    while awaited is not None:
+        frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "gi_frame", None)
+        if frame is not None:
+            frames.append(frame)
+        awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "gi_yieldfrom", None)
+    where = [
+        f"{summary.name} ({summary.filename.rpartition('/')[2]}:{summary.lineno})"
+        for summary in traceback.StackSummary.extract(((frame, frame.f_lineno) for frame in frames), lookup_lines=False)
+    ]
+    return f"{task.get_name()}: {' > '.join(where) or 'not started'}"

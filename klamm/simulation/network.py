@@ -1,0 +1,682 @@
+"""The in-memory network: hosts, listening ports and connections that behave like TCP.
+
+A connection is two pipes, one each way. What a transport writes becomes a segment with a seeded time of arrival; bytes
+arrive in order, cut and joined at will, in the context of the process that receives them. A pipe holds what the
+receiver does not take, and the sender is paused when more than the kernel's send buffer and its own write buffer is
+under way. A link that is cut holds its segments until it is healed.
+
+What must stay true:
+- The buffer given to `write` is kept and copied only when it is delivered; if it has changed by then, the run fails.
+- A process that dies sends a seeded part of what was under way and then ends its connections; the death of its machine
+  is noticed later.
+- Every delivery, connect, end and reset is in the trace.
+"""
+
+import asyncio
+import contextvars
+import errno
+import random
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from klamm.environment import Buffer
+from klamm.simulation.loop import SimulatedLoop
+from klamm.simulation.process import CURRENT, Process, SimulationFailure
+from klamm.simulation.trace import Trace, checksum
+
+FIRST_EPHEMERAL_PORT = 32768
+MAX_RECEIVE_BYTES = 256 * 1024
+SEND_BUFFER_CHOICES_BYTES = (4 * 1024, 64 * 1024, 256 * 1024)
+DEFAULT_HIGH_BYTES = 64 * 1024
+
+# Linux's defaults: tcp_syn_retries (the first retry after a second, then twice as long each time) and tcp_retries2=15.
+CONNECT_RETRIES = 6
+RETRANSMISSION_TIMEOUT_S = 924.0
+
+LOOPBACK_US = (10, 50)
+LINK_US = (50, 500)
+SLOW_LINK_US = (1_000, 20_000)
+SLOW_CHANCE = 0.02
+MACHINE_DEATH_NOTICED_US = (200_000, 3_000_000)
+
+SPLIT_CHANCE = 0.15
+JOIN_CHANCE = 0.5
+
+
+class Host:
+    """A machine on the network. Its name resolves to its address."""
+
+    def __init__(self, name: str, address: str) -> None:
+        self.name = name
+        self.address = address
+        self.up = True
+        self.listeners: dict[int, Listener] = {}
+        self._next_port = FIRST_EPHEMERAL_PORT
+
+    def free_port(self) -> int:
+        """A port that has not been given out on this host before."""
+        while self._next_port in self.listeners:
+            self._next_port += 1
+        self._next_port += 1
+        return self._next_port - 1
+
+
+class ListeningSocket:
+    """What `Server.sockets` holds: enough to learn the port."""
+
+    family = socket.AF_INET
+
+    def __init__(self, address: str, port: int) -> None:
+        self._name = (address, port)
+
+    def getsockname(self) -> tuple[str, int]:
+        return self._name
+
+
+class Listener(asyncio.AbstractServer):
+    """A bound port, returned by `loop.create_server`."""
+
+    def __init__(
+        self,
+        network: "Network",
+        factory: Callable[[], asyncio.BaseProtocol],
+        host: Host,
+        port: int,
+        start_serving: bool,
+    ) -> None:
+        self.network = network
+        self.factory = factory
+        self.context = contextvars.copy_context()
+        self.process = self.context.get(CURRENT, network.loop.outside)
+        self.host = host
+        self.port = port
+        self.sockets: tuple[ListeningSocket, ...] = (ListeningSocket(host.address, port),)
+        self._serving = start_serving
+        self._closed = False
+        self._transports: dict[Transport, None] = {}
+        self._waiters: list[asyncio.Future[None]] = []
+
+    def get_loop(self) -> asyncio.AbstractEventLoop:
+        return self.network.loop
+
+    def is_serving(self) -> bool:
+        return self._serving
+
+    async def start_serving(self) -> None:
+        self._serving = not self._closed
+
+    async def serve_forever(self) -> None:
+        raise SimulationFailure("Server.serve_forever is not simulated")
+
+    def close(self) -> None:
+        """Frees the port. Connections stay."""
+        if self._closed:
+            return
+        self._closed, self._serving, self.sockets = True, False, ()
+        if self.host.listeners.get(self.port) is self:
+            del self.host.listeners[self.port]
+        self._wake()
+
+    async def wait_closed(self) -> None:
+        """Waits until the server is closed and the last of its connections is gone."""
+        if not self._closed or self._transports:
+            waiter = self.network.loop.create_future()
+            self._waiters.append(waiter)
+            await waiter
+
+    def attach(self, transport: "Transport") -> None:
+        self._transports[transport] = None
+
+    def detach(self, transport: "Transport") -> None:
+        self._transports.pop(transport, None)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._closed and not self._transports:
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._waiters.clear()
+
+
+class _Segment:
+    """Bytes under way, or the end of the stream (`error` is None then: closed, otherwise: reset)."""
+
+    __slots__ = ("arrival_s", "checksum", "data", "ends", "error", "position")
+
+    def __init__(self, arrival_s: float, data: memoryview | None, error: OSError | None = None) -> None:
+        self.arrival_s = arrival_s
+        self.data = data
+        self.ends = data is None
+        self.error = error
+        self.position = 0
+        self.checksum = checksum(data) if data is not None else ""
+
+    def rest(self) -> int:
+        return 0 if self.data is None else len(self.data) - self.position
+
+
+class _Pipe:
+    """One direction of a connection."""
+
+    def __init__(self, network: "Network", sender: "Transport", receiver: "Transport") -> None:
+        self.sender = sender
+        self.receiver = receiver
+        self.under_way_bytes = 0
+        self.send_buffer_bytes = network.random.choice(SEND_BUFFER_CHOICES_BYTES)
+        self._network = network
+        self._segments: deque[_Segment] = deque()
+        self._last_arrival_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._given_up: asyncio.TimerHandle | None = None
+
+    def send(self, data: memoryview) -> None:
+        self.under_way_bytes += len(data)
+        self._append(_Segment(self._arrival_s(), data))
+
+    def end(self, error: OSError | None = None, delay_us: tuple[int, int] | None = None) -> None:
+        """Sends the end of the stream; after `error`, nothing that the receiver sends is taken any more."""
+        self._append(_Segment(self._arrival_s(delay_us), None, error))
+
+    def cut_short(self, keep_all: bool = False) -> None:
+        """The sender ends abruptly: what it had handed to its kernel may still arrive, up to a seeded place."""
+        kept = self._network.random.randint(0, len(self._segments))
+        while len(self._segments) > kept and not keep_all:
+            self.under_way_bytes -= self._segments.pop().rest()
+
+    def clear(self) -> None:
+        """The receiver will never take any of it."""
+        self._segments.clear()
+        self.under_way_bytes = 0
+        _cancel(self._timer)
+        self._timer = None
+        self._link_works()
+
+    def wake(self) -> None:
+        """Something that held the segments back may be gone."""
+        if self._segments and self._timer is None:
+            loop = self._network.loop
+            when = max(loop.time(), self._segments[0].arrival_s)
+            self._timer = loop.call_at(when, self._deliver, context=self.receiver.context)
+
+    def _arrival_s(self, delay_us: tuple[int, int] | None = None) -> float:
+        if delay_us is None:
+            delay_s = self._network.delay_s(self.sender.host, self.receiver.host)
+        else:
+            delay_s = self._network.random.randint(*delay_us) / 1_000_000
+        self._last_arrival_s = max(self._last_arrival_s, self._network.loop.time() + delay_s)
+        return self._last_arrival_s
+
+    def _append(self, segment: _Segment) -> None:
+        self._segments.append(segment)
+        self.wake()
+
+    def _deliver(self) -> None:
+        """Runs in the receiver's context."""
+        self._timer = None
+        if self._network.is_cut(self.sender.host, self.receiver.host):
+            self._wait_for_link()
+            return
+        self._link_works()
+        now = self._network.loop.time()
+        arrived = [segment for segment in self._segments if segment.arrival_s <= now]
+        reset = next((segment for segment in arrived if segment.error is not None), None)
+        receiver = self.receiver
+        if reset is not None and (receiver.paused or receiver.is_closing() or reset is arrived[0]):
+            self.clear()
+            receiver.reset(reset.error)
+        elif receiver.is_closing():
+            self._discard(arrived)
+        elif receiver.paused:
+            return
+        elif not arrived:
+            pass  # The sender has died and what was under way went with it.
+        elif arrived[0].ends:
+            self._segments.popleft()
+            self.receiver.ended()
+        else:
+            self._hand_over(arrived)
+        self.sender.written()
+        self.wake()
+
+    def _wait_for_link(self) -> None:
+        if self._given_up is None:
+            loop, sender = self._network.loop, self.sender
+            error = TimeoutError(errno.ETIMEDOUT, "Connection timed out")
+            self._given_up = loop.call_later(RETRANSMISSION_TIMEOUT_S, sender.reset, error, context=sender.context)
+
+    def _link_works(self) -> None:
+        _cancel(self._given_up)
+        self._given_up = None
+
+    def _discard(self, arrived: list[_Segment]) -> None:
+        """The receiver has closed: data that still arrives is answered with a reset, as TCP does."""
+        refused = any(segment.data is not None for segment in arrived)
+        for _ in arrived:
+            self.under_way_bytes -= self._segments.popleft().rest()
+        if refused and not self.receiver.refused_data:
+            self.receiver.refused_data = True
+            self.receiver.outgoing.end(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
+
+    def _hand_over(self, arrived: list[_Segment]) -> None:
+        """Delivers some of the bytes that have arrived: a part of one segment, or several joined."""
+        chance = self._network.random
+        limit = MAX_RECEIVE_BYTES
+        if (first := arrived[0].rest()) > 1 and chance.random() < SPLIT_CHANCE:
+            limit = chance.randint(1, first - 1)
+        data = bytearray()
+        for segment in arrived:
+            if segment.data is None or (data and chance.random() >= JOIN_CHANCE):
+                break
+            if checksum(segment.data) != segment.checksum:
+                raise SimulationFailure(
+                    f"{self.sender} changed a buffer of {len(segment.data)} bytes after it was written"
+                )
+            data += segment.data[segment.position : segment.position + limit - len(data)]
+            if len(data) == limit:
+                break
+        self._take(self.receiver.deliver(data))
+
+    def _take(self, size_bytes: int) -> None:
+        if not self._segments:  # The receiver has killed its process while it took them.
+            return
+        self.under_way_bytes -= size_bytes
+        while size_bytes:
+            segment = self._segments[0]
+            taken = min(size_bytes, segment.rest())
+            segment.position += taken
+            size_bytes -= taken
+            if not segment.rest():
+                self._segments.popleft()
+
+
+class Transport(asyncio.Transport):
+    """One end of a connection."""
+
+    outgoing: _Pipe
+    incoming: _Pipe
+
+    def __init__(
+        self, network: "Network", context: contextvars.Context, host: Host, port: int, peer: tuple[Host, int]
+    ) -> None:
+        self._network = network
+        self.context = context
+        self.process = context.get(CURRENT, network.loop.outside)
+        self.host = host
+        self.port = port
+        # Until its protocol is there, a connection receives nothing.
+        self.paused = True
+        self.refused_data = False
+        self._protocol: asyncio.BaseProtocol | None = None
+        self._listener: Listener | None = None
+        self._names = {"sockname": (host.address, port), "peername": (peer[0].address, peer[1])}
+        self._label = f"{host.name}:{port}>{peer[0].name}:{peer[1]}"
+        self._closing = False
+        self._lost = False
+        self._eof_written = False
+        self._writing_paused = False
+        self.set_write_buffer_limits()
+
+    def __str__(self) -> str:
+        return self._label
+
+    def open(self, protocol: asyncio.BaseProtocol, listener: Listener | None = None) -> None:
+        """Gives the connection its protocol. Runs in the context of its process."""
+        self._protocol = protocol
+        self._listener = listener
+        if listener is not None:
+            listener.attach(self)
+        self.paused = False
+        protocol.connection_made(self)
+        if self.is_reading():
+            self.incoming.wake()
+
+    # -- asyncio's transport --------------------------------------------------------------------------------------
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self._names.get(name, default)
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = protocol
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        assert self._protocol is not None
+        return self._protocol
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def is_reading(self) -> bool:
+        return not self.paused and not self._closing
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+        self.incoming.wake()
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        if high is None:
+            high = DEFAULT_HIGH_BYTES if low is None else 4 * low
+        if low is None:
+            low = high // 4
+        if not high >= low >= 0:
+            raise ValueError(f"high ({high!r}) must be >= low ({low!r}) must be >= 0")
+        self._high_bytes, self._low_bytes = high, low
+
+    def get_write_buffer_limits(self) -> tuple[int, int]:
+        return self._low_bytes, self._high_bytes
+
+    def get_write_buffer_size(self) -> int:
+        """What has not fitted into the kernel's send buffer, bytes."""
+        return max(0, self.outgoing.under_way_bytes - self.outgoing.send_buffer_bytes)
+
+    def write(self, data: Buffer) -> None:
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise TypeError(f"data must be bytes, bytearray or memoryview, not {type(data).__name__}")
+        if self._eof_written:
+            raise RuntimeError("Cannot call write() after write_eof()")
+        if self._closing or not self.process.alive or not len(data):
+            return
+        self.outgoing.send(memoryview(data).cast("B"))
+        if self.get_write_buffer_size() > self._high_bytes and not self._writing_paused:
+            self._writing_paused = True
+            self._flow().pause_writing()
+
+    def writelines(self, list_of_data: Iterable[Buffer]) -> None:
+        for data in list_of_data:
+            self.write(data)
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        if not self._closing and not self._eof_written and self.process.alive:
+            self._eof_written = True
+            self.outgoing.end()
+
+    def close(self) -> None:
+        """Sends what was written, then the end."""
+        if self._closing or not self.process.alive:
+            return
+        self._closing = True
+        if not self._eof_written:
+            self.outgoing.end()
+        self.incoming.wake()
+        self.written()
+
+    def abort(self) -> None:
+        """Ends at once. The peer sees the end of the stream or a reset, and may miss what was sent before."""
+        if self._lost or not self.process.alive:
+            return
+        self._closing = True
+        self._drop_outgoing()
+        self._lose(None)
+
+    # -- what the network does to a connection ---------------------------------------------------------------------
+
+    def deliver(self, data: bytearray) -> int:
+        """Gives bytes to the protocol; returns how many it took."""
+        protocol = self._protocol
+        if isinstance(protocol, asyncio.BufferedProtocol):
+            buffer = memoryview(protocol.get_buffer(-1)).cast("B")
+            if not len(buffer):
+                raise SimulationFailure(f"{self}: get_buffer() returned an empty buffer")
+            del data[len(buffer) :]
+            buffer[: len(data)] = data
+            buffer.release()
+            self._trace("deliver", len(data), checksum(data))
+            protocol.buffer_updated(len(data))
+        else:
+            assert isinstance(protocol, asyncio.Protocol)
+            self._trace("deliver", len(data), checksum(data))
+            protocol.data_received(bytes(data))
+        return len(data)
+
+    def ended(self) -> None:
+        """The peer sends nothing more."""
+        self._trace("eof")
+        protocol = self._protocol
+        assert isinstance(protocol, asyncio.Protocol | asyncio.BufferedProtocol)
+        if not protocol.eof_received():
+            self.close()
+
+    def reset(self, error: OSError | None) -> None:
+        """The peer does not know this connection any more."""
+        if self._lost:
+            return
+        self._trace("reset")
+        self._closing = True
+        self.outgoing.clear()
+        self.incoming.clear()
+        self._lose(error)
+
+    def written(self) -> None:
+        """Some of the outgoing bytes may have been taken."""
+        if not self.process.alive or self._lost:
+            return
+        waiting_bytes = self.get_write_buffer_size()
+        if self._closing and not waiting_bytes:
+            self._lose(None)
+        elif self._writing_paused and waiting_bytes <= self._low_bytes:
+            self._writing_paused = False
+            self._network.loop.call_soon(self._resume_writing, context=self.context)
+
+    def die(self, machine: bool) -> None:
+        """The process is dead; with its machine, what its kernel had not sent is gone too."""
+        if self._lost:
+            return
+        self._closing = self._lost = True
+        self.incoming.clear()
+        if machine:
+            self.outgoing.cut_short()
+            self.outgoing.end(_reset_by_peer(), MACHINE_DEATH_NOTICED_US)
+        else:
+            self._drop_outgoing()
+        self._network.forget(self)
+
+    def _drop_outgoing(self) -> None:
+        self.outgoing.cut_short()
+        gently = self._network.random.random() < 0.5
+        self.outgoing.end(None if gently else _reset_by_peer())
+
+    def _resume_writing(self) -> None:
+        if not self._writing_paused and not self._closing:
+            self._flow().resume_writing()
+
+    def _lose(self, error: OSError | None) -> None:
+        self._lost = True
+        self._network.forget(self)
+        self._network.loop.call_soon(self._connection_lost, error, context=self.context)
+
+    def _connection_lost(self, error: OSError | None) -> None:
+        if self._protocol is not None:
+            self._protocol.connection_lost(error)
+        if self._listener is not None:
+            self._listener.detach(self)
+
+    def _flow(self) -> asyncio.BaseProtocol:
+        assert self._protocol is not None
+        return self._protocol
+
+    def _trace(self, what: str, *details: object) -> None:
+        self._network.trace.add(_incoming_label(self._label), what, *details)
+
+
+def _incoming_label(label: str) -> str:
+    here, _, peer = label.partition(">")
+    return f"{peer}>{here}"
+
+
+def _reset_by_peer() -> OSError:
+    return ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+
+class Network:
+    """All hosts and connections of a world."""
+
+    def __init__(self, loop: SimulatedLoop, chance: random.Random, trace: Trace) -> None:
+        self.loop = loop
+        self.random = chance
+        self.trace = trace
+        self._hosts: dict[str, Host] = {}
+        self._transports: dict[Transport, None] = {}
+        self._cut: set[tuple[str, str]] = set()
+        # The network's own steps belong to no program.
+        self._context = contextvars.Context()
+        self.add_host(loop.outside.host)
+
+    def add_host(self, name: str) -> Host:
+        """A new machine, reachable by its name and by an address of its own."""
+        host = Host(name, f"10.0.{len(self._hosts) // 250}.{len(self._hosts) % 250 + 1}")
+        self._hosts[name] = host
+        return host
+
+    def resolve(self, name: str) -> Host:
+        """The host of a name or address. socket.gaierror when there is none."""
+        if name in ("localhost", "127.0.0.1", "::1"):
+            return self._here()
+        for host in self._hosts.values():
+            if name in (host.name, host.address):
+                return host
+        raise socket.gaierror(socket.EAI_NONAME, f"Name or service not known: {name}")
+
+    def cut(self, one: str, other: str) -> None:
+        """Nothing passes between two hosts any more. What is under way waits."""
+        self._cut.add(_link(one, other))
+        self.trace.add("network", "cut", *_link(one, other))
+
+    def heal(self, one: str, other: str) -> None:
+        """Undoes `cut`."""
+        self._cut.discard(_link(one, other))
+        self.trace.add("network", "heal", *_link(one, other))
+        for transport in list(self._transports):
+            transport.incoming.wake()
+
+    def is_cut(self, one: Host, other: Host) -> bool:
+        return _link(one.name, other.name) in self._cut
+
+    def delay_s(self, one: Host, other: Host) -> float:
+        """How long a segment takes."""
+        if one is other:
+            return self.random.randint(*LOOPBACK_US) / 1_000_000
+        slow = self.random.random() < SLOW_CHANCE
+        return self.random.randint(*(SLOW_LINK_US if slow else LINK_US)) / 1_000_000
+
+    # -- servers and connections ------------------------------------------------------------------------------------
+
+    def listen(
+        self,
+        factory: Callable[[], asyncio.BaseProtocol],
+        host: str | list[str] | None,
+        port: int,
+        start_serving: bool,
+    ) -> Listener:
+        """Binds a port on the host of the running process. OSError when it is taken or the address is not its own."""
+        here = self._here()
+        for name in [host] if isinstance(host, str) else host or []:
+            if name not in ("", "0.0.0.0", "::") and self.resolve(name) is not here:
+                raise OSError(errno.EADDRNOTAVAIL, f"could not bind on {name}: not an address of {here.name}")
+        port = port or here.free_port()
+        if port in here.listeners:
+            raise OSError(errno.EADDRINUSE, f"could not bind on port {port} of {here.name}: address already in use")
+        listener = here.listeners[port] = Listener(self, factory, here, port, start_serving)
+        self.trace.add(f"{here.name}:{port}", "listen")
+        return listener
+
+    async def connect(
+        self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
+    ) -> tuple[Transport, asyncio.BaseProtocol]:
+        """Opens a connection. OSError: refused, timed out, or no such host."""
+        here, there = self._here(), self.resolve(host)
+        transport = Transport(self, contextvars.copy_context(), here, here.free_port(), (there, port))
+        established: asyncio.Future[None] = self.loop.create_future()
+        self._send_syn(transport, there, port, established)
+        try:
+            await established
+        except asyncio.CancelledError:
+            if transport in self._transports:
+                transport.abort()
+            raise
+        if transport.is_closing():
+            raise _reset_by_peer()
+        protocol = factory()
+        transport.open(protocol)
+        return transport, protocol
+
+    def _send_syn(
+        self, transport: Transport, there: Host, port: int, established: "asyncio.Future[None]", attempt: int = 0
+    ) -> None:
+        if established.done() or not transport.process.alive:
+            return
+        here, later = transport.host, self.loop.call_later
+        if self.is_cut(here, there) or not there.up:
+            if attempt > CONNECT_RETRIES:
+                _settle(established, TimeoutError(errno.ETIMEDOUT, f"Connect call failed {(there.address, port)}"))
+            else:
+                arguments = (transport, there, port, established, attempt + 1)
+                later(2.0**attempt, self._send_syn, *arguments, context=self._context)
+            return
+        later(self.delay_s(here, there), self._arrive, transport, there, port, established, context=self._context)
+
+    def _arrive(self, transport: Transport, there: Host, port: int, established: "asyncio.Future[None]") -> None:
+        """The request for a connection reaches its host."""
+        if established.done() or not transport.process.alive:
+            return
+        answer_s = self.delay_s(there, transport.host)
+        listener = there.listeners.get(port)
+        if listener is None or not listener.is_serving():
+            self.trace.add(str(transport), "refused")
+            error = ConnectionRefusedError(errno.ECONNREFUSED, f"Connect call failed {(there.address, port)}")
+            self.loop.call_later(answer_s, _settle, established, error, context=self._context)
+            return
+        self.trace.add(str(transport), "connect")
+        accepted = Transport(self, listener.context.copy(), there, port, (transport.host, transport.port))
+        transport.outgoing = accepted.incoming = _Pipe(self, transport, accepted)
+        accepted.outgoing = transport.incoming = _Pipe(self, accepted, transport)
+        self._transports[transport] = self._transports[accepted] = None
+        self.loop.call_soon(_accept, listener, accepted, context=accepted.context)
+        self.loop.call_later(answer_s, _settle, established, None, context=self._context)
+
+    def forget(self, transport: Transport) -> None:
+        """The transport is done with: nothing happens to it any more."""
+        self._transports.pop(transport, None)
+
+    def process_died(self, process: Process, *, machine: bool) -> None:
+        """Frees the process's ports and ends its connections."""
+        for host in self._hosts.values():
+            for port, listener in list(host.listeners.items()):
+                if listener.process is process:
+                    del host.listeners[port]
+        for transport in list(self._transports):
+            if transport.process is process:
+                transport.die(machine)
+
+    def _here(self) -> Host:
+        return self._hosts[CURRENT.get(self.loop.outside).host]
+
+
+def _accept(listener: Listener, transport: Transport) -> None:
+    if not transport.is_closing():
+        transport.open(listener.factory(), listener)
+
+
+def _settle(established: "asyncio.Future[None]", error: OSError | None) -> None:
+    if established.done():
+        return
+    if error is None:
+        established.set_result(None)
+    else:
+        established.set_exception(error)
+
+
+def _cancel(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()
+
+
+def _link(one: str, other: str) -> tuple[str, str]:
+    return (one, other) if one < other else (other, one)

@@ -1,0 +1,77 @@
+"""Processes of the simulation: whose code is running, and what is left of it once it has been killed.
+
+A context variable names the process. asyncio copies the context into every task, timer and callback, so all that a
+process ever starts carries its name without knowing it.
+
+What must stay true:
+- A killed process takes no further step: the loop drops its callbacks and timers instead of running them.
+- Its coroutines are kept until the world ends. Were they collected earlier, Python would throw GeneratorExit into
+  them and their `finally` blocks would go on changing the world after their process has died.
+"""
+
+import asyncio
+import contextvars
+import itertools
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+
+class SimulationFailure(AssertionError):
+    """The run failed: a fault of the code under test, a deadlock, or a step outside the simulator's seams."""
+
+
+class ProcessDead(RuntimeError):
+    """Raised by the disk and the environment of a process that has been killed, and by waiting for its work."""
+
+
+class Process:
+    """One life of a simulated program, from its start to its death. `host` is the name of the machine it runs on."""
+
+    def __init__(self, name: str, host: str) -> None:
+        self.name = name
+        self.host = host
+        self.alive = True
+        self._tasks: dict[int, weakref.ref[asyncio.Task[Any]]] = {}
+        self._numbers = itertools.count()
+        self._kept: list[object] = []
+
+    def __str__(self) -> str:
+        return self.name
+
+    def adopt(self, task: "asyncio.Task[Any]") -> None:
+        """Remembers a task without keeping it alive: a task that everybody forgets is a fault that must show."""
+        number = next(self._numbers)
+        tasks = self._tasks
+        tasks[number] = weakref.ref(task, lambda _: tasks.pop(number, None))
+
+    def tasks(self) -> "Iterator[asyncio.Task[Any]]":
+        """The tasks that are not done yet, oldest first."""
+        for reference in list(self._tasks.values()):
+            task = reference()
+            if task is not None and not task.done():
+                yield task
+
+    def kill(self) -> None:
+        """Ends the process between two of its instructions."""
+        self.alive = False
+        self._kept.extend(self.tasks())
+
+    def keep(self, remains: object) -> None:
+        """Keeps something of a dead process from being finalized while the world goes on."""
+        self._kept.append(remains)
+
+    def check_alive(self) -> None:
+        """ProcessDead once the process has been killed."""
+        if not self.alive:
+            raise ProcessDead(f"{self.name} has been killed")
+
+
+CURRENT: contextvars.ContextVar[Process] = contextvars.ContextVar("klamm_simulated_process")
+
+
+def context_of(process: Process) -> contextvars.Context:
+    """A new context in which `process` is the current one."""
+    context = contextvars.copy_context()
+    context.run(CURRENT.set, process)
+    return context

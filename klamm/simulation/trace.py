@@ -1,0 +1,51 @@
+"""The trace of a run: one line per thing that happened. Two runs are the same when their traces are.
+
+A line is `<virtual time in microseconds> <where> <what> <details>`. Nothing that differs between two Python processes
+(addresses, hashes, real time) may get into it.
+"""
+
+import hashlib
+from collections.abc import Callable
+
+import crc32c
+
+from klamm.environment import Buffer
+
+CONTEXT_LINES = 3
+
+
+def checksum(data: Buffer) -> str:
+    """The CRC32C of some bytes as it stands in a trace."""
+    return f"{crc32c.crc32c(data):08x}"
+
+
+class Trace:
+    """The lines of a run, in order."""
+
+    def __init__(self, clock_us: Callable[[], int]) -> None:
+        self._clock_us = clock_us
+        self.lines: list[str] = []
+
+    def add(self, where: str, what: str, *details: object) -> None:
+        """Adds a line. `where` is a node or a connection."""
+        self.lines.append(" ".join([f"{self._clock_us():>12}", where, what, *map(str, details)]))
+
+    def hash(self) -> str:
+        """SHA-256 over all lines, in hexadecimal."""
+        return trace_hash(self.lines)
+
+
+def trace_hash(lines: list[str]) -> str:
+    """SHA-256 over the lines of a trace, in hexadecimal."""
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def first_difference(one: list[str], other: list[str]) -> str | None:
+    """Where two traces part, with the lines before; None when they are the same."""
+    if one == other:
+        return None
+    shorter = min(len(one), len(other))
+    number = next((number for number in range(shorter) if one[number] != other[number]), shorter)
+    before = [f"  {line}" for line in one[max(0, number - CONTEXT_LINES) : number]]
+    parted = [f"{sign} {lines[number]}" for sign, lines in (("-", one), ("+", other)) if number < len(lines)]
+    return "\n".join([f"the traces part at line {number + 1} of {len(one)} and {len(other)}:", *before, *parted])

@@ -1,0 +1,141 @@
+"""The world of a simulation: one virtual clock, one network, and machines with disks on which programs run and die.
+
+    world = World(seed=1)
+
+    async def scenario() -> None:
+        server = world.node("server")
+        await server.run(Server(server.environment).start())
+        ...
+        server.crash()
+        server.restart()
+
+    world.run(scenario())
+
+What a program starts while it runs on a node (tasks, timers, connections) belongs to that node's process. A crash ends
+the process between two instructions: nothing of it runs any more, not even its `finally` blocks; its peers see their
+connections end a little later; its disk keeps what the kernel (or, when the machine dies, the platter) has.
+
+What must stay true: the same seed and the same code give the same trace, in every Python process.
+"""
+
+import asyncio
+import random
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from klamm.simulation import audit
+from klamm.simulation.disk import Disk
+from klamm.simulation.environment import SimulatedEnvironment, wall_clock_ms
+from klamm.simulation.loop import simulated_loop
+from klamm.simulation.network import Network
+from klamm.simulation.process import Process, ProcessDead, context_of
+from klamm.simulation.trace import Trace
+
+T = TypeVar("T")
+
+TIME_LIMIT_S = 24 * 3600.0
+
+
+class World:
+    """Everything that exists in one run. `random` is the scenario's own source of chance."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = random.Random(f"{seed}/scenario")
+        self.loop = simulated_loop()
+        self.trace = Trace(lambda: self.loop.time_us)
+        self.network = Network(self.loop, random.Random(f"{seed}/network"), self.trace)
+        self.loop.network = self.network
+        self._nodes: dict[str, Node] = {}
+
+    def node(self, name: str) -> "Node":
+        """The machine of this name; the first call creates it."""
+        if name not in self._nodes:
+            self._nodes[name] = Node(self, name)
+        return self._nodes[name]
+
+    def run(self, scenario: Coroutine[Any, Any, T], time_limit_s: float = TIME_LIMIT_S) -> T:
+        """Runs the scenario to its end, once. `time_limit_s` is virtual.
+
+        SimulationFailure when the run fails; what the scenario raises otherwise. Either names the seed.
+        """
+        try:
+            with audit.armed(self.loop.fail):
+                return self.loop.run_until_complete(scenario, time_limit_s)
+        except BaseException as error:
+            error.add_note(f"simulation seed {self.seed}, after {self.loop.time_us} virtual microseconds")
+            raise
+
+
+class Node:
+    """A machine: a name on the network, a disk, and at most one process at a time."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.name = name
+        self._world = world
+        self._lives = 0
+        self._host = world.network.add_host(name)
+        self._waiting: dict[asyncio.Future[Any], None] = {}
+        chance = random.Random(f"{world.seed}/disk/{name}")
+        self.disk = Disk(name, chance, world.trace, lambda: wall_clock_ms(world.loop))
+        self._begin()
+
+    @property
+    def address(self) -> str:
+        """Its IP address."""
+        return self._host.address
+
+    def run(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
+        """Starts a coroutine in the node's process. The result is the coroutine's, or ProcessDead after a crash.
+
+        An exception that nobody awaits fails the run.
+        """
+        self.process.check_alive()
+        loop = self._world.loop
+        outcome: asyncio.Future[T] = loop.create_future()
+        self._waiting[outcome] = None
+        task = loop.create_task(work, context=context_of(self.process))
+        task.add_done_callback(lambda done: self._finished(done, outcome))
+        return outcome
+
+    def crash(self, *, machine: bool = False) -> None:
+        """Kills the process, with `machine` the machine too: what its disk has not made durable may be gone."""
+        self.process.check_alive()
+        self._world.trace.add(self.name, "crash", "machine" if machine else "process")
+        self.process.kill()
+        self._host.up = not machine
+        self._world.network.process_died(self.process, machine=machine)
+        self.disk.crash(lose_unsynced=machine)
+        error = ProcessDead(f"{self.process} has been killed")
+        for outcome in list(self._waiting):
+            if not outcome.done():
+                outcome.set_exception(error)
+                # That somebody waited for a server that ran forever is no fault.
+                outcome.exception()
+        self._waiting.clear()
+
+    def restart(self) -> None:
+        """A new process on the same machine, with a new `environment`, in which nothing runs yet."""
+        if self.process.alive:
+            raise RuntimeError(f"{self.process} is still alive")
+        self._world.trace.add(self.name, "restart")
+        self._host.up = True
+        self._begin()
+
+    def _begin(self) -> None:
+        self._lives += 1
+        world, name = self._world, f"{self.name}#{self._lives}"
+        self.process = Process(name, self.name)
+        world.loop.processes.append(self.process)
+        self.environment = SimulatedEnvironment(world.loop, self.process, self.disk, f"{world.seed}/{name}")
+
+    def _finished(self, task: "asyncio.Task[T]", outcome: "asyncio.Future[T]") -> None:
+        self._waiting.pop(outcome, None)
+        if outcome.done():
+            task.cancelled() or task.exception()
+        elif task.cancelled():
+            outcome.cancel()
+        elif (error := task.exception()) is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(task.result())
