@@ -1,4 +1,4 @@
-"""A client of a whole cluster: it finds the brokers, knows who leads what, and repeats what failed for a passing reason.
+"""A client of a whole cluster: it finds the brokers, knows who leads what, and repeats what failed in passing.
 
 What must stay true:
 - A request that may not be executed twice is never sent twice: after it was written, a disconnection is an error.
