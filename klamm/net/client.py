@@ -162,7 +162,7 @@ class Connection(FrameReader):
 
     def close(self, reason: str = "closed by this client") -> None:
         """Ends the connection once what was written is sent; requests without response fail. Idempotent."""
-        if self._end is None and isinstance(self._transport, asyncio.WriteTransport):
+        if self._end is None and self._transport is not None:
             loop = asyncio.get_running_loop()
             self._cut_off = loop.call_later(CLOSE_TIMEOUT_MS / 1000, self._transport.abort)
             self._transport.close()
@@ -217,7 +217,7 @@ class Connection(FrameReader):
         correlation_id = self._next_correlation_id
         self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
         buffers = encode_request(api_key, version, correlation_id, self._options.client_id, request)
-        assert isinstance(self._transport, asyncio.WriteTransport)
+        assert self._transport is not None
         self._transport.writelines(buffers)
         if not expect_response:
             return None
@@ -246,7 +246,7 @@ class Connection(FrameReader):
                 pending.response.set_exception(_again(error))
         self._pending.clear()
         self._make_room()
-        if isinstance(self._transport, asyncio.WriteTransport) and not self._transport.is_closing():
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.abort()
 
 

@@ -15,6 +15,7 @@ What must stay true:
 import asyncio
 import struct
 from collections.abc import Callable
+from typing import cast
 
 RECEIVE_BUFFER_BYTES = 64 * 1024
 FIRST_ALLOCATION_BYTES = 1024 * 1024
@@ -46,7 +47,7 @@ class FrameReader(asyncio.BufferedProtocol):
     def __init__(self, size_limit: SizeLimit, receive_buffer: ReceiveBuffer | None = None) -> None:
         self._size_limit = size_limit
         self._shared = receive_buffer or ReceiveBuffer()
-        self._transport: asyncio.BaseTransport | None = None
+        self._transport: asyncio.Transport | None = None
         self._failed = False
         # Either a frame under way (`_frame` holds its first `_filled` bytes of `_frame_size`; it may still have to
         # grow), or up to five bytes of a frame whose size or API is not known yet.
@@ -74,7 +75,8 @@ class FrameReader(asyncio.BufferedProtocol):
         return self._frame is not None or bool(self._start)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        # uvloop's transports have asyncio's methods but are no subclasses of its classes.
+        self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         frame = self._frame

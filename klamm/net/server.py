@@ -96,8 +96,8 @@ class ServerConnection(FrameReader):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        assert self._transport is not None
+        self.transport = transport = self._transport
         peer = transport.get_extra_info("peername")
         if peer:
             self.peer_host, self.peer_port = peer[0], peer[1]

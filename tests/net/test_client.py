@@ -5,6 +5,7 @@ import contextlib
 import struct
 
 import pytest
+import uvloop
 
 from klamm.net.client import (
     ConnectFailed,
@@ -100,7 +101,10 @@ def run(test, timeout_s=60):
         async with asyncio.timeout(timeout_s):
             await test()
 
-    asyncio.run(bounded())
+    # The production loop's transports differ from asyncio's in when they call what.
+    for new_event_loop in (asyncio.new_event_loop, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(bounded())
 
 
 @contextlib.asynccontextmanager

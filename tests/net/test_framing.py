@@ -4,6 +4,7 @@ import asyncio
 import struct
 
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -183,4 +184,6 @@ def test_over_a_real_connection():
         writer.close()
         server.close()
 
-    asyncio.run(run())
+    for new_event_loop in (asyncio.new_event_loop, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(run())
