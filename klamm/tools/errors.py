@@ -1,0 +1,30 @@
+"""How a command ends: the exit codes, and the errors that are one line for a person instead of a traceback.
+
+| code | meaning |
+|---|---|
+| 0 | done; a server was stopped by SIGTERM or Ctrl-C; whoever read the output has closed it |
+| 1 | failed; the reason is on stderr |
+| 2 | the command was called wrongly |
+| 130 | interrupted by Ctrl-C |
+"""
+
+import errno
+from typing import Final
+
+EXIT_OK: Final = 0
+EXIT_FAILED: Final = 1
+EXIT_USAGE: Final = 2
+EXIT_INTERRUPTED: Final = 130
+
+
+class ToolError(Exception):
+    """The command cannot do what it was asked to; the message is one line that says why."""
+
+
+def describe_os_error(error: OSError) -> str:
+    """One line for an operating system's error: what, and where if that is known."""
+    # asyncio and uvloop put the address into the text, and "address already in use" at its end.
+    what = error.strerror or str(error)
+    where = f"{error.filename}: " if error.filename else ""
+    hint = "; another program uses it" if error.errno == errno.EADDRINUSE else ""
+    return f"{where}{what[:1].lower()}{what[1:]}{hint}"

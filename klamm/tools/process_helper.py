@@ -1,0 +1,158 @@
+"""The process that forks servers for `klamm.tools.processes`.
+
+It imports klamm once, before it has any thread or loop, and then forks a child for each server that its owner asks for:
+a child starts in milliseconds and shares the imported code's memory. It stays single-threaded and holds no state but
+its children. Run as `python -m klamm.tools.process_helper COMMANDS EVENTS LIFELINE MODULE...` with three inherited
+descriptors:
+
+- COMMANDS, a socket: JSON lines from the owner, `{"start": id, "target": "module:callable", "arguments": {...},
+  "log": path}` and `{"signal": id, "number": n}`. Its end is the end of the owner.
+- EVENTS, a pipe shared with the children: JSON lines to the owner, each written at once and shorter than PIPE_BUF, so
+  that they never mix: `started` (pid), `ready` (what the server tells), `failed` (reason), `exited` (code).
+- LIFELINE, a pipe that nobody writes to: its end tells every child that the owner is gone.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from typing import Any, NoReturn
+
+from klamm.tools.errors import EXIT_FAILED, EXIT_OK, ToolError
+
+# How long the children of an owner that is gone may take to stop before they are killed.
+ORPHAN_GRACE_S = 15.0
+REASON_LIMIT = 500
+
+
+def main() -> None:
+    commands, events, lifeline = map(int, sys.argv[1:4])
+    for module in sys.argv[4:]:
+        importlib.import_module(module)
+    # What is imported lives for ever: taken out of the collector's sight, its pages stay shared with the children.
+    gc.collect()
+    gc.freeze()
+    Helper(commands, events, lifeline).run()
+
+
+class Helper:
+    """Reads commands, forks and reaps."""
+
+    def __init__(self, commands: int, events: int, lifeline: int) -> None:
+        self._commands, self._events, self._lifeline = commands, events, lifeline
+        self._unfinished_line = b""
+        self._pids: dict[int, int] = {}
+        self._child_ended, self._wakeup = os.pipe()
+
+    def run(self) -> None:
+        """Works until the owner is gone, then sees its children end."""
+        for descriptor in (self._child_ended, self._wakeup):
+            os.set_blocking(descriptor, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+        while True:
+            readable, _, _ = select.select([self._commands, self._child_ended], [], [])
+            if self._child_ended in readable:
+                self._reap()
+            if self._commands in readable and not self._read_commands():
+                break
+        self._end_orphans()
+
+    def _read_commands(self) -> bool:
+        """Carries out what has arrived; False when the owner is gone."""
+        try:
+            received = os.read(self._commands, 65536)
+        except ConnectionResetError:
+            return False
+        *lines, self._unfinished_line = (self._unfinished_line + received).split(b"\n")
+        for line in lines:
+            command = json.loads(line)
+            if "start" in command:
+                self._fork(command["start"], command["target"], command["arguments"], command["log"])
+            elif command["signal"] in self._pids:
+                os.kill(self._pids[command["signal"]], command["number"])
+        return bool(received)
+
+    def _fork(self, identifier: int, target: str, arguments: dict[str, Any], log: str) -> None:
+        pid = os.fork()
+        if pid == 0:
+            self._be_child(identifier, target, arguments, log)
+        self._pids[identifier] = pid
+        self._tell("started", identifier, pid=pid)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._child_ended, 4096)
+        for identifier, pid in list(self._pids.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                del self._pids[identifier]
+                self._tell("exited", identifier, code=os.waitstatus_to_exitcode(status))
+
+    def _tell(self, event: str, identifier: int, **details: Any) -> None:
+        line = json.dumps({"event": event, "id": identifier, **details}) + "\n"
+        # An owner that is gone hears nothing more.
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._events, line.encode())
+
+    def _end_orphans(self) -> None:
+        for pid in self._pids.values():
+            # A paused child does not see that the lifeline has ended.
+            os.kill(pid, signal.SIGCONT)
+        deadline = time.monotonic() + ORPHAN_GRACE_S
+        while self._pids and (left := deadline - time.monotonic()) > 0:
+            select.select([self._child_ended], [], [], left)
+            self._reap()
+        for pid in self._pids.values():
+            os.kill(pid, signal.SIGKILL)
+
+    # -- in the child ---------------------------------------------------------------------------------------------
+
+    def _be_child(self, identifier: int, target: str, arguments: dict[str, Any], log: str) -> NoReturn:
+        code = EXIT_FAILED
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            for descriptor in (self._commands, self._child_ended, self._wakeup):
+                os.close(descriptor)
+            _redirect_output(log)
+            self._serve(identifier, target, arguments)
+            code = EXIT_OK
+        except ToolError as error:
+            print(f"klamm: {error}", file=sys.stderr)
+            self._tell("failed", identifier, reason=str(error)[:REASON_LIMIT])
+        except BaseException as error:
+            traceback.print_exc()
+            self._tell("failed", identifier, reason=f"a fault of the program: {error!r}"[:REASON_LIMIT])
+        finally:
+            # Not sys.exit: what the helper registered for its own end is none of the child's business.
+            sys.stderr.flush()
+            sys.stdout.flush()
+            os._exit(code)
+
+    def _serve(self, identifier: int, target: str, arguments: dict[str, Any]) -> None:
+        from klamm.tools.serving import configure_logging, run_server
+
+        configure_logging()
+        module, _, name = target.partition(":")
+        server = getattr(importlib.import_module(module), name)(**arguments)
+        run_server(server, lambda details: self._tell("ready", identifier, details=dict(details)), self._lifeline)
+
+
+def _redirect_output(log: str) -> None:
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for source, target in ((nothing, 0), (file, 1), (file, 2)):
+        os.dup2(source, target)
+    os.close(nothing)
+    os.close(file)
+
+
+if __name__ == "__main__":
+    main()

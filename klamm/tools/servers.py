@@ -1,0 +1,90 @@
+"""klamm's servers as processes run them: made from plain values, so that a helper process can be told to fork one."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from klamm.broker.broker import Broker, BrokerStartError
+from klamm.config.broker import BrokerConfig
+from klamm.config.definition import ConfigError
+from klamm.environment import SystemEnvironment
+from klamm.protocol.errors import KafkaError
+from klamm.tools.errors import ToolError
+from klamm.zookeeper.errors import ConnectionLoss, ZooKeeperError
+from klamm.zookeeper.server import CorruptDataError, ZooKeeperServer
+
+_log = logging.getLogger(__name__)
+
+
+class BrokerServer:
+    """One broker, made from its properties; `log.dirs` must be absolute."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        try:
+            self._config = BrokerConfig.from_properties(properties)
+        except ConfigError as error:
+            raise ToolError(str(error)) from error
+        self._environment = SystemEnvironment()
+        self._broker = Broker(self._config, self._environment)
+
+    async def start(self) -> dict[str, Any]:
+        for key in self._config.unknown_keys:
+            _log.warning("unknown configuration key: %s", key)
+        try:
+            await self._broker.start()
+        except ConnectionLoss as error:
+            raise ToolError(
+                f"ZooKeeper at {self._config.zookeeper_connect} does not answer"
+                f" (waited zookeeper.connection.timeout.ms={self._config.zookeeper_connection_timeout_ms})"
+            ) from error
+        except ZooKeeperError as error:
+            raise ToolError(f"ZooKeeper at {self._config.zookeeper_connect}: {error}") from error
+        except BrokerStartError as error:
+            raise ToolError(str(error)) from error
+        except KafkaError as error:
+            raise ToolError(error.message or error.code.name) from error
+        return {
+            "broker_id": self._broker.broker_id,
+            "cluster_id": self._broker.cluster_id,
+            "listeners": {name: list(address) for name, address in self._broker.endpoints.items()},
+        }
+
+    async def failed(self) -> BaseException:
+        return await asyncio.shield(self._broker.failure)
+
+    async def stop(self) -> None:
+        await self._broker.stop()
+        self._environment.close()
+
+
+class EmbeddedZooKeeper:
+    """The embedded ZooKeeper server over one directory (absolute); port 0 is any free one."""
+
+    def __init__(self, directory: str, host: str, port: int) -> None:
+        self._directory = directory
+        self._environment = SystemEnvironment()
+        self._server = ZooKeeperServer(self._environment, directory, host, port)
+        self._started = False
+
+    async def start(self) -> dict[str, Any]:
+        try:
+            await self._server.start()
+        except CorruptDataError as error:
+            raise ToolError(str(error)) from error
+        except BlockingIOError as error:
+            raise ToolError(f"{self._directory} is in use by another server") from error
+        self._started = True
+        return {"host": self._server.host, "port": self._server.port}
+
+    async def failed(self) -> BaseException:
+        try:
+            await self._server.wait_closed()
+        except Exception as error:
+            return error
+        return ToolError("the server has closed")
+
+    async def stop(self) -> None:
+        if self._started:
+            await self._server.stop()
+        self._environment.close()

@@ -1,0 +1,103 @@
+"""Running one server in this process until it is told to stop: what `klamm broker`, `klamm zookeeper` and every process
+of `klamm up` have in common.
+
+What must stay true:
+- SIGTERM and SIGINT stop the server cleanly; a second signal ends the process at once.
+- A server whose parent is gone stops by itself: the parent holds one end of a pipe (the lifeline) and never writes.
+- A server that fails stops the process with an error, never silently.
+"""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import uvloop
+
+from klamm.environment import raise_open_file_limit
+from klamm.tools.errors import EXIT_INTERRUPTED, ToolError, describe_os_error
+
+_log = logging.getLogger(__name__)
+
+
+class Server(Protocol):
+    """What can be served."""
+
+    async def start(self) -> Mapping[str, Any]:
+        """Returns when clients are served, with what others should know (JSON values: ports, addresses).
+
+        Raises ToolError or OSError when it cannot be started for a reason outside the program.
+        """
+
+    async def failed(self) -> BaseException:
+        """Returns when the server cannot go on, with the reason."""
+
+    async def stop(self) -> None:
+        """Stops cleanly, also after a start that failed or was cut short."""
+
+
+def configure_logging() -> None:
+    """Log lines on stderr, with time, level and module."""
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format="[%(asctime)s] %(levelname)s %(message)s (%(name)s)"
+    )
+
+
+def run_server(server: Server, on_ready: Callable[[Mapping[str, Any]], None], lifeline: int | None = None) -> None:
+    """Serves until a signal, or the end of `lifeline` (a descriptor), and returns after a clean stop.
+
+    Raises ToolError when the server cannot start or has failed.
+    """
+    raise_open_file_limit()
+    uvloop.run(_serve(server, on_ready, lifeline))
+
+
+async def _serve(server: Server, on_ready: Callable[[Mapping[str, Any]], None], lifeline: int | None) -> None:
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+
+    def stop_or_leave(number: signal.Signals) -> None:
+        if stop.is_set():
+            os._exit(EXIT_INTERRUPTED)
+        _log.info("%s: stopping", number.name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop_or_leave, number)
+    if lifeline is not None:
+
+        def parent_gone() -> None:
+            loop.remove_reader(lifeline)
+            _log.warning("the parent process is gone: stopping")
+            stop.set()
+
+        loop.add_reader(lifeline, parent_gone)
+
+    stopping = asyncio.ensure_future(stop.wait())
+    starting = asyncio.ensure_future(server.start())
+    try:
+        await asyncio.wait((stopping, starting), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            return
+        on_ready(await starting)
+        failing = asyncio.ensure_future(server.failed())
+        await asyncio.wait((stopping, failing), return_when=asyncio.FIRST_COMPLETED)
+        if failing.done():
+            raise ToolError(f"stopped by a failure: {_one_line(failing.result())}")
+        failing.cancel()
+    except OSError as error:
+        raise ToolError(describe_os_error(error)) from error
+    finally:
+        stopping.cancel()
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        await server.stop()
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return describe_os_error(error)
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
