@@ -154,14 +154,17 @@ def advance_sequence(sequence: int, by: int) -> int:
 # Headers
 
 
-def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
+def parse_header(buffer: Buffer, position: int = 0, *, available_bytes: int | None = None) -> BatchHeader:
     """The header of the batch at `position`, of which the whole must lie within the buffer.
 
+    `available_bytes`: how many bytes follow `position` where the buffer is only a window onto them; the header must
+    lie within the window.
     Raises KafkaError: UNSUPPORTED_FOR_MESSAGE_FORMAT for message sets v0 and v1, else CORRUPT_MESSAGE.
     """
-    available = len(buffer) - position
-    if available <= _MAGIC_AT:
-        raise _corrupt(f"a record batch cannot fit into {available} bytes")
+    visible = len(buffer) - position
+    available = visible if available_bytes is None else available_bytes
+    if visible <= _MAGIC_AT:
+        raise _corrupt(f"a record batch cannot fit into {visible} bytes")
     magic = buffer[position + _MAGIC_AT]
     if magic != 2:
         if magic in (0, 1):
@@ -169,8 +172,8 @@ def parse_header(buffer: Buffer, position: int = 0) -> BatchHeader:
                 ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, f"message format v{magic} is not supported, only v2"
             )
         raise _corrupt(f"unknown message format {magic}, only v2 is supported")
-    if available < HEADER_SIZE_BYTES:
-        raise _corrupt(f"a record batch cannot fit into {available} bytes")
+    if visible < HEADER_SIZE_BYTES:
+        raise _corrupt(f"a record batch cannot fit into {visible} bytes")
     header = BatchHeader._make(_HEADER.unpack_from(buffer, position))
     size_bytes = header.batch_length + LOG_OVERHEAD_BYTES
     if size_bytes < HEADER_SIZE_BYTES:

@@ -1,0 +1,129 @@
+"""Walking through the batches of a segment's file, reading no more than it takes.
+
+Pure with respect to the log: these functions know only a file and positions, so they may run off the loop while the
+loop appends to the same file. All raise OSError, and KafkaError(CORRUPT_MESSAGE) where the bytes are no batch.
+"""
+
+from collections.abc import Callable, Iterator
+
+from klamm.environment import File
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.record_batch import (
+    HEADER_SIZE_BYTES,
+    NO_TIMESTAMP,
+    BatchHeader,
+    check_crc,
+    decode_records,
+    parse_header,
+)
+
+Read = Callable[[int, int], bytearray]
+
+_WINDOW_BYTES = 8 * 1024
+_VERIFY_WINDOW_BYTES = 1024 * 1024
+
+
+class NotCachedError(Exception):
+    """The bytes wanted are not in memory, and reading them may wait for the disk."""
+
+
+def read_if_cached(file: File) -> Read:
+    """A `Read` that raises NotCachedError rather than wait."""
+
+    def read(position: int, size_bytes: int) -> bytearray:
+        data = file.read_cached(position, size_bytes)
+        if data is None:
+            raise NotCachedError
+        return data
+
+    return read
+
+
+def headers(read: Read, position: int, end: int) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of each batch in [position, end)."""
+    window, window_start = bytearray(), position
+    while position < end:
+        at = position - window_start
+        if at < 0 or at + HEADER_SIZE_BYTES > len(window):
+            window = read(position, min(_WINDOW_BYTES, end - position))
+            window_start, at = position, 0
+        header = parse_header(window, at, available_bytes=end - position)
+        yield position, header
+        position += header.size_bytes
+
+
+def find_batch(read: Read, position: int, end: int, offset: int) -> tuple[int, BatchHeader] | None:
+    """The first batch in [position, end) that holds `offset` or a later one; the search begins where an index says.
+
+    Raises KafkaError(CORRUPT_MESSAGE) also when the index cannot be right.
+    """
+    for found, header in headers(read, position, end):
+        if found == position > 0 and header.base_offset > offset:
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"the index puts offset {offset} at {header.base_offset}")
+        if header.last_offset >= offset:
+            return found, header
+    return None
+
+
+def verified_batches(file: File, position: int, end: int) -> Iterator[tuple[int, BatchHeader, memoryview]]:
+    """(position, header, bytes) of each batch in [position, end), its checksum verified."""
+    window, window_start = memoryview(b""), position
+    while position < end:
+        at = position - window_start
+        if at + HEADER_SIZE_BYTES > len(window):
+            window, window_start, at = (
+                memoryview(file.read(position, min(_VERIFY_WINDOW_BYTES, end - position))),
+                position,
+                0,
+            )
+        header = parse_header(window, at, available_bytes=end - position)
+        if at + header.size_bytes > len(window):
+            size_bytes = min(max(_VERIFY_WINDOW_BYTES, header.size_bytes), end - position)
+            window, window_start, at = memoryview(file.read(position, size_bytes)), position, 0
+        batch = window[at : at + header.size_bytes]
+        check_crc(batch, 0, header)
+        yield position, header, batch
+        position += header.size_bytes
+
+
+def read_batch(read: Read, position: int, header: BatchHeader) -> bytearray:
+    """The whole batch."""
+    data = read(position, header.size_bytes)
+    if len(data) != header.size_bytes:
+        raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"the batch at position {position} is cut")
+    return data
+
+
+def find_timestamp(
+    read: Read, position: int, end: int, timestamp_ms: int, start_offset: int
+) -> tuple[int, int, int] | None:
+    """(timestamp, offset, leader epoch) of the first record from `start_offset` on that is not older than this."""
+    for found, header in headers(read, position, end):
+        if header.max_timestamp < timestamp_ms or header.last_offset < start_offset:
+            continue
+        match = _find_record(read_batch(read, found, header), header, timestamp_ms, start_offset)
+        if match is not None:
+            return match
+    return None
+
+
+def _find_record(
+    batch: bytearray, header: BatchHeader, timestamp_ms: int, start_offset: int
+) -> tuple[int, int, int] | None:
+    try:
+        for record in decode_records(batch, 0, header):
+            if record.timestamp_ms >= timestamp_ms and record.offset >= start_offset:
+                return record.timestamp_ms, record.offset, header.partition_leader_epoch
+    except KafkaError:
+        # A producer wrote records that nobody can read; a lookup must not fail for that.
+        return header.base_timestamp, max(header.base_offset, start_offset), header.partition_leader_epoch
+    return None
+
+
+def largest_timestamp(read: Read, position: int, end: int) -> tuple[int, int]:
+    """(the largest timestamp of the batches in [position, end), last offset of the first batch that has it)."""
+    largest = (NO_TIMESTAMP, -1)
+    for _, header in headers(read, position, end):
+        if header.max_timestamp > largest[0]:
+            largest = (header.max_timestamp, header.last_offset)
+    return largest

@@ -1,0 +1,88 @@
+"""Where each leader epoch begins in a log (KIP-101), mirrored in the partition's leader-epoch-checkpoint.
+
+What must stay true: epochs and start offsets both ascend; the file is written before the memory changes, so that a
+failed write leaves both as they were.
+
+Source: kafka.server.epoch.LeaderEpochFileCache.
+"""
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+
+NO_EPOCH = -1
+UNDEFINED = (-1, -1)
+
+EpochEntry = tuple[int, int]
+
+
+class LeaderEpochCache:
+    """(epoch, start offset) entries. `persist` writes them down; what it raises, the changing methods raise."""
+
+    def __init__(self, entries: Sequence[EpochEntry], persist: Callable[[Sequence[EpochEntry]], None]) -> None:
+        self._entries = list(entries)
+        self._persist = persist
+
+    @property
+    def entries(self) -> Sequence[EpochEntry]:
+        return self._entries
+
+    @property
+    def latest_epoch(self) -> int:
+        """-1 when none is known."""
+        return self._entries[-1][0] if self._entries else NO_EPOCH
+
+    @property
+    def earliest(self) -> EpochEntry | None:
+        return self._entries[0] if self._entries else None
+
+    def assign(self, epoch: int, start_offset: int) -> None:
+        """Epoch `epoch` begins at `start_offset`, unless it is known to begin there or before.
+
+        Entries that contradict this (a later epoch, or a start at or after this one) are dropped.
+        """
+        if self._entries:
+            last_epoch, last_start = self._entries[-1]
+            if epoch == last_epoch and start_offset >= last_start:
+                return
+        kept = [entry for entry in self._entries if entry[0] < epoch and entry[1] < start_offset]
+        self._replace([*kept, (epoch, start_offset)])
+
+    def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """(the largest known epoch not above `epoch`, the offset after its last record); (-1, -1) when undefined."""
+        if epoch == NO_EPOCH or not self._entries:
+            return UNDEFINED
+        if epoch == self.latest_epoch:
+            return epoch, log_end_offset
+        higher = bisect_right(self._entries, (epoch, 2**63))
+        if higher == len(self._entries):
+            return UNDEFINED
+        end_offset = self._entries[higher][1]
+        # Below the first known epoch the data are gone, and the requested epoch is as good as any.
+        return (epoch if higher == 0 else self._entries[higher - 1][0]), end_offset
+
+    def epoch_for(self, offset: int) -> int:
+        """The epoch that the record at `offset` was written in; -1 when not known."""
+        at = bisect_right(self._entries, offset, key=lambda entry: entry[1])
+        return self._entries[at - 1][0] if at else NO_EPOCH
+
+    def truncate_from_end(self, end_offset: int) -> None:
+        """The log now ends at `end_offset`: epochs that begin there or later are unknown again."""
+        kept = [entry for entry in self._entries if entry[1] < end_offset]
+        if len(kept) != len(self._entries):
+            self._replace(kept)
+
+    def truncate_from_start(self, start_offset: int) -> None:
+        """The log now begins at `start_offset`: only the epoch of that offset and later ones are kept."""
+        at = bisect_right(self._entries, start_offset, key=lambda entry: entry[1])
+        if at:
+            kept = [(self._entries[at - 1][0], start_offset), *self._entries[at:]]
+            if kept != self._entries:
+                self._replace(kept)
+
+    def clear(self) -> None:
+        if self._entries:
+            self._replace([])
+
+    def _replace(self, entries: list[EpochEntry]) -> None:
+        self._persist(entries)
+        self._entries = entries

@@ -1,0 +1,716 @@
+"""The log of one partition replica: append, read, roll, truncate, retain, flush.
+
+What must stay true:
+- log start offset <= high watermark <= log end offset; recovery point <= log end offset.
+- Everything below the recovery point is on the disk, not only in the kernel: it moves only after a sync.
+- An append either is in the log whole, with its indexes, producer state and leader epoch, or has changed nothing that
+  a reader or the next append could notice. Disk full is such a refusal; the log goes on when there is room again.
+- After any other disk error the log directory is offline, and the log answers KAFKA_STORAGE_ERROR.
+- All methods run on the loop's thread. Only `flush` and reads of cold pages leave it, and they look again afterwards.
+
+Source: kafka.log.Log.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+from uuid import UUID
+
+from klamm.environment import Environment
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.record_batch import (
+    NO_PRODUCER_ID,
+    NO_TIMESTAMP,
+    BatchHeader,
+    Buffer,
+    EndTransactionMarker,
+    check_crc,
+    decode_end_transaction_marker,
+    iterate_batches,
+    parse_header,
+    set_log_append_time,
+    set_offset_and_epoch,
+)
+from klamm.storage.checkpoints import LEADER_EPOCH_CHECKPOINT, format_leader_epoch_checkpoint
+from klamm.storage.index_file import NO_SPACE
+from klamm.storage.leader_epoch_cache import EpochEntry, LeaderEpochCache
+from klamm.storage.log_config import LogConfig
+from klamm.storage.log_directory import PARTITION_METADATA_FILE, LogDirectory, format_partition_metadata
+from klamm.storage.log_loader import LoadedLog, replay_segment, write_unsynced
+from klamm.storage.log_reader import FetchedRecords, LogReader
+from klamm.storage.log_validator import validate_batch
+from klamm.storage.producer_state import AppendOrigin, BatchMetadata, ProducerState
+from klamm.storage.segment import LogSegment
+from klamm.storage.transaction_index import AbortedTransaction
+from klamm.storage.unsynced_files import sync
+
+__all__ = ["AppendInfo", "AppendOrigin", "FetchedRecords", "Log", "LogHost"]
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class AppendInfo(NamedTuple):
+    """What an append did. A duplicate's offsets are those of the batch that it repeats."""
+
+    first_offset: int
+    last_offset: int
+    max_timestamp: int
+    log_append_time_ms: int  # -1 unless message.timestamp.type=LogAppendTime
+    log_start_offset: int
+    duplicate: bool
+    size_bytes: int
+
+
+class LogHost(Protocol):
+    """What a log needs somebody to do for it later: its manager."""
+
+    def log_rolled(self, log: "Log") -> None:
+        """A segment has become inactive; it should be flushed."""
+
+    def log_truncated(self, log: "Log") -> None:
+        """The recovery point may have gone back; it should be checkpointed before more is written."""
+
+    def delete_later(self, log: "Log", paths: Sequence[str]) -> None:
+        """These files are garbage after file.delete.delay.ms."""
+
+
+class _Batch(NamedTuple):
+    """A batch to be appended, with its final offsets, and what it says if it is a control batch."""
+
+    position: int
+    header: BatchHeader
+    marker: EndTransactionMarker | None
+
+
+class Log:
+    """Made by the log manager from what `log_loader.load_log` found.
+
+    Unless they say otherwise, methods that touch the disk raise KafkaError(KAFKA_STORAGE_ERROR).
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        log_directory: LogDirectory,
+        topic: str,
+        partition: int,
+        config: LogConfig,
+        loaded: LoadedLog,
+        host: LogHost,
+    ) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.directory = loaded.directory
+        self.log_directory = log_directory
+        self.topic_id = loaded.topic_id
+        self.config = config
+        self.recovery_point = loaded.recovery_point
+        self.last_flush_ms = environment.now_ms()
+        self._environment = environment
+        self._file_system = environment.file_system
+        self._host = host
+        self._unsynced = loaded.unsynced
+        self._segments = loaded.segments
+        self._snapshots = loaded.snapshots
+        self._producer_state = loaded.producer_state
+        self._log_start_offset = loaded.log_start_offset
+        self._log_end_offset = loaded.log_end_offset
+        self._high_watermark = loaded.log_start_offset
+        self._is_closed = False
+        self._is_abandoned = False
+        self._reader = LogReader(environment, loaded.segments, lambda: self._log_end_offset)
+        self.leader_epochs = LeaderEpochCache(loaded.leader_epochs, self._write_leader_epochs)
+
+    def __repr__(self) -> str:
+        return f"<Log {self.name} [{self._log_start_offset}, {self._log_end_offset})>"
+
+    # -- offsets --------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset that may be read."""
+        return self._log_start_offset
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the next record gets."""
+        return self._log_end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        """The offset before which everything is on all in-sync replicas."""
+        return self._high_watermark
+
+    @property
+    def last_stable_offset(self) -> int:
+        """The offset before which every transaction is decided; never above the high watermark."""
+        first_unstable = self._producer_state.first_unstable_offset
+        if first_unstable is None or first_unstable >= self._high_watermark:
+            return self._high_watermark
+        return max(first_unstable, self._log_start_offset)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(segment.size_bytes for segment in self._segments)
+
+    @property
+    def has_unflushed(self) -> bool:
+        """Whether a machine crash would lose records."""
+        return self.recovery_point < self._log_end_offset
+
+    @property
+    def segment_base_offsets(self) -> list[int]:
+        return self._segments.base_offsets
+
+    @property
+    def producer_state(self) -> ProducerState:
+        """Of this partition's idempotent and transactional producers; to be looked at only."""
+        return self._producer_state
+
+    def is_on_active_segment(self, offset: int) -> bool:
+        return offset >= self._segments.active.base_offset
+
+    def update_high_watermark(self, offset: int) -> int:
+        """Moves the high watermark to `offset`, or as near as the log allows; returns where it is now."""
+        self._high_watermark = max(self._log_start_offset, min(offset, self._log_end_offset))
+        self._producer_state.high_watermark_updated(self._high_watermark)
+        return self._high_watermark
+
+    def update_log_start_offset(self, offset: int) -> bool:
+        """Moves the log start offset forward; whether it moved. What lies before is deleted by and by.
+
+        Raises KafkaError(OFFSET_OUT_OF_RANGE) above the high watermark.
+        """
+        if offset > self._high_watermark:
+            raise KafkaError(
+                ErrorCode.OFFSET_OUT_OF_RANGE,
+                f"log start offset {offset} of {self.name} would be above the high watermark {self._high_watermark}",
+            )
+        if offset <= self._log_start_offset:
+            return False
+        self._check_usable()
+        self.leader_epochs.truncate_from_start(offset)
+        self._log_start_offset = offset
+        self.recovery_point = max(self.recovery_point, offset)
+        return True
+
+    def assign_topic_id(self, topic_id: UUID) -> None:
+        """Adopts the topic's id where the log has none. Raises KafkaError(INCONSISTENT_TOPIC_ID)."""
+        if self.topic_id == topic_id:
+            return
+        if self.topic_id is not None:
+            raise KafkaError(
+                ErrorCode.INCONSISTENT_TOPIC_ID, f"the log of {self.name} is of topic {self.topic_id}, not {topic_id}"
+            )
+        path = f"{self.directory}/{PARTITION_METADATA_FILE}"
+        try:
+            write_unsynced(self._file_system, path, format_partition_metadata(topic_id), self._unsynced)
+        except OSError as error:
+            raise self._storage_error(error, "writing partition.metadata") from error
+        self.topic_id = topic_id
+
+    # -- append ---------------------------------------------------------------------------------------------------
+
+    def append_as_leader(
+        self,
+        records: bytearray | memoryview,
+        leader_epoch: int,
+        *,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+        now_ms: int,
+    ) -> AppendInfo:
+        """Appends one batch, and writes the offsets and the epoch that it gets into `records`.
+
+        Raises KafkaError: as `log_validator.validate_batch` and `ProducerState.check`, KAFKA_STORAGE_ERROR.
+        """
+        self._check_usable()
+        header = parse_header(records)
+        config = self.config
+        validate_batch(records, header, config, origin, now_ms)
+        marker = decode_end_transaction_marker(records, 0, header) if header.is_control else None
+        if header.producer_id != NO_PRODUCER_ID:
+            if origin is AppendOrigin.CLIENT:
+                duplicate = self._producer_state.find_duplicate(header)
+                if duplicate is not None:
+                    return self._duplicate(duplicate)
+            self._producer_state.check(header, marker, origin)
+        max_timestamp, log_append_time_ms = header.max_timestamp, -1
+        if config.uses_log_append_time:
+            max_timestamp = log_append_time_ms = now_ms
+            set_log_append_time(records, 0, header, now_ms)
+        first_offset = self._log_end_offset
+        set_offset_and_epoch(records, 0, header, first_offset, leader_epoch)
+        header = header._replace(
+            base_offset=first_offset, partition_leader_epoch=leader_epoch, max_timestamp=max_timestamp
+        )
+        self._append(records, (_Batch(0, header, marker),), now_ms)
+        return AppendInfo(
+            first_offset,
+            header.last_offset,
+            max_timestamp,
+            log_append_time_ms,
+            self._log_start_offset,
+            False,
+            len(records),
+        )
+
+    def append_as_follower(self, records: Buffer) -> AppendInfo:
+        """Appends what the leader has sent: whole batches with their offsets, and maybe a part of one more.
+
+        Raises KafkaError: CORRUPT_MESSAGE; OFFSET_OUT_OF_RANGE when they do not follow what is there.
+        """
+        self._check_usable()
+        now_ms = self._environment.now_ms()
+        batches = self._check_follower_batches(records)
+        if not batches:
+            end = self._log_end_offset
+            return AppendInfo(end, end - 1, NO_TIMESTAMP, -1, self._log_start_offset, False, 0)
+        view = memoryview(records)
+        for group in self._groups_by_segment(batches):
+            start, last = group[0].position, group[-1]
+            self._append(view[start : last.position + last.header.size_bytes], group, now_ms)
+        return AppendInfo(
+            batches[0].header.base_offset,
+            batches[-1].header.last_offset,
+            max(batch.header.max_timestamp for batch in batches),
+            -1,
+            self._log_start_offset,
+            False,
+            batches[-1].position + batches[-1].header.size_bytes,
+        )
+
+    def _duplicate(self, batch: BatchMetadata) -> AppendInfo:
+        log_append_time_ms = batch.timestamp_ms if self.config.uses_log_append_time else -1
+        return AppendInfo(
+            batch.first_offset,
+            batch.last_offset,
+            batch.timestamp_ms,
+            log_append_time_ms,
+            self._log_start_offset,
+            True,
+            0,
+        )
+
+    def _check_follower_batches(self, records: Buffer) -> list[_Batch]:
+        batches = []
+        expected = self._log_end_offset
+        for position, header in iterate_batches(records, allow_partial_end=True):
+            check_crc(records, position, header)
+            if not expected <= header.base_offset <= header.last_offset:
+                raise KafkaError(
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                    f"a batch with offsets {header.base_offset} to {header.last_offset} cannot be appended to"
+                    f" {self.name} at {expected}",
+                )
+            marker = decode_end_transaction_marker(records, position, header) if header.is_control else None
+            batches.append(_Batch(position, header, marker))
+            expected = header.next_offset
+        return batches
+
+    def _groups_by_segment(self, batches: Sequence[_Batch]) -> list[list[_Batch]]:
+        """Runs of batches, each of which fits into one segment and is written at once."""
+        groups: list[list[_Batch]] = []
+        room = self.config.segment_bytes - self._segments.active.size_bytes
+        first_offset = self._segments.active.base_offset
+        for batch in batches:
+            size_bytes = batch.header.size_bytes
+            if not groups or size_bytes > room or batch.header.last_offset - first_offset >= 2**31:
+                groups.append([])
+                room = self.config.segment_bytes if len(groups) > 1 else max(room, size_bytes)
+                first_offset = batch.header.base_offset
+            groups[-1].append(batch)
+            room -= size_bytes
+        return groups
+
+    def _append(self, records: Buffer, batches: Sequence[_Batch], now_ms: int) -> None:
+        first, last = batches[0].header, batches[-1].header
+        newest = first
+        for batch in batches:
+            header = batch.header
+            if header.max_timestamp > newest.max_timestamp:
+                newest = header
+            if header.partition_leader_epoch != self.leader_epochs.latest_epoch and header.partition_leader_epoch >= 0:
+                self.leader_epochs.assign(header.partition_leader_epoch, header.base_offset)
+        try:
+            segment = self._segment_for(len(records), first, last, newest.max_timestamp, now_ms)
+            segment.append(records, last.last_offset, newest.max_timestamp, newest.last_offset)
+            self._log_end_offset = last.next_offset
+            for batch in batches:
+                self._update_producer_state(segment, batch)
+            if self._log_end_offset - self.recovery_point >= self.config.flush_messages:
+                self._flush_now(now_ms)
+        except OSError as error:
+            raise self._storage_error(error, "appending") from error
+
+    def _update_producer_state(self, segment: LogSegment, batch: _Batch) -> None:
+        completed = self._producer_state.update(batch.header, batch.marker)
+        if completed is not None and completed.is_aborted:
+            segment.transaction_index.append(
+                AbortedTransaction(
+                    completed.producer_id,
+                    completed.first_offset,
+                    completed.last_offset,
+                    completed.last_stable_offset,
+                )
+            )
+
+    def _segment_for(
+        self, size_bytes: int, first: BatchHeader, last: BatchHeader, max_timestamp: int, now_ms: int
+    ) -> LogSegment:
+        active = self._segments.active
+        if active.should_roll(
+            size_bytes,
+            last.last_offset,
+            max_timestamp,
+            now_ms,
+            segment_bytes=self.config.segment_bytes,
+            segment_ms=self.config.segment_ms,
+            segment_index_bytes=self.config.segment_index_bytes,
+        ):
+            return self._roll(first.base_offset, now_ms)
+        return active
+
+    # -- segments -------------------------------------------------------------------------------------------------
+
+    def roll(self) -> None:
+        """Begins a new segment, unless the active one is still empty."""
+        self._check_usable()
+        try:
+            self._roll(self._log_end_offset, self._environment.now_ms())
+        except OSError as error:
+            raise self._storage_error(error, "rolling") from error
+
+    def _roll(self, base_offset: int, now_ms: int) -> LogSegment:
+        active = self._segments.active
+        if active.base_offset == base_offset:
+            return active
+        segment = self._new_segment(base_offset, now_ms)
+        segment.create_files()
+        active.become_inactive()
+        self._producer_state.end_offset = base_offset
+        self._take_snapshot()
+        self._segments.add(segment)
+        self._host.log_rolled(self)
+        return segment
+
+    def _new_segment(self, base_offset: int, now_ms: int) -> LogSegment:
+        jitter_ms = min(self.config.segment_jitter_ms, self.config.segment_ms)
+        return LogSegment(
+            self._file_system,
+            self.directory,
+            base_offset,
+            self._unsynced,
+            index_interval_bytes=self.config.index_interval_bytes,
+            roll_jitter_ms=self._environment.random.randrange(jitter_ms) if jitter_ms > 0 else 0,
+            created_ms=now_ms,
+        )
+
+    def _take_snapshot(self) -> None:
+        """A snapshot only saves work, so that a full disk is no reason to fail."""
+        try:
+            self._snapshots.take(self._producer_state)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            _LOGGER.warning("No producer snapshot of %s: %s", self.name, error)
+
+    def _remove_segments(self, segments: Sequence[LogSegment]) -> None:
+        paths = []
+        for segment in segments:
+            self._segments.remove(segment)
+            paths += segment.mark_deleted()
+        self._reader.forget_segments()
+        if paths:
+            self._host.delete_later(self, paths)
+
+    def delete_old_segments(self, now_ms: int) -> int:
+        """Deletes what retention.ms, retention.bytes and the log start offset no longer keep; how many segments.
+
+        Only whole segments go, the oldest first, and only those below the high watermark.
+        """
+        self._check_usable()
+        try:
+            count = 0
+            if "delete" in self.config.cleanup_policy:
+                if self.config.retention_ms >= 0:
+                    count += self._delete_while(
+                        lambda segment, _: now_ms - segment.largest_timestamp() > self.config.retention_ms, now_ms
+                    )
+                if self.config.retention_bytes >= 0:
+                    count += self._delete_excess_bytes(now_ms)
+            count += self._delete_while(
+                lambda segment, upper_bound: (
+                    upper_bound <= self._log_start_offset and segment is not self._segments.active
+                ),
+                now_ms,
+            )
+        except OSError as error:
+            raise self._storage_error(error, "deleting old segments") from error
+        return count
+
+    def _delete_excess_bytes(self, now_ms: int) -> int:
+        excess_bytes = self.size_bytes - self.config.retention_bytes
+
+        def exceeds(segment: LogSegment, _upper_bound: int) -> bool:
+            nonlocal excess_bytes
+            if excess_bytes < segment.size_bytes:
+                return False
+            excess_bytes -= segment.size_bytes
+            return True
+
+        return self._delete_while(exceeds, now_ms) if excess_bytes >= 0 else 0
+
+    def _delete_while(self, deletable: Callable[[LogSegment, int], bool], now_ms: int) -> int:
+        doomed = []
+        for segment in self._segments:
+            following = self._segments.following(segment)
+            upper_bound = self._log_end_offset if following is None else following.base_offset
+            if self._high_watermark < upper_bound or not deletable(segment, upper_bound):
+                break
+            if following is None and segment.size_bytes == 0:
+                break
+            doomed.append(segment)
+        if not doomed:
+            return 0
+        if len(doomed) == len(self._segments):
+            self._roll(self._log_end_offset, now_ms)
+        # The epochs are written first: should that fail, the segments are still there.
+        self.update_log_start_offset(max(self._log_start_offset, self._segments.following_base(doomed[-1])))
+        self._remove_segments(doomed)
+        for segment in doomed:
+            self._snapshots.delete(segment.base_offset)
+        return len(doomed)
+
+    # -- truncation -----------------------------------------------------------------------------------------------
+
+    def truncate_to(self, offset: int) -> bool:
+        """Removes everything from `offset` on; whether there was anything.
+
+        When `offset` lies within a batch, the batch goes, too, and the log ends where it began.
+        """
+        self._check_usable()
+        if offset >= self._log_end_offset:
+            # An epoch may have begun at the log's end without ever getting a record.
+            self.leader_epochs.truncate_from_end(self._log_end_offset)
+            return False
+        if offset < self._segments.first.base_offset:
+            self.truncate_fully_and_start_at(offset)
+            return True
+        _LOGGER.info("Truncating %s to offset %d", self.name, offset)
+        self._reader.invalidate()
+        try:
+            self._remove_segments([segment for segment in self._segments if segment.base_offset > offset])
+            end = self._segments.active.truncate_to(offset)
+            self.leader_epochs.truncate_from_end(end)
+            self._truncated(min(end, self._log_start_offset), end)
+        except OSError as error:
+            raise self._storage_error(error, "truncating") from error
+        return True
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """Removes everything; the next record gets `offset`."""
+        self._check_usable()
+        _LOGGER.info("Truncating %s fully, to start at offset %d", self.name, offset)
+        self._reader.invalidate()
+        try:
+            self._remove_segments(list(self._segments))
+            segment = self._new_segment(offset, self._environment.now_ms())
+            segment.create_files()
+            self._segments.add(segment)
+            self.leader_epochs.clear()
+            self._snapshots.delete_after(-1)
+            self._producer_state = ProducerState(offset)
+            self._truncated(offset, offset)
+        except OSError as error:
+            raise self._storage_error(error, "truncating") from error
+
+    def _truncated(self, start: int, end: int) -> None:
+        self._log_start_offset = start
+        self._log_end_offset = end
+        self.recovery_point = min(self.recovery_point, end)
+        self._rebuild_producer_state()
+        self.update_high_watermark(min(self._high_watermark, end))
+        self._host.log_truncated(self)
+
+    def _rebuild_producer_state(self) -> None:
+        end = self._log_end_offset
+        self._snapshots.delete_after(end)
+        if self._producer_state.is_empty:
+            self._producer_state = ProducerState(end)
+            return
+        state = self._snapshots.load_latest(end) or ProducerState(self._log_start_offset)
+        if state.end_offset < end:
+            for segment in self._segments.starting_with(state.end_offset):
+                replay_segment(segment, state, segment.size_bytes)
+            state.end_offset = end
+        self._producer_state = state
+        self._take_snapshot()
+
+    # -- read -----------------------------------------------------------------------------------------------------
+
+    async def read(self, offset: int, max_bytes: int, *, max_offset: int, minimum_one_batch: bool) -> FetchedRecords:
+        """Whole batches from the one that holds `offset` on, at most `max_bytes`, all below `max_offset`.
+
+        With `minimum_one_batch` the first batch comes whatever its size. Raises KafkaError: OFFSET_OUT_OF_RANGE,
+        CORRUPT_MESSAGE.
+        """
+        while True:
+            self._check_usable()
+            if not self._log_start_offset <= offset <= self._log_end_offset:
+                raise KafkaError(
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                    f"offset {offset} of {self.name} is not within [{self._log_start_offset}, {self._log_end_offset}]",
+                )
+            if offset >= max_offset:
+                return FetchedRecords(b"", offset)
+            generation = self._reader.generation
+            try:
+                fetched = await self._reader.read(offset, max_bytes, max_offset, minimum_one_batch=minimum_one_batch)
+            except OSError as error:
+                if generation == self._reader.generation:
+                    raise self._storage_error(error, "reading") from error
+                continue
+            except KafkaError:
+                if generation == self._reader.generation:
+                    raise
+                continue
+            if generation == self._reader.generation:
+                return fetched
+
+    def readable_bytes(self, offset: int, max_offset: int) -> int:
+        """About how many bytes a fetch from `offset` can get; at least 1 when any, very many on an older segment."""
+        return self._reader.readable_bytes(offset, min(max_offset, self._log_end_offset))
+
+    def aborted_transactions(self, fetch_offset: int, upper_offset: int) -> list[tuple[int, int]]:
+        """(producer id, first offset) of the aborted transactions with records in [fetch_offset, upper_offset)."""
+        found = []
+        for segment in self._segments.starting_with(fetch_offset):
+            for entry in segment.transaction_index.entries:
+                if entry.last_offset >= fetch_offset and entry.first_offset < upper_offset:
+                    found.append((entry.producer_id, entry.first_offset))
+                if entry.last_stable_offset >= upper_offset:
+                    return found
+        return found
+
+    async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int, int] | None:
+        """(timestamp, offset, leader epoch) of the first record that is not older than this; None when all are."""
+        while True:
+            self._check_usable()
+            generation = self._reader.generation
+            try:
+                found = await self._reader.find_timestamp(timestamp_ms, self._log_start_offset)
+            except OSError as error:
+                if generation == self._reader.generation:
+                    raise self._storage_error(error, "reading") from error
+                continue
+            except KafkaError:
+                if generation == self._reader.generation:
+                    raise
+                continue
+            if generation == self._reader.generation:
+                return found
+
+    # -- durability -----------------------------------------------------------------------------------------------
+
+    async def flush(self) -> None:
+        """Makes durable all that has been appended so far, and moves the recovery point there."""
+        self._check_usable()
+        try:
+            for segment in self._segments.starting_with(self.recovery_point):
+                segment.write_pending()
+        except OSError as error:
+            raise self._storage_error(error, "flushing") from error
+        await self._sync()
+
+    async def _sync(self) -> None:
+        end, generation = self._log_end_offset, self._reader.generation
+        now_ms = self._environment.now_ms()
+        pending = self._unsynced.pending()
+        try:
+            missing = await self._environment.run_blocking(sync, self._file_system, pending) if pending else []
+            if self._is_abandoned:
+                return
+            self._unsynced.settle(pending, missing)
+        except OSError as error:
+            if self._is_abandoned:
+                return
+            # A failed sync leaves the kernel's copy in an unknown state: whatever the error, there is no second try.
+            raise self.log_directory.fail(error, f"syncing {self.name}") from error
+        if generation == self._reader.generation:
+            self._flushed(end, now_ms)
+
+    def _flush_now(self, now_ms: int) -> None:
+        """As `flush`, but the appending client's records may not be acknowledged before (flush.messages)."""
+        for segment in self._segments.starting_with(self.recovery_point):
+            segment.write_pending()
+        pending = self._unsynced.pending()
+        try:
+            self._unsynced.settle(pending, sync(self._file_system, pending))
+        except OSError as error:
+            raise self.log_directory.fail(error, f"syncing {self.name}") from error
+        self._flushed(self._log_end_offset, now_ms)
+
+    def _flushed(self, end: int, now_ms: int) -> None:
+        self.recovery_point = max(self.recovery_point, end)
+        self.last_flush_ms = now_ms
+
+    def release_unused(self) -> None:
+        """Gives back memory and file handles of segments that nobody has used since the last call."""
+        if self._is_closed or not self.log_directory.is_online:
+            return
+        try:
+            for segment in self._segments:
+                if segment.was_used:
+                    segment.was_used = False
+                else:
+                    segment.release()
+        except OSError as error:
+            raise self._storage_error(error, "closing idle files") from error
+
+    def remove_expired_producers(self, now_ms: int, expiration_ms: int) -> None:
+        """Forgets producers that have been idle for `expiration_ms` (transactional.id.expiration.ms)."""
+        self._producer_state.remove_expired(now_ms, expiration_ms)
+
+    async def close(self) -> None:
+        """Writes the producer snapshot, makes everything durable and closes all files. Idempotent."""
+        if self._is_closed:
+            return
+        self._check_usable()
+        try:
+            self._snapshots.take(self._producer_state)
+            for segment in self._segments:
+                segment.close()
+        except OSError as error:
+            raise self._storage_error(error, "closing") from error
+        self._is_closed = True
+        await self._sync()
+        self._reader.invalidate()
+
+    def abandon(self) -> None:
+        """Closes all files and writes nothing: the log is deleted, or its disk has failed. Idempotent."""
+        self._is_closed = self._is_abandoned = True
+        self._reader.invalidate()
+        for segment in self._segments:
+            segment.is_gone = True
+            segment.close_handles()
+
+    # -- common ---------------------------------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if self._is_closed or self.log_directory.failure is not None:
+            self.log_directory.check_online()
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {self.name} is closed")
+
+    def _storage_error(self, error: OSError, action: str) -> KafkaError:
+        return self.log_directory.storage_error(error, f"{action} {self.name}")
+
+    def _write_leader_epochs(self, entries: Sequence[EpochEntry]) -> None:
+        path = f"{self.directory}/{LEADER_EPOCH_CHECKPOINT}"
+        try:
+            write_unsynced(self._file_system, path, format_leader_epoch_checkpoint(entries), self._unsynced)
+        except OSError as error:
+            raise self._storage_error(error, "writing leader epochs of") from error

@@ -1,0 +1,33 @@
+"""What a log needs to know of its topic's configuration."""
+
+from dataclasses import dataclass
+
+_MAX_LONG = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """The topic configurations that a log acts on, under Kafka's names (dots are underscores) and with its defaults."""
+
+    segment_bytes: int = 1024**3
+    segment_ms: int = 7 * 24 * 3600 * 1000
+    segment_jitter_ms: int = 0
+    segment_index_bytes: int = 10 * 1024**2
+    index_interval_bytes: int = 4096
+    retention_ms: int = 7 * 24 * 3600 * 1000
+    retention_bytes: int = -1
+    file_delete_delay_ms: int = 60_000
+    flush_messages: int = _MAX_LONG
+    flush_ms: int = _MAX_LONG
+    max_message_bytes: int = 1_048_588
+    message_timestamp_type: str = "CreateTime"
+    message_timestamp_difference_max_ms: int = _MAX_LONG
+    cleanup_policy: tuple[str, ...] = ("delete",)
+
+    @property
+    def is_compacted(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+    @property
+    def uses_log_append_time(self) -> bool:
+        return self.message_timestamp_type == "LogAppendTime"

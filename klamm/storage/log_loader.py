@@ -1,0 +1,396 @@
+"""Opens a partition's directory: finishes what a crash interrupted, and recovers what it may have torn.
+
+What must stay true:
+- After a clean shutdown nothing is verified, only what is missing is rebuilt.
+- After a crash every segment from the recovery point on is verified; the log is cut at the first bad byte and
+  everything after it is dropped. What lies below the recovery point was synced before the recovery point moved.
+- Indexes, producer state and leader epochs of the verified part are made anew from the batches.
+- Loading again after a crash at any moment of loading leads to the same log.
+
+Source: kafka.log.Log (loadSegments, recoverLog), ProducerStateManager.
+"""
+
+import logging
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from klamm.environment import FileSystem
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.record_batch import BatchHeader, decode_end_transaction_marker
+from klamm.storage import batch_scan
+from klamm.storage.checkpoints import (
+    LEADER_EPOCH_CHECKPOINT,
+    format_leader_epoch_checkpoint,
+    parse_leader_epoch_checkpoint,
+)
+from klamm.storage.index_file import CorruptIndexError
+from klamm.storage.leader_epoch_cache import EpochEntry, LeaderEpochCache
+from klamm.storage.log_config import LogConfig
+from klamm.storage.log_directory import PARTITION_METADATA_FILE, parse_partition_metadata
+from klamm.storage.log_segments import LogSegments
+from klamm.storage.producer_snapshots import ProducerSnapshots
+from klamm.storage.producer_state import ProducerState
+from klamm.storage.segment import (
+    CLEANED_SUFFIX,
+    DELETED_SUFFIX,
+    LOG_SUFFIX,
+    SNAPSHOT_SUFFIX,
+    SWAP_SUFFIX,
+    TRANSACTION_INDEX_SUFFIX,
+    LogSegment,
+    file_name,
+)
+from klamm.storage.transaction_index import AbortedTransaction
+from klamm.storage.unsynced_files import UnsyncedFiles
+
+_LOGGER = logging.getLogger(__name__)
+_SEGMENT_FILE = re.compile(r"(?P<offset>[0-9]{20})(?P<kind>\.log|\.index|\.timeindex|\.txnindex|\.snapshot)")
+
+
+@dataclass(slots=True)
+class LoadedLog:
+    """The state of a log that has been opened."""
+
+    directory: str
+    unsynced: UnsyncedFiles
+    segments: LogSegments
+    snapshots: ProducerSnapshots
+    producer_state: ProducerState
+    leader_epochs: list[EpochEntry]
+    log_start_offset: int
+    log_end_offset: int
+    recovery_point: int
+    topic_id: UUID | None
+
+
+def load_log(
+    file_system: FileSystem,
+    directory: str,
+    config: LogConfig,
+    *,
+    log_start_offset: int,
+    recovery_point: int,
+    is_clean: bool,
+    now_ms: int,
+) -> LoadedLog:
+    """Opens the log in `directory`, which must exist; an empty one becomes an empty log at `log_start_offset`.
+
+    Raises OSError; KafkaError(KAFKA_STORAGE_ERROR) when partition.metadata is malformed.
+    """
+    loader = _Loader(file_system, directory, config, now_ms)
+    return loader.load(log_start_offset, recovery_point, is_clean)
+
+
+def write_unsynced(file_system: FileSystem, path: str, content: bytes, unsynced: UnsyncedFiles) -> None:
+    """Replaces a small file in one step, which a process crash does not undo; durable after the next sync."""
+    temporary = path + ".tmp"
+    file = file_system.open(temporary, create=True)
+    try:
+        file.truncate(0)
+        file.write(0, content)
+    finally:
+        file.close()
+    file_system.rename(temporary, path)
+    unsynced.mark(path)
+    unsynced.mark(path.rpartition("/")[0])
+
+
+class _Loader:
+    def __init__(self, file_system: FileSystem, directory: str, config: LogConfig, now_ms: int) -> None:
+        self._file_system = file_system
+        self._directory = directory
+        self._config = config
+        self._now_ms = now_ms
+        self._unsynced = UnsyncedFiles()
+        self._segments = LogSegments()
+
+    def load(self, log_start_offset: int, recovery_point: int, is_clean: bool) -> LoadedLog:
+        if any(name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX)) for name in self._list()):
+            self._remove_temporary_files()
+        self._names = self._list()
+        self._open_segments()
+        self._snapshots = self._find_snapshots()
+        self._epochs, epochs_known = self._read_leader_epochs()
+        if len(self._segments):
+            log_start_offset = max(log_start_offset, self._segments.first.base_offset)
+        end, state = self._load_batches(recovery_point, is_clean)
+        if end < log_start_offset:
+            end, state = self._start_anew(log_start_offset, end)
+        if not epochs_known:
+            self._rebuild_leader_epochs()
+        self._epochs.truncate_from_end(end)
+        self._epochs.truncate_from_start(log_start_offset)
+        self._snapshots.delete_after(end)
+        self._snapshots.take(state)
+        self._snapshots.keep_only(self._segments.base_offsets)
+        for segment in self._segments:
+            segment.close_handles()
+        return LoadedLog(
+            directory=self._directory,
+            unsynced=self._unsynced,
+            segments=self._segments,
+            snapshots=self._snapshots,
+            producer_state=state,
+            leader_epochs=list(self._epochs.entries),
+            log_start_offset=log_start_offset,
+            log_end_offset=end,
+            recovery_point=end if is_clean else max(log_start_offset, min(recovery_point, end)),
+            topic_id=self._read_topic_id(),
+        )
+
+    # -- files ----------------------------------------------------------------------------------------------------
+
+    def _list(self) -> list[str]:
+        return self._file_system.list_directory(self._directory)
+
+    def _path(self, name: str) -> str:
+        return f"{self._directory}/{name}"
+
+    def _remove_if_exists(self, name: str) -> None:
+        if self._file_system.exists(self._path(name)):
+            self._file_system.remove(self._path(name))
+
+    def _remove_temporary_files(self) -> None:
+        """Removes .deleted and .cleaned files, and ends an interrupted swap: forwards if every part was ready."""
+        names = self._list()
+        cleaned = [_offset_of(name) for name in names if name.endswith(LOG_SUFFIX + CLEANED_SUFFIX)]
+        for name in names:
+            if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX)):
+                self._remove_if_exists(name)
+        swaps = [_offset_of(name) for name in names if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
+        for base_offset in swaps:
+            if cleaned and base_offset >= min(cleaned):
+                self._remove_if_exists(file_name(base_offset, LOG_SUFFIX + SWAP_SUFFIX))
+            else:
+                self._finish_swap(base_offset)
+        for name in self._list():
+            if name.endswith(SWAP_SUFFIX):
+                self._remove_if_exists(name)
+
+    def _finish_swap(self, base_offset: int) -> None:
+        """Puts a compacted segment in the place of those that it was made from; may be repeated after a crash."""
+        swap = self._new_segment(base_offset, suffix=SWAP_SUFFIX)
+        swap.open_existing()
+        next_offset = base_offset
+        for _, header in batch_scan.headers(swap.file().read, 0, swap.size_bytes):
+            next_offset = header.next_offset
+        swap.close_handles()
+        for name in self._list():
+            match = _SEGMENT_FILE.fullmatch(name)
+            if match is None or match["kind"] == SNAPSHOT_SUFFIX:
+                continue
+            old = int(match["offset"])
+            if base_offset < old < next_offset or (old == base_offset and match["kind"] != LOG_SUFFIX):
+                self._remove_if_exists(name)
+        for kind in (TRANSACTION_INDEX_SUFFIX, LOG_SUFFIX):
+            source = self._path(file_name(base_offset, kind + SWAP_SUFFIX))
+            if self._file_system.exists(source):
+                self._file_system.rename(source, self._path(file_name(base_offset, kind)))
+        self._file_system.sync_directory(self._directory)
+
+    def _new_segment(self, base_offset: int, suffix: str = "") -> LogSegment:
+        return LogSegment(
+            self._file_system,
+            self._directory,
+            base_offset,
+            self._unsynced,
+            index_interval_bytes=self._config.index_interval_bytes,
+            created_ms=self._now_ms,
+            suffix=suffix,
+        )
+
+    def _open_segments(self) -> None:
+        names = set(self._names)
+        for name in self._names:
+            match = _SEGMENT_FILE.fullmatch(name)
+            if match is None or match["kind"] == SNAPSHOT_SUFFIX:
+                continue
+            base_offset = int(match["offset"])
+            if match["kind"] != LOG_SUFFIX:
+                if file_name(base_offset, LOG_SUFFIX) not in names:
+                    _LOGGER.warning("Removing index %s, which has no log", self._path(name))
+                    self._remove_if_exists(name)
+                continue
+            segment = self._new_segment(base_offset)
+            segment.open_existing()
+            self._segments.add(segment)
+
+    def _find_snapshots(self) -> ProducerSnapshots:
+        matches = [_SEGMENT_FILE.fullmatch(name) for name in self._names]
+        offsets = [int(match["offset"]) for match in matches if match and match["kind"] == SNAPSHOT_SUFFIX]
+        return ProducerSnapshots(self._file_system, self._directory, self._unsynced, offsets)
+
+    def _read_topic_id(self) -> UUID | None:
+        path = self._path(PARTITION_METADATA_FILE)
+        return (
+            parse_partition_metadata(self._file_system.read_file(path), path)
+            if self._file_system.exists(path)
+            else None
+        )
+
+    # -- batches --------------------------------------------------------------------------------------------------
+
+    def _load_batches(self, recovery_point: int, is_clean: bool) -> tuple[int, ProducerState]:
+        """(log end offset, producer state there)."""
+        if not len(self._segments):
+            return -1, ProducerState()
+        if not is_clean:
+            return self._recover(recovery_point, is_clean)
+        damaged = self._first_damaged()
+        if damaged is None:
+            active = self._segments.active
+            try:
+                end = active.next_offset()
+                return end, self._load_producer_state(end)
+            except (CorruptIndexError, KafkaError) as error:
+                _LOGGER.warning("Recovering %s although it was shut down cleanly: %s", active.path, error)
+                damaged = active
+        return self._recover(damaged.base_offset, is_clean)
+
+    def _first_damaged(self) -> LogSegment | None:
+        """The first segment that a clean shutdown cannot have left like this; missing indexes are made anew."""
+        for segment in self._segments:
+            try:
+                segment.transaction_index.load()
+            except CorruptIndexError as error:
+                _LOGGER.warning("Recovering from %s on: %s", segment.path, error)
+                return segment
+            try:
+                segment.offset_index.last_entry_on_disk()
+                segment.time_index.last_entry_on_disk()
+            except (CorruptIndexError, FileNotFoundError) as index_error:
+                _LOGGER.warning("Rebuilding the indexes of %s: %s", segment.path, index_error)
+                try:
+                    segment.rebuild_indexes()
+                except KafkaError as error:
+                    _LOGGER.warning("Recovering from %s on: %s", segment.path, error.message)
+                    return segment
+        return None
+
+    def _load_producer_state(self, end: int) -> ProducerState:
+        """After a clean shutdown; without any snapshot there were no producers to speak of, and nothing is read."""
+        state = self._snapshots.load_latest(end)
+        if state is None:
+            return ProducerState(end)
+        if state.end_offset < end:
+            self._replay(self._segments.starting_with(state.end_offset), state)
+            state.end_offset = end
+        return state
+
+    def _recover(self, recovery_point: int, is_clean: bool) -> tuple[int, ProducerState]:
+        """Verifies the segments from the recovery point on. (log end offset, producer state there)."""
+        suspect = self._segments.starting_with(recovery_point)
+        start = suspect[0].base_offset
+        self._snapshots.delete_after(start)
+        state = self._snapshots.load_latest(start)
+        if state is None:
+            state = ProducerState(start if is_clean else self._segments.first.base_offset)
+        trusted = [segment for segment in self._segments if segment.base_offset < start]
+        self._replay(
+            [segment for segment in trusted if segment in self._segments.starting_with(state.end_offset)], state
+        )
+        for segment in trusted:
+            segment.transaction_index.load()
+        self._epochs.truncate_from_end(start)
+        end = start
+        for number, segment in enumerate(suspect):
+            state.end_offset = segment.base_offset
+            self._snapshots.take(state)
+            damage = self._recover_segment(segment, state)
+            end = state.end_offset
+            if damage is not None:
+                _LOGGER.warning("Cut %s at offset %d: %s", segment.path, end, damage)
+                self._drop(suspect[number + 1 :])
+                break
+        return end, state
+
+    def _recover_segment(self, segment: LogSegment, state: ProducerState) -> str | None:
+        def each(_position: int, header: BatchHeader, batch: memoryview) -> None:
+            if header.partition_leader_epoch > self._epochs.latest_epoch:
+                self._epochs.assign(header.partition_leader_epoch, header.base_offset)
+            marker = decode_end_transaction_marker(batch, 0, header) if header.is_control else None
+            completed = state.update(header, marker)
+            if completed is not None and completed.is_aborted:
+                segment.transaction_index.append(
+                    AbortedTransaction(
+                        completed.producer_id,
+                        completed.first_offset,
+                        completed.last_offset,
+                        completed.last_stable_offset,
+                    )
+                )
+
+        return segment.recover(each)
+
+    def _replay(self, segments: Sequence[LogSegment], state: ProducerState) -> None:
+        """Brings the producer state to the end of `segments`."""
+        for segment in segments:
+            replay_segment(segment, state, segment.size_bytes)
+
+    def _drop(self, segments: Sequence[LogSegment]) -> None:
+        for segment in segments:
+            self._segments.remove(segment)
+            for path in segment.mark_deleted():
+                self._file_system.remove(path)
+
+    def _start_anew(self, log_start_offset: int, end: int) -> tuple[int, ProducerState]:
+        """All that is there lies before the log start offset, or nothing is there."""
+        if len(self._segments):
+            _LOGGER.warning(
+                "Dropping the segments of %s: they end at offset %d, before the log start offset %d",
+                self._directory,
+                end,
+                log_start_offset,
+            )
+            self._drop(list(self._segments))
+            self._epochs.clear()
+        self._snapshots.delete_after(-1)
+        segment = self._new_segment(log_start_offset)
+        segment.create_files()
+        self._segments.add(segment)
+        return log_start_offset, ProducerState(log_start_offset)
+
+    # -- leader epochs --------------------------------------------------------------------------------------------
+
+    def _read_leader_epochs(self) -> tuple[LeaderEpochCache, bool]:
+        """The cache, and whether it can be trusted."""
+        path = self._path(LEADER_EPOCH_CHECKPOINT)
+        entries: list[EpochEntry] = []
+        known = False
+        if LEADER_EPOCH_CHECKPOINT in self._names and (content := self._file_system.read_file(path)):
+            try:
+                entries, known = parse_leader_epoch_checkpoint(content, path), True
+            except KafkaError as error:
+                _LOGGER.warning("Rebuilding the leader epochs from the log: %s", error.message)
+        return LeaderEpochCache(entries, self._write_leader_epochs), known
+
+    def _rebuild_leader_epochs(self) -> None:
+        self._epochs.clear()
+        for segment in self._segments:
+            for _, header in batch_scan.headers(segment.file().read, 0, segment.size_bytes):
+                if header.partition_leader_epoch > self._epochs.latest_epoch:
+                    self._epochs.assign(header.partition_leader_epoch, header.base_offset)
+
+    def _write_leader_epochs(self, entries: Sequence[EpochEntry]) -> None:
+        path = self._path(LEADER_EPOCH_CHECKPOINT)
+        write_unsynced(self._file_system, path, format_leader_epoch_checkpoint(entries), self._unsynced)
+
+
+def replay_segment(segment: LogSegment, state: ProducerState, end_position: int) -> None:
+    """Applies the segment's batches from the state's end on, up to `end_position`, to `state`. Raises OSError."""
+    read = segment.file().read
+    segment.load_indexes()
+    start = segment.offset_index.lookup(state.end_offset)
+    for position, header in batch_scan.headers(read, start, end_position):
+        if header.base_offset < state.end_offset:
+            continue
+        marker = None
+        if header.is_control:
+            marker = decode_end_transaction_marker(batch_scan.read_batch(read, position, header), 0, header)
+        state.update(header, marker)
+
+
+def _offset_of(name: str) -> int:
+    return int(name[: name.index(".")])

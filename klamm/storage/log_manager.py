@@ -1,0 +1,546 @@
+"""All logs of a broker, in all its log directories: loading, creating, deleting, and what is done from time to time.
+
+What must stay true:
+- A partition has its log in one directory. It is created in the one with the fewest logs; and while a directory is
+  offline, no log is created for a partition that may have its log there.
+- Recovery points are written down only after what they promise has been synced, and again soon after a truncation.
+- The clean-shutdown file is written last, and only when every log of its directory was closed without error.
+- A failed directory takes its own logs down and nothing else.
+
+Source: kafka.log.LogManager.
+"""
+
+import asyncio
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from uuid import UUID
+
+from klamm.environment import Environment, FileSystem
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.storage.checkpoints import (
+    HIGH_WATERMARK_CHECKPOINT,
+    LOG_START_OFFSET_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    TopicPartition,
+    format_offset_checkpoint,
+    read_offset_checkpoint,
+)
+from klamm.storage.log import Log
+from klamm.storage.log_config import LogConfig
+from klamm.storage.log_directory import (
+    DELETE_SUFFIX,
+    LogDirectory,
+    MetaProperties,
+    check_meta_properties,
+    delete_directory_name,
+    parse_directory_name,
+    partition_directory_name,
+)
+from klamm.storage.log_loader import load_log
+
+_T = TypeVar("_T")
+_LOGGER = logging.getLogger(__name__)
+_NEVER_MS = 2**63 - 1
+_INITIAL_DELAY_MS = 30_000
+_DEFAULT_FLUSH_CHECK_MS = 1_000
+_LOGS_IN_A_SLICE = 50
+
+
+@dataclass(frozen=True, slots=True)
+class LogManagerSettings:
+    """How often things are done, with Kafka's defaults; each field names its configuration."""
+
+    retention_check_ms: int = 300_000  # log.retention.check.interval.ms
+    flush_check_ms: int = _NEVER_MS  # log.flush.scheduler.interval.ms; "never" still honours a topic's flush.ms
+    recovery_point_checkpoint_ms: int = 60_000  # log.flush.offset.checkpoint.interval.ms
+    log_start_offset_checkpoint_ms: int = 60_000  # log.flush.start.offset.checkpoint.interval.ms
+    producer_expiration_ms: int = 604_800_000  # transactional.id.expiration.ms
+    producer_expiration_check_ms: int = 600_000
+    recovery_threads_per_directory: int = 1  # num.recovery.threads.per.data.dir
+
+
+@dataclass(slots=True)
+class _DirectoryToLoad:
+    """What a directory's checkpoints say, and the names below it."""
+
+    directory: LogDirectory
+    is_clean: bool
+    recovery_points: dict[TopicPartition, int]
+    log_start_offsets: dict[TopicPartition, int]
+    high_watermarks: dict[TopicPartition, int]
+    partitions: list[TopicPartition]
+
+
+class LogManager:
+    """`load`, then `start`; at the end `stop`. Everything else between them, on the loop's thread."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        directories: Sequence[str],
+        *,
+        meta_properties: MetaProperties,
+        default_config: LogConfig,
+        settings: LogManagerSettings | None = None,
+        on_directory_failure: Callable[[str, OSError], None] | None = None,
+    ) -> None:
+        """`directories`: absolute paths. `on_directory_failure` hears of each that goes offline, after its logs have
+        been closed; when it is the last one, a broker has to stop."""
+        self._environment = environment
+        self._file_system = environment.file_system
+        self._meta_properties = meta_properties
+        self._default_config = default_config
+        self._settings = settings or LogManagerSettings()
+        self._on_directory_failure = on_directory_failure
+        self._directories = [
+            LogDirectory(environment.file_system, path, self._directory_failed) for path in dict.fromkeys(directories)
+        ]
+        self._checkpoint_locks = {directory.path: asyncio.Lock() for directory in self._directories}
+        # What log-start-offset-checkpoint holds: only a log that begins within a segment has an entry there.
+        self._written_starts: dict[str, Mapping[TopicPartition, int]] = {}
+        self._logs: dict[TopicPartition, Log] = {}
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self._timers: dict[asyncio.TimerHandle, None] = {}
+        self._is_stopping = False
+
+    # -- what there is --------------------------------------------------------------------------------------------
+
+    @property
+    def logs(self) -> Mapping[TopicPartition, Log]:
+        return self._logs
+
+    @property
+    def directories(self) -> Sequence[LogDirectory]:
+        """All of `log.dirs`, the offline ones included."""
+        return self._directories
+
+    @property
+    def live_directories(self) -> list[str]:
+        return [directory.path for directory in self._directories if directory.is_online]
+
+    def get(self, topic: str, partition: int) -> Log | None:
+        return self._logs.get((topic, partition))
+
+    def logs_in(self, directory: str) -> list[Log]:
+        """The logs of one log directory."""
+        return [log for log in self._logs.values() if log.log_directory.path == directory]
+
+    # -- loading --------------------------------------------------------------------------------------------------
+
+    async def load(
+        self, topic_configs: Mapping[str, LogConfig], progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Opens all logs; `progress(done, total)` hears of each. A directory whose disk fails goes offline.
+
+        Raises KafkaError: a directory is locked, belongs to another broker or cluster, holds a malformed file; two
+        directories hold one partition; none is left.
+        """
+        try:
+            found = [self._open_directory(directory) for directory in self._directories]
+        except KafkaError:
+            self._release_directories()
+            raise
+        to_load = [entry for entry in found if entry is not None]
+        total = sum(len(entry.partitions) for entry in to_load)
+        done = 0
+
+        async def load_some(entry: _DirectoryToLoad, partitions: Iterator[TopicPartition]) -> None:
+            nonlocal done
+            for topic, partition in partitions:
+                if not entry.directory.is_online:
+                    return
+                await self._load(entry, topic, partition, topic_configs.get(topic, self._default_config))
+                done += 1
+                if progress is not None:
+                    progress(done, total)
+
+        loaders = []
+        for entry in to_load:
+            partitions = iter(entry.partitions)
+            loaders += [load_some(entry, partitions) for _ in range(self._settings.recovery_threads_per_directory)]
+        results = await asyncio.gather(*loaders, return_exceptions=True)
+        for failure in results:
+            if failure is not None:
+                self._release_directories()
+                raise failure
+        if not self.live_directories:
+            self._release_directories()
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                "no log directory can be used: "
+                + "; ".join(f"{directory.path}: {directory.failure}" for directory in self._directories),
+            )
+
+    def _release_directories(self) -> None:
+        for directory in self._directories:
+            directory.release()
+
+    def _open_directory(self, directory: LogDirectory) -> _DirectoryToLoad | None:
+        try:
+            directory.acquire()
+            check_meta_properties(self._file_system, directory.path, self._meta_properties)
+            is_clean = directory.consume_clean_shutdown_file()
+            entry = _DirectoryToLoad(
+                directory,
+                is_clean,
+                self._read_checkpoint(directory, RECOVERY_POINT_CHECKPOINT),
+                self._read_checkpoint(directory, LOG_START_OFFSET_CHECKPOINT),
+                self._read_checkpoint(directory, HIGH_WATERMARK_CHECKPOINT),
+                [],
+            )
+            self._written_starts[directory.path] = entry.log_start_offsets
+            for name in self._file_system.list_directory(directory.path):
+                if self._file_system.is_directory(directory.file(name)):
+                    self._found(entry, name)
+        except OSError as error:
+            directory.fail(error, "opening the log directory")
+            return None
+        return entry
+
+    def _read_checkpoint(self, directory: LogDirectory, name: str) -> dict[TopicPartition, int]:
+        try:
+            return read_offset_checkpoint(self._file_system, directory.file(name))
+        except KafkaError as error:
+            # Each has a safe substitute: recover everything, start at the first segment, know of nothing committed.
+            _LOGGER.warning("Ignoring a checkpoint that cannot be read: %s", error.message)
+            return {}
+
+    def _found(self, entry: _DirectoryToLoad, name: str) -> None:
+        parsed = parse_directory_name(name)
+        path = entry.directory.file(name)
+        if parsed is None:
+            _LOGGER.warning("Ignoring %s, which is no partition's directory", path)
+        elif parsed[2] == DELETE_SUFFIX:
+            self._remove_later(self._default_config.file_delete_delay_ms, _remove_tree, path)
+        elif parsed[2]:
+            _LOGGER.warning("Ignoring %s: moving replicas between directories is not supported", path)
+        else:
+            entry.partitions.append(parsed[:2])
+
+    async def _load(self, entry: _DirectoryToLoad, topic: str, partition: int, config: LogConfig) -> None:
+        directory, key = entry.directory, (topic, partition)
+        path = directory.file(partition_directory_name(topic, partition))
+        other = self._logs.get(key)
+        if other is not None:
+            raise KafkaError(
+                ErrorCode.KAFKA_STORAGE_ERROR,
+                f"{topic}-{partition} has two directories, {other.directory} and {path}; remove the one that is not"
+                " up to date",
+            )
+        open_log = functools.partial(
+            load_log,
+            self._file_system,
+            path,
+            config,
+            log_start_offset=entry.log_start_offsets.get(key, 0),
+            recovery_point=entry.recovery_points.get(key, 0),
+            is_clean=entry.is_clean,
+            now_ms=self._environment.now_ms(),
+        )
+        try:
+            loaded = await self._environment.run_blocking(open_log)
+        except OSError as error:
+            directory.fail(error, f"loading {topic}-{partition}")
+            return
+        log = self._logs[key] = Log(self._environment, directory, topic, partition, config, loaded, self)
+        log.update_high_watermark(entry.high_watermarks.get(key, log.log_start_offset))
+
+    # -- creating and deleting ------------------------------------------------------------------------------------
+
+    def get_or_create(
+        self, topic: str, partition: int, topic_id: UUID | None, config: LogConfig, *, is_new: bool = False
+    ) -> Log:
+        """The partition's log, created if need be. `is_new`: the partition is known never to have had one.
+
+        Raises KafkaError: KAFKA_STORAGE_ERROR when no directory can take it, or an offline one may already have it;
+        INCONSISTENT_TOPIC_ID.
+        """
+        log = self._logs.get((topic, partition))
+        if log is None:
+            offline = [directory.path for directory in self._directories if not directory.is_online]
+            if offline and not is_new:
+                raise KafkaError(
+                    ErrorCode.KAFKA_STORAGE_ERROR,
+                    f"the log of {topic}-{partition} may be in an offline directory ({', '.join(offline)})",
+                )
+            log = self._create(topic, partition, config)
+        if topic_id is not None:
+            log.assign_topic_id(topic_id)
+        return log
+
+    def _create(self, topic: str, partition: int, config: LogConfig) -> Log:
+        counts = {directory.path: 0 for directory in self._directories if directory.is_online}
+        for log in self._logs.values():
+            if log.log_directory.path in counts:
+                counts[log.log_directory.path] += 1
+        online = [directory for directory in self._directories if directory.is_online]
+        failure: KafkaError | None = None
+        for directory in sorted(online, key=lambda directory: counts[directory.path]):
+            try:
+                log = self._create_in(directory, topic, partition, config)
+            except OSError as error:
+                failure = directory.storage_error(error, f"creating the log of {topic}-{partition}")
+                continue
+            self._logs[topic, partition] = log
+            return log
+        raise failure or KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "no log directory is online")
+
+    def _create_in(self, directory: LogDirectory, topic: str, partition: int, config: LogConfig) -> Log:
+        path = directory.file(partition_directory_name(topic, partition))
+        self._file_system.make_directories(path)
+        loaded = load_log(
+            self._file_system,
+            path,
+            config,
+            log_start_offset=0,
+            recovery_point=0,
+            is_clean=True,
+            now_ms=self._environment.now_ms(),
+        )
+        loaded.unsynced.mark(directory.path)
+        return Log(self._environment, directory, topic, partition, config, loaded, self)
+
+    def delete(self, topic: str, partition: int) -> bool:
+        """Takes the log out of use at once and removes its files after file.delete.delay.ms; whether there was one.
+
+        Raises KafkaError(KAFKA_STORAGE_ERROR) when the rename fails, or when an offline directory may have the log.
+        """
+        log = self._logs.pop((topic, partition), None)
+        if log is None:
+            if len(self.live_directories) < len(self._directories):
+                raise KafkaError(
+                    ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {topic}-{partition} may be in an offline directory"
+                )
+            return False
+        log.abandon()
+        directory = log.log_directory
+        directory.check_online()
+        target = directory.file(delete_directory_name(topic, partition, self._environment.random_uuid()))
+        try:
+            self._file_system.rename(log.directory, target)
+            self._forget_start(directory, (topic, partition))
+        except OSError as error:
+            raise directory.storage_error(error, f"deleting {topic}-{partition}") from error
+        self._remove_later(log.config.file_delete_delay_ms, _remove_tree, target)
+        return True
+
+    def _forget_start(self, directory: LogDirectory, key: TopicPartition) -> None:
+        """A later partition of the same name must not inherit this one's log start offset: it would drop its data."""
+        if key not in self._written_starts.get(directory.path, {}):
+            return
+        if self._checkpoint_locks[directory.path].locked():
+            self._spawn(self._checkpoint_log_start_offsets(directory))
+            return
+        starts = self._offsets(directory, _start_within_segment)
+        self._file_system.replace_file(directory.file(LOG_START_OFFSET_CHECKPOINT), format_offset_checkpoint(starts))
+        self._written_starts[directory.path] = starts
+
+    # -- what logs ask for (LogHost) ------------------------------------------------------------------------------
+
+    def log_rolled(self, log: Log) -> None:
+        self._spawn(self._flush(log))
+
+    def log_truncated(self, log: Log) -> None:
+        self._spawn(self._checkpoint_recovery_points(log.log_directory))
+
+    def delete_later(self, log: Log, paths: Sequence[str]) -> None:
+        self._remove_later(log.config.file_delete_delay_ms, _remove_files, list(paths))
+
+    def _remove_later(self, delay_ms: int, remove: Callable[[FileSystem, _T], None], garbage: _T) -> None:
+        """What is left when the broker stops goes when it starts again."""
+
+        async def run() -> None:
+            try:
+                await self._environment.run_blocking(remove, self._file_system, garbage)
+            except OSError as error:
+                _LOGGER.warning("Garbage stays until the next start: %s", error)
+
+        self._after(delay_ms, run)
+
+    def _after(self, delay_ms: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Does `work` after a while, unless the broker stops before."""
+        if self._is_stopping:
+            return
+
+        def fire() -> None:
+            del self._timers[timer]
+            self._spawn(work())
+
+        timer = asyncio.get_running_loop().call_later(delay_ms / 1000, fire)
+        self._timers[timer] = None
+
+    # -- from time to time ----------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins the periodic work."""
+        settings = self._settings
+        flush_check_ms = _DEFAULT_FLUSH_CHECK_MS if settings.flush_check_ms >= _NEVER_MS else settings.flush_check_ms
+        for interval_ms, action in (
+            (settings.retention_check_ms, self._apply_retention),
+            (flush_check_ms, self._flush_dirty),
+            (settings.recovery_point_checkpoint_ms, self.checkpoint_recovery_points),
+            (settings.log_start_offset_checkpoint_ms, self.checkpoint_log_start_offsets),
+            (settings.producer_expiration_check_ms, self._expire_producers),
+        ):
+            self._after(min(interval_ms, _INITIAL_DELAY_MS), functools.partial(self._repeat, interval_ms, action))
+
+    async def _repeat(self, interval_ms: int, action: Callable[[], Awaitable[None]]) -> None:
+        await action()
+        self._after(interval_ms, functools.partial(self._repeat, interval_ms, action))
+
+    async def stop(self) -> None:
+        """Closes all logs in order, and says so on disk. Errors of a directory leave it without the clean mark."""
+        self._is_stopping = True
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        # Not cancelled: their work off the loop would go on and meet what follows.
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for directory in self._directories:
+            await self._stop_directory(directory)
+
+    async def _stop_directory(self, directory: LogDirectory) -> None:
+        try:
+            if directory.is_online:
+                logs = iter(self.logs_in(directory.path))
+
+                async def close_some() -> None:
+                    for log in logs:
+                        await log.close()
+
+                await asyncio.gather(*[close_some() for _ in range(self._settings.recovery_threads_per_directory)])
+                await self._checkpoint_recovery_points(directory)
+                await self._checkpoint_log_start_offsets(directory)
+                await self._checkpoint_high_watermarks(directory)
+                await self._environment.run_blocking(directory.write_clean_shutdown_file)
+        except (KafkaError, OSError) as error:
+            _LOGGER.error("Shutting down %s without the clean mark: %s", directory.path, error)
+        finally:
+            directory.release()
+
+    async def _in_slices(self) -> AsyncIterator[Log]:
+        """The logs as they are now, with pauses that let others have the loop."""
+        for number, (key, log) in enumerate(list(self._logs.items())):
+            if number % _LOGS_IN_A_SLICE == 0:
+                await asyncio.sleep(0)
+            if self._logs.get(key) is log and log.log_directory.is_online:
+                yield log
+
+    async def _apply_retention(self) -> None:
+        async for log in self._in_slices():
+            try:
+                log.delete_old_segments(self._environment.now_ms())
+                log.release_unused()
+            except KafkaError as error:
+                _LOGGER.warning("Retention of %s: %s", log.name, error)
+
+    async def _flush_dirty(self) -> None:
+        async for log in self._in_slices():
+            if log.has_unflushed and self._environment.now_ms() - log.last_flush_ms >= log.config.flush_ms:
+                await self._flush(log)
+
+    async def _flush(self, log: Log) -> None:
+        try:
+            await log.flush()
+        except KafkaError as error:
+            _LOGGER.warning("Flushing %s: %s", log.name, error)
+
+    async def _expire_producers(self) -> None:
+        async for log in self._in_slices():
+            log.remove_expired_producers(self._environment.now_ms(), self._settings.producer_expiration_ms)
+
+    # -- checkpoints ----------------------------------------------------------------------------------------------
+
+    async def checkpoint_recovery_points(self) -> None:
+        """Writes recovery-point-offset-checkpoint in every live directory."""
+        for directory in self._directories:
+            await self._checkpoint_recovery_points(directory)
+
+    async def checkpoint_log_start_offsets(self) -> None:
+        """Writes log-start-offset-checkpoint in every live directory."""
+        for directory in self._directories:
+            await self._checkpoint_log_start_offsets(directory)
+
+    async def checkpoint_high_watermarks(self) -> None:
+        """Writes replication-offset-checkpoint in every live directory."""
+        for directory in self._directories:
+            await self._checkpoint_high_watermarks(directory)
+
+    async def _checkpoint_recovery_points(self, directory: LogDirectory) -> None:
+        await self._checkpoint(directory, RECOVERY_POINT_CHECKPOINT, lambda log: log.recovery_point)
+
+    async def _checkpoint_high_watermarks(self, directory: LogDirectory) -> None:
+        await self._checkpoint(directory, HIGH_WATERMARK_CHECKPOINT, lambda log: log.high_watermark)
+
+    async def _checkpoint_log_start_offsets(self, directory: LogDirectory) -> None:
+        written = await self._checkpoint(directory, LOG_START_OFFSET_CHECKPOINT, _start_within_segment)
+        if written is not None:
+            self._written_starts[directory.path] = written
+
+    async def _checkpoint(
+        self, directory: LogDirectory, name: str, offset_of: Callable[[Log], int | None]
+    ) -> Mapping[TopicPartition, int] | None:
+        """What has been written; None when it could not be."""
+        async with self._checkpoint_locks[directory.path]:
+            if not directory.is_online:
+                return None
+            offsets = self._offsets(directory, offset_of)
+            content = format_offset_checkpoint(offsets)
+            try:
+                await self._environment.run_blocking(self._file_system.replace_file, directory.file(name), content)
+            except OSError as error:
+                _LOGGER.warning("%s", directory.storage_error(error, f"writing {name}"))
+                return None
+            return offsets
+
+    def _offsets(self, directory: LogDirectory, offset_of: Callable[[Log], int | None]) -> dict[TopicPartition, int]:
+        """The entries of a checkpoint of this directory."""
+        entries = ((log, offset_of(log)) for log in self.logs_in(directory.path))
+        return {(log.topic, log.partition): offset for log, offset in entries if offset is not None}
+
+    # -- common ---------------------------------------------------------------------------------------------------
+
+    def _directory_failed(self, path: str, error: OSError) -> None:
+        """Called from within the failing operation, which must be left alone until it has ended."""
+        _LOGGER.error("Log directory %s goes offline: %s", path, error)
+        asyncio.get_running_loop().call_soon(self._close_failed, path, error)
+
+    def _close_failed(self, path: str, error: OSError) -> None:
+        for log in self.logs_in(path):
+            del self._logs[log.topic, log.partition]
+            log.abandon()
+        if self._on_directory_failure is not None:
+            self._on_directory_failure(path, error)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._is_stopping:
+            work.close()
+            return
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._task_done)
+
+    def _task_done(self, task: "asyncio.Task[None]") -> None:
+        del self._tasks[task]
+        if not task.cancelled():
+            task.result()
+
+
+def _remove_files(file_system: FileSystem, paths: list[str]) -> None:
+    for path in paths:
+        try:
+            file_system.remove(path)
+        except FileNotFoundError:
+            continue
+
+
+def _remove_tree(file_system: FileSystem, path: str) -> None:
+    file_system.remove_tree(path)
+
+
+def _start_within_segment(log: Log) -> int | None:
+    """The log start offset where the first segment's name does not say it."""
+    return log.log_start_offset if log.log_start_offset > log.segment_base_offsets[0] else None

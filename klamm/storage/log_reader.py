@@ -1,0 +1,256 @@
+"""Reads of one log: finding where an offset lies, and fetching the bytes from there on.
+
+What must stay true:
+- Data at or above the reader's bound is never returned, and never half a batch.
+- Between two awaits the log may have grown, rolled or dropped old segments: all of this is harmless, because a read
+  looks at what was there when it began. After a truncation (`invalidate`) the result of a read under way is void.
+- A reader that goes on where it stopped pays neither an index search nor a scan: the ends of the last reads are
+  remembered. High watermarks are such ends, too, because followers read as everybody else does.
+
+Reads first ask for bytes that are in memory; only a cold page costs a trip off the loop.
+"""
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+from klamm.environment import Environment, File
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader, parse_header
+from klamm.storage import batch_scan
+from klamm.storage.index_file import CorruptIndexError
+from klamm.storage.log_segments import LogSegments
+from klamm.storage.segment import LogSegment
+
+_LOGGER = logging.getLogger(__name__)
+_MAX_REMEMBERED = 64
+# What a long poll hears of data that it need not wait for: more than any min_bytes.
+_PLENTY_BYTES = 2**31 - 1
+
+
+class FetchedRecords(NamedTuple):
+    """Whole batches, beginning with the one that holds the offset asked for."""
+
+    data: bytes | bytearray | memoryview
+    next_offset: int
+
+
+class _Bounds(NamedTuple):
+    """The end of the log when a read began."""
+
+    log_end_offset: int
+    active: LogSegment
+    active_size_bytes: int
+
+
+class LogReader:
+    """All methods raise OSError, and KafkaError(CORRUPT_MESSAGE) where the log is damaged."""
+
+    def __init__(self, environment: Environment, segments: LogSegments, log_end_offset: Callable[[], int]) -> None:
+        self._environment = environment
+        self._segments = segments
+        self._log_end_offset = log_end_offset
+        self._remembered: dict[int, tuple[LogSegment, int]] = {}
+        self.generation = 0
+
+    def invalidate(self) -> None:
+        """The log has been truncated: nothing that is remembered or under way counts any more."""
+        self._remembered.clear()
+        self.generation += 1
+
+    def forget_segments(self) -> None:
+        """Segments have left the log; reads of them that are under way may end."""
+        self._remembered.clear()
+
+    # -- fetching -------------------------------------------------------------------------------------------------
+
+    async def read(self, offset: int, max_bytes: int, max_offset: int, *, minimum_one_batch: bool) -> FetchedRecords:
+        """At most `max_bytes` (one batch more, if asked) from one segment, all below `max_offset`."""
+        active = self._segments.active
+        bounds = _Bounds(self._log_end_offset(), active, active.size_bytes)
+        start = self._known_position(offset) or await self._locate(offset)
+        if start is None:
+            return FetchedRecords(b"", offset)
+        segment, position = start
+        file = segment.pin()
+        try:
+            end, end_offset = await self._readable_end(segment, max_offset, bounds)
+            if minimum_one_batch:
+                max_bytes = max(max_bytes, HEADER_SIZE_BYTES)
+            size_bytes = min(end - position, max_bytes)
+            if size_bytes <= 0:
+                return FetchedRecords(b"", offset)
+            data = await self._read_at(file, position, size_bytes)
+            if size_bytes == end - position:
+                self._remember(end_offset, segment, end)
+                return FetchedRecords(data, end_offset)
+            kept_bytes, end_offset = await self._whole_batches(segment, position, data)
+            if kept_bytes == 0:
+                if not minimum_one_batch:
+                    return FetchedRecords(b"", offset)
+                header = parse_header(data, available_bytes=end - position)
+                kept_bytes, end_offset = header.size_bytes, header.next_offset
+                data = await self._read_at(file, position, kept_bytes)
+        finally:
+            segment.unpin()
+        self._remember(end_offset, segment, position + kept_bytes)
+        return FetchedRecords(data if kept_bytes == len(data) else memoryview(data)[:kept_bytes], end_offset)
+
+    async def _readable_end(self, segment: LogSegment, max_offset: int, bounds: _Bounds) -> tuple[int, int]:
+        """(position, offset) where the segment ends for a reader who must stay below `max_offset`."""
+        following = None if segment is bounds.active else self._segments.following(segment)
+        if following is None:
+            end, end_offset = bounds.active_size_bytes, bounds.log_end_offset
+        else:
+            end, end_offset = segment.size_bytes, following.base_offset
+        if max_offset >= end_offset:
+            return end, end_offset
+        known = self._remembered.get(max_offset)
+        if known is not None and known[0] is segment:
+            return known[1], max_offset
+        found = await self._find(segment, max_offset, end)
+        if found is None:
+            return end, max_offset
+        position, header = found
+        end_offset = min(max_offset, header.base_offset)
+        self._remember(end_offset, segment, position)
+        return position, end_offset
+
+    async def _read_at(self, file: File, position: int, size_bytes: int) -> bytearray:
+        data = file.read_cached(position, size_bytes)
+        if data is None:
+            data = await self._environment.run_blocking(file.read, position, size_bytes)
+        if len(data) != size_bytes:
+            raise OSError(5, f"{len(data)} of {size_bytes} bytes at position {position} could be read", file.path)
+        return data
+
+    async def _whole_batches(self, segment: LogSegment, position: int, data: bytearray) -> tuple[int, int]:
+        """(size in bytes, next offset) of the whole batches at the start of `data`; (0, -1) when there is none.
+
+        The index tells a batch's start near the end, so that only the last few headers are looked at.
+        """
+        await self._load_offset_index(segment)
+        boundary = segment.offset_index.boundary_before(position + len(data) - HEADER_SIZE_BYTES) - position
+        available_bytes = segment.size_bytes - position
+        if boundary > 0:
+            try:
+                return _whole_batches_from(data, boundary, available_bytes)
+            except KafkaError as error:
+                _LOGGER.warning("Reading %s without its index: %s", segment.path, error.message)
+        return _whole_batches_from(data, 0, available_bytes)
+
+    def _known_position(self, offset: int) -> tuple[LogSegment, int] | None:
+        known = self._remembered.get(offset)
+        if known is None:
+            return None
+        segment, position = known
+        if position >= segment.size_bytes:
+            following = self._segments.following(segment)
+            if following is not None:
+                return (following, 0) if following.base_offset == offset else None
+        return known
+
+    def _remember(self, offset: int, segment: LogSegment, position: int) -> None:
+        if offset not in self._remembered and len(self._remembered) >= _MAX_REMEMBERED:
+            del self._remembered[next(iter(self._remembered))]
+        self._remembered[offset] = (segment, position)
+
+    # -- locating -------------------------------------------------------------------------------------------------
+
+    async def _locate(self, offset: int) -> tuple[LogSegment, int] | None:
+        """Where the batch that holds `offset`, or else the next one, begins; None at the log's end."""
+        segment = self._segments.floor(offset)
+        while segment is not None:
+            if segment.base_offset >= offset and segment.size_bytes:
+                return segment, 0
+            found = await self._find(segment, offset, segment.size_bytes)
+            if found is not None:
+                return segment, found[0]
+            segment = self._segments.following(segment)
+        return None
+
+    async def _find(self, segment: LogSegment, offset: int, end: int) -> tuple[int, BatchHeader] | None:
+        """The first batch of the segment, before position `end`, that holds `offset` or a later one."""
+        file = segment.pin()
+        try:
+            await self._load_offset_index(segment)
+            start = segment.offset_index.lookup(offset)
+            try:
+                return batch_scan.find_batch(batch_scan.read_if_cached(file), start, end, offset)
+            except batch_scan.NotCachedError:
+                return await self._environment.run_blocking(batch_scan.find_batch, file.read, start, end, offset)
+            except KafkaError as error:
+                if start == 0:
+                    raise
+                _LOGGER.warning("Searching %s without its index: %s", segment.path, error.message)
+                return await self._environment.run_blocking(batch_scan.find_batch, file.read, 0, end, offset)
+        finally:
+            segment.unpin()
+
+    async def _load_offset_index(self, segment: LogSegment) -> None:
+        index = segment.offset_index
+        if index.is_loaded:
+            return
+        generation = self.generation
+        try:
+            entries = await self._environment.run_blocking(index.read_entries)
+        except (CorruptIndexError, FileNotFoundError):
+            if generation == self.generation and not index.is_loaded:
+                segment.load_indexes()
+            return
+        # Meanwhile an append may have loaded it, and added to it.
+        if generation == self.generation and not index.is_loaded:
+            index.adopt(entries)
+
+    async def find_timestamp(self, timestamp_ms: int, start_offset: int) -> tuple[int, int, int] | None:
+        """(timestamp, offset, leader epoch) of the first record from `start_offset` on that is not older than this."""
+        for segment in self._segments.starting_with(start_offset):
+            if segment.is_gone or segment.largest_timestamp() < timestamp_ms:
+                continue
+            file, end = segment.pin(), segment.size_bytes
+            try:
+                segment.load_indexes()
+                floor = max(segment.time_index.lookup(timestamp_ms), start_offset)
+                start = segment.offset_index.lookup(floor)
+                found = await self._environment.run_blocking(
+                    batch_scan.find_timestamp, file.read, start, end, timestamp_ms, start_offset
+                )
+            finally:
+                segment.unpin()
+            if found is not None:
+                return found
+        return None
+
+    # -- estimating -----------------------------------------------------------------------------------------------
+
+    def readable_bytes(self, offset: int, max_offset: int) -> int:
+        """About how many bytes lie in [offset, max_offset); never 0 when any do, and never waits for the disk."""
+        if offset >= max_offset:
+            return 0
+        active = self._segments.active
+        if offset < active.base_offset:
+            return _PLENTY_BYTES
+        start = self._estimated_position(active, offset)
+        if max_offset >= self._log_end_offset():
+            end = active.size_bytes
+        else:
+            end = self._estimated_position(active, max_offset)
+        return max(1, end - start)
+
+    def _estimated_position(self, segment: LogSegment, offset: int) -> int:
+        known = self._remembered.get(offset)
+        if known is not None and known[0] is segment:
+            return known[1]
+        return segment.offset_index.lookup(offset) if segment.offset_index.is_loaded else 0
+
+
+def _whole_batches_from(data: bytearray, at: int, available_bytes: int) -> tuple[int, int]:
+    """(end of the last whole batch, next offset); the walk begins at the batch at `at`, which may be cut itself."""
+    next_offset = -1
+    while at + HEADER_SIZE_BYTES <= len(data):
+        header = parse_header(data, at, available_bytes=available_bytes - at)
+        if at + header.size_bytes > len(data):
+            return at, header.base_offset
+        at += header.size_bytes
+        next_offset = header.next_offset
+    return at, next_offset

@@ -1,0 +1,79 @@
+"""The snapshot files of one partition's producer state.
+
+What must stay true: a snapshot that cannot be trusted is removed, and an older one used; a missing one only means
+that more of the log is replayed. So they are written without waiting for the disk.
+"""
+
+import logging
+
+from klamm.environment import FileSystem
+from klamm.protocol.errors import KafkaError
+from klamm.storage.producer_state import ProducerState
+from klamm.storage.segment import SNAPSHOT_SUFFIX, file_name
+from klamm.storage.unsynced_files import UnsyncedFiles
+
+_LOGGER = logging.getLogger(__name__)
+
+
+class ProducerSnapshots:
+    """The snapshots in a partition's directory. Methods that touch the disk raise OSError."""
+
+    def __init__(self, file_system: FileSystem, directory: str, unsynced: UnsyncedFiles, offsets: list[int]) -> None:
+        self._file_system = file_system
+        self._directory = directory
+        self._unsynced = unsynced
+        self._offsets = sorted(offsets)
+
+    @property
+    def offsets(self) -> list[int]:
+        """Ascending; a snapshot holds the state before its offset."""
+        return self._offsets
+
+    def take(self, state: ProducerState) -> None:
+        """Writes a snapshot of `state` unless the latest is as new."""
+        if state.end_offset <= (self._offsets[-1] if self._offsets else 0):
+            return
+        path = self._path(state.end_offset)
+        file = self._file_system.open(path, create=True)
+        try:
+            file.truncate(0)
+            file.write(0, state.to_snapshot())
+        finally:
+            file.close()
+        self._unsynced.mark(path)
+        self._unsynced.mark(self._directory)
+        self._offsets.append(state.end_offset)
+
+    def load_latest(self, at_most: int) -> ProducerState | None:
+        """The state of the latest good snapshot up to offset `at_most`."""
+        for offset in [offset for offset in reversed(self._offsets) if offset <= at_most]:
+            path = self._path(offset)
+            try:
+                return ProducerState.from_snapshot(self._file_system.read_file(path), offset, path)
+            except KafkaError as error:
+                _LOGGER.warning("Removing a producer snapshot that cannot be read: %s", error.message)
+                self.delete(offset)
+        return None
+
+    def delete(self, offset: int) -> None:
+        """Removes the snapshot at `offset` if there is one."""
+        if offset in self._offsets:
+            self._offsets.remove(offset)
+            path = self._path(offset)
+            self._unsynced.forget(path)
+            if self._file_system.exists(path):
+                self._file_system.remove(path)
+
+    def delete_after(self, offset: int) -> None:
+        """Removes the snapshots above `offset`."""
+        for stray in [stray for stray in self._offsets if stray > offset]:
+            self.delete(stray)
+
+    def keep_only(self, segment_offsets: list[int]) -> None:
+        """Removes all but those at the segments' base offsets and the latest."""
+        kept = {*segment_offsets, *self._offsets[-1:]}
+        for stray in [stray for stray in self._offsets if stray not in kept]:
+            self.delete(stray)
+
+    def _path(self, offset: int) -> str:
+        return f"{self._directory}/{file_name(offset, SNAPSHOT_SUFFIX)}"

@@ -1,0 +1,331 @@
+"""What a partition remembers of its idempotent and transactional producers (KIP-98), and the snapshots of it.
+
+Of each producer: its epoch, its last five batches (to answer duplicates), and the first offset of its open
+transaction. From the transactions follows the first unstable offset, below which everything is decided.
+
+What must stay true:
+- The state is a function of the log: replaying the batches from a snapshot gives the state at any later offset.
+- `check` refuses and changes nothing; `update` changes and refuses nothing, and is called once for each batch that
+  is in the log, in order.
+- A finished transaction stays unstable until its marker is below the high watermark.
+
+Snapshot file (`<offset>.snapshot`, the state before that offset): version 1 (i16), CRC-32C of the rest (u32), count
+(i32), entries of 46 bytes; only the last batch of each producer survives a snapshot.
+Source: kafka.log.ProducerStateManager.
+"""
+
+import struct
+from collections.abc import Mapping
+from enum import Enum
+from typing import NamedTuple
+
+import crc32c
+
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.record_batch import (
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    BatchHeader,
+    ControlRecordType,
+    EndTransactionMarker,
+    advance_sequence,
+)
+
+NO_PRODUCER_EPOCH = -1
+NO_OFFSET = -1
+BATCHES_TO_RETAIN = 5
+_MAX_SEQUENCE = 2**31 - 1
+
+_SNAPSHOT_VERSION = 1
+_SNAPSHOT_HEADER = struct.Struct(">hIi")
+_SNAPSHOT_CRC_COVERS_FROM = 6
+_SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
+
+
+class AppendOrigin(Enum):
+    """Who appends, which decides how much is checked."""
+
+    CLIENT = "client"
+    COORDINATOR = "coordinator"
+    REPLICATION = "replication"
+
+
+class BatchMetadata(NamedTuple):
+    """One of a producer's last batches."""
+
+    last_sequence: int
+    last_offset: int
+    offset_delta: int
+    timestamp_ms: int
+
+    @property
+    def first_sequence(self) -> int:
+        return advance_sequence(self.last_sequence, -self.offset_delta)
+
+    @property
+    def first_offset(self) -> int:
+        return self.last_offset - self.offset_delta
+
+
+class CompletedTransaction(NamedTuple):
+    """A transaction that wrote data and whose marker has just been appended."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    is_aborted: bool
+    last_stable_offset: int
+
+
+class ProducerEntry:
+    """What is known of one producer. `batches` holds its last ones, the oldest first."""
+
+    __slots__ = ("batches", "coordinator_epoch", "last_timestamp_ms", "producer_epoch", "transaction_first_offset")
+
+    def __init__(self) -> None:
+        self.producer_epoch = NO_PRODUCER_EPOCH
+        self.batches: list[BatchMetadata] = []
+        self.last_timestamp_ms = -1
+        self.coordinator_epoch = -1
+        self.transaction_first_offset = NO_OFFSET
+
+    @property
+    def last_sequence(self) -> int:
+        return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
+
+    def move_to_epoch(self, producer_epoch: int) -> None:
+        """Another epoch's batches say nothing about this one's sequence."""
+        if self.producer_epoch != producer_epoch:
+            self.batches.clear()
+            self.producer_epoch = producer_epoch
+
+    def add_batch(self, header: BatchHeader) -> None:
+        self.move_to_epoch(header.producer_epoch)
+        if len(self.batches) == BATCHES_TO_RETAIN:
+            del self.batches[0]
+        self.batches.append(
+            BatchMetadata(header.last_sequence, header.last_offset, header.last_offset_delta, header.max_timestamp)
+        )
+        self.last_timestamp_ms = header.max_timestamp
+
+
+class ProducerState:
+    """The state after every batch below `end_offset`."""
+
+    def __init__(self, end_offset: int = 0) -> None:
+        self.end_offset = end_offset
+        self._entries: dict[int, ProducerEntry] = {}
+        self._ongoing: dict[int, int] = {}  # first offset of an open transaction -> producer id
+        self._unreplicated: dict[int, int] = {}  # first offset of a finished one -> offset of its marker
+        self._first_unstable_offset: int | None = None
+
+    @property
+    def entries(self) -> Mapping[int, ProducerEntry]:
+        """By producer id."""
+        return self._entries
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._entries and not self._unreplicated
+
+    @property
+    def first_unstable_offset(self) -> int | None:
+        """The start of the earliest transaction that is open, or whose marker is not yet replicated everywhere."""
+        return self._first_unstable_offset
+
+    # -- what an append may do ------------------------------------------------------------------------------------
+
+    def find_duplicate(self, header: BatchHeader) -> BatchMetadata | None:
+        """The remembered batch that this one repeats, if any."""
+        entry = self._entries.get(header.producer_id)
+        if entry is None or entry.producer_epoch != header.producer_epoch:
+            return None
+        last_sequence = header.last_sequence
+        for batch in entry.batches:
+            if batch.last_sequence == last_sequence and batch.first_sequence == header.base_sequence:
+                return batch
+        return None
+
+    def check(self, header: BatchHeader, marker: EndTransactionMarker | None, origin: AppendOrigin) -> None:
+        """Whether a batch with a producer id may be appended; `marker` is what a control batch says.
+
+        Raises KafkaError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER (clients only), INVALID_TXN_STATE (a
+        batch without a transaction while one is open), TRANSACTION_COORDINATOR_FENCED.
+        """
+        entry = self._entries.get(header.producer_id)
+        if entry is None:
+            return
+        if header.producer_epoch < entry.producer_epoch:
+            raise KafkaError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"producer {header.producer_id} has epoch {header.producer_epoch},"
+                f" the last seen epoch is {entry.producer_epoch}",
+            )
+        if marker is not None:
+            if marker.coordinator_epoch < entry.coordinator_epoch:
+                raise KafkaError(
+                    ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+                    f"coordinator epoch {marker.coordinator_epoch} of producer {header.producer_id}'s marker"
+                    f" is older than {entry.coordinator_epoch}",
+                )
+            return
+        if origin is AppendOrigin.CLIENT:
+            _check_sequence(header, entry)
+        if entry.transaction_first_offset != NO_OFFSET and not header.is_transactional:
+            raise KafkaError(
+                ErrorCode.INVALID_TXN_STATE,
+                f"producer {header.producer_id} has an open transaction and wrote outside of it",
+            )
+
+    def update(self, header: BatchHeader, marker: EndTransactionMarker | None) -> CompletedTransaction | None:
+        """This batch has been appended. Returns the transaction that it completes, if any."""
+        completed = None
+        if header.producer_id != NO_PRODUCER_ID:
+            if not header.is_control:
+                self._data_appended(header)
+            elif marker is not None:
+                completed = self._marker_appended(header, marker)
+        self.end_offset = header.next_offset
+        return completed
+
+    def _data_appended(self, header: BatchHeader) -> None:
+        entry = self._entry(header.producer_id)
+        entry.add_batch(header)
+        if header.is_transactional and entry.transaction_first_offset == NO_OFFSET:
+            entry.transaction_first_offset = header.base_offset
+            self._ongoing[header.base_offset] = header.producer_id
+            self._find_first_unstable()
+
+    def _marker_appended(self, header: BatchHeader, marker: EndTransactionMarker) -> CompletedTransaction | None:
+        entry = self._entry(header.producer_id)
+        entry.move_to_epoch(header.producer_epoch)
+        entry.coordinator_epoch = marker.coordinator_epoch
+        entry.last_timestamp_ms = header.max_timestamp
+        first_offset = entry.transaction_first_offset
+        # A marker for a transaction without data here has no effect on stability.
+        if first_offset == NO_OFFSET:
+            return None
+        entry.transaction_first_offset = NO_OFFSET
+        del self._ongoing[first_offset]
+        self._unreplicated[first_offset] = header.base_offset
+        self._find_first_unstable()
+        last_stable_offset = min(self._ongoing, default=header.base_offset + 1)
+        is_aborted = marker.type is ControlRecordType.ABORT
+        return CompletedTransaction(
+            header.producer_id, first_offset, header.base_offset, is_aborted, last_stable_offset
+        )
+
+    def _entry(self, producer_id: int) -> ProducerEntry:
+        entry = self._entries.get(producer_id)
+        if entry is None:
+            entry = self._entries[producer_id] = ProducerEntry()
+        return entry
+
+    # -- what else happens to a log -------------------------------------------------------------------------------
+
+    def high_watermark_updated(self, high_watermark: int) -> None:
+        """Transactions whose markers are below it have become stable."""
+        if self._unreplicated:
+            stable = [first for first, marker in self._unreplicated.items() if marker < high_watermark]
+            for first_offset in stable:
+                del self._unreplicated[first_offset]
+            if stable:
+                self._find_first_unstable()
+
+    def remove_expired(self, now_ms: int, expiration_ms: int) -> None:
+        """Forgets producers that have been idle for `expiration_ms` and have no transaction open."""
+        expired = [
+            producer_id
+            for producer_id, entry in self._entries.items()
+            if entry.transaction_first_offset == NO_OFFSET and now_ms - entry.last_timestamp_ms >= expiration_ms
+        ]
+        for producer_id in expired:
+            del self._entries[producer_id]
+
+    def _find_first_unstable(self) -> None:
+        first = min(self._ongoing, default=None)
+        if self._unreplicated:
+            finished = min(self._unreplicated)
+            first = finished if first is None else min(first, finished)
+        self._first_unstable_offset = first
+
+    # -- snapshots ------------------------------------------------------------------------------------------------
+
+    def to_snapshot(self) -> bytes:
+        """The content of the snapshot file for `end_offset`."""
+        parts = []
+        for producer_id, entry in self._entries.items():
+            last = entry.batches[-1] if entry.batches else BatchMetadata(NO_SEQUENCE, NO_OFFSET, 0, -1)
+            parts.append(
+                _SNAPSHOT_ENTRY.pack(
+                    producer_id,
+                    entry.producer_epoch,
+                    last.last_sequence,
+                    last.last_offset,
+                    last.offset_delta,
+                    entry.last_timestamp_ms,
+                    entry.coordinator_epoch,
+                    entry.transaction_first_offset,
+                )
+            )
+        body = struct.pack(">i", len(parts)) + b"".join(parts)
+        return struct.pack(">hI", _SNAPSHOT_VERSION, crc32c.crc32c(body)) + body
+
+    @classmethod
+    def from_snapshot(cls, content: bytes, end_offset: int, path: str) -> "ProducerState":
+        """The state before `end_offset`. Raises KafkaError(KAFKA_STORAGE_ERROR) when malformed."""
+        if len(content) < _SNAPSHOT_HEADER.size:
+            raise _malformed(path, f"{len(content)} bytes are too few")
+        version, crc, count = _SNAPSHOT_HEADER.unpack_from(content)
+        if version != _SNAPSHOT_VERSION:
+            raise _malformed(path, f"version {version}, only {_SNAPSHOT_VERSION} is known")
+        if crc32c.crc32c(content[_SNAPSHOT_CRC_COVERS_FROM:]) != crc:
+            raise _malformed(path, "the checksum does not match")
+        if len(content) != _SNAPSHOT_HEADER.size + count * _SNAPSHOT_ENTRY.size:
+            raise _malformed(path, f"{count} producers do not fit into {len(content)} bytes")
+        state = cls(end_offset)
+        for fields in _SNAPSHOT_ENTRY.iter_unpack(content[_SNAPSHOT_HEADER.size :]):
+            state._load_entry(*fields)
+        state._find_first_unstable()
+        return state
+
+    def _load_entry(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        last_sequence: int,
+        last_offset: int,
+        offset_delta: int,
+        timestamp_ms: int,
+        coordinator_epoch: int,
+        transaction_first_offset: int,
+    ) -> None:
+        entry = self._entries[producer_id] = ProducerEntry()
+        entry.producer_epoch = producer_epoch
+        entry.last_timestamp_ms = timestamp_ms
+        entry.coordinator_epoch = coordinator_epoch
+        if last_offset >= 0:
+            entry.batches.append(BatchMetadata(last_sequence, last_offset, offset_delta, timestamp_ms))
+        if transaction_first_offset >= 0:
+            entry.transaction_first_offset = transaction_first_offset
+            self._ongoing[transaction_first_offset] = producer_id
+
+
+def _check_sequence(header: BatchHeader, entry: ProducerEntry) -> None:
+    sequence = header.base_sequence
+    if header.producer_epoch != entry.producer_epoch:
+        in_order, expected = sequence == 0 or entry.producer_epoch == NO_PRODUCER_EPOCH, 0
+    else:
+        last = entry.last_sequence
+        expected = 0 if last == _MAX_SEQUENCE else last + 1
+        in_order = sequence == expected
+    if not in_order:
+        raise KafkaError(
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            f"producer {header.producer_id} (epoch {header.producer_epoch}) sent sequence {sequence},"
+            f" expected is {expected}",
+        )
+
+
+def _malformed(path: str, what: str) -> KafkaError:
+    return KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{path}: {what}")

@@ -1,0 +1,391 @@
+"""One segment of a log: the file of batches and its three indexes.
+
+What must stay true:
+- The log file holds whole batches only, in the order of their offsets, all at or above the base offset and within
+  2^31 of it. `size_bytes` is the end of the last whole batch, whatever lies behind it after a failed write.
+- The offset index gets an entry before an append when more than index.interval.bytes have gone by since the last.
+- Nothing is open that has not been used; a handle that a read off the loop may be using (`pin`) is closed only after
+  its `unpin`.
+
+Source: kafka.log.LogSegment.
+"""
+
+import errno
+from collections.abc import Callable
+
+from klamm.environment import Buffer, File, FileSystem
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader, parse_header
+from klamm.storage import batch_scan
+from klamm.storage.index_file import NO_SPACE, CorruptIndexError
+from klamm.storage.offset_index import OffsetIndex
+from klamm.storage.time_index import NO_TIMESTAMP, TimeIndex
+from klamm.storage.transaction_index import TransactionIndex
+from klamm.storage.unsynced_files import UnsyncedFiles
+
+LOG_SUFFIX = ".log"
+INDEX_SUFFIX = ".index"
+TIME_INDEX_SUFFIX = ".timeindex"
+TRANSACTION_INDEX_SUFFIX = ".txnindex"
+SNAPSHOT_SUFFIX = ".snapshot"
+DELETED_SUFFIX = ".deleted"
+CLEANED_SUFFIX = ".cleaned"
+SWAP_SUFFIX = ".swap"
+
+_MAX_RELATIVE_OFFSET = 2**31 - 1
+
+
+def file_name(offset: int, suffix: str) -> str:
+    return f"{offset:020d}{suffix}"
+
+
+class LogSegment:
+    """All methods that touch the disk raise OSError."""
+
+    def __init__(
+        self,
+        file_system: FileSystem,
+        directory: str,
+        base_offset: int,
+        unsynced: UnsyncedFiles,
+        *,
+        index_interval_bytes: int,
+        roll_jitter_ms: int = 0,
+        created_ms: int = 0,
+        suffix: str = "",
+    ) -> None:
+        self.base_offset = base_offset
+        self.size_bytes = 0
+        self.roll_jitter_ms = roll_jitter_ms
+        self.created_ms = created_ms
+        self._file_system = file_system
+        self._directory = directory
+        self._unsynced = unsynced
+        self._index_interval_bytes = index_interval_bytes
+        self._bytes_since_index_entry = 0
+        self._max_timestamp: int | None = None
+        self._offset_of_max_timestamp = base_offset
+        self._first_timestamp: int | None = None
+        self._file: File | None = None
+        self._pins = 0
+        self._close_when_unpinned = False
+        self.was_used = False
+        self.is_gone = False
+
+        def path(kind: str) -> str:
+            return f"{directory}/{file_name(base_offset, kind)}{suffix}"
+
+        self.path = path(LOG_SUFFIX)
+        self.offset_index = OffsetIndex(file_system, path(INDEX_SUFFIX), base_offset, unsynced)
+        self.time_index = TimeIndex(file_system, path(TIME_INDEX_SUFFIX), base_offset, unsynced)
+        self.transaction_index = TransactionIndex(file_system, path(TRANSACTION_INDEX_SUFFIX), base_offset, unsynced)
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def create_files(self) -> None:
+        """Makes the segment an empty one; whatever has its names is replaced."""
+        try:
+            for path in self._paths()[:3]:
+                file = self._file_system.open(path, create=True)
+                file.truncate(0)
+                file.close()
+                self._unsynced.mark(path)
+        except OSError:
+            for path in self._paths():
+                self._unsynced.forget(path)
+                if self._file_system.exists(path):
+                    self._file_system.remove(path)
+            raise
+        self._unsynced.mark(self._directory)
+        self.offset_index.start_empty()
+        self.time_index.start_empty()
+        self._max_timestamp = NO_TIMESTAMP
+
+    def open_existing(self) -> None:
+        """Attaches to a segment on disk; the transaction index is read, the others when needed."""
+        self.size_bytes = self._file_system.size(self.path)
+
+    def file(self) -> File:
+        """The log file, opened if need be."""
+        self.was_used = True
+        if self._file is None:
+            if self.is_gone:
+                raise FileNotFoundError(errno.ENOENT, "segment is closed", self.path)
+            self._file = self._file_system.open(self.path)
+        return self._file
+
+    def pin(self) -> File:
+        """The log file, to be kept open until `unpin`."""
+        file = self.file()
+        self._pins += 1
+        return file
+
+    def unpin(self) -> None:
+        self._pins -= 1
+        if self._pins == 0 and self._close_when_unpinned:
+            self._close_file()
+
+    def close(self) -> None:
+        """Writes the last time index entry and closes all files, for good."""
+        if self._max_timestamp is not None and self.time_index.is_loaded:
+            self.time_index.maybe_append(self._max_timestamp, self._offset_of_max_timestamp)
+        self.write_pending()
+        self.is_gone = True
+        self.close_handles()
+
+    def write_pending(self) -> None:
+        """Writes the index entries that a full disk has kept in memory."""
+        self.offset_index.file.write_pending()
+        self.time_index.file.write_pending()
+        self.transaction_index.file.write_pending()
+
+    def close_handles(self) -> None:
+        """Closes all files and writes nothing."""
+        self.offset_index.file.close()
+        self.time_index.file.close()
+        self.transaction_index.file.close()
+        if self._pins:
+            self._close_when_unpinned = True
+        else:
+            self._close_file()
+
+    def release(self) -> None:
+        """Gives back memory and handles, until the next use."""
+        self.transaction_index.file.close()
+        try:
+            self.offset_index.release()
+            self.time_index.release()
+        except OSError as error:
+            # Entries that the disk has no room for stay in memory.
+            if error.errno not in NO_SPACE:
+                raise
+        if not self._pins:
+            self._close_file()
+
+    def mark_deleted(self) -> list[str]:
+        """Renames the files to .deleted, closes them and returns the new paths. Reads under way go on."""
+        renamed = []
+        for path in self._paths():
+            self._unsynced.forget(path)
+            if self._file_system.exists(path):
+                self._file_system.rename(path, path + DELETED_SUFFIX)
+                renamed.append(path + DELETED_SUFFIX)
+        self.is_gone = True
+        self.close_handles()
+        return renamed
+
+    def _paths(self) -> tuple[str, str, str, str]:
+        return self.path, self.offset_index.file.path, self.time_index.file.path, self.transaction_index.file.path
+
+    def _close_file(self) -> None:
+        self._close_when_unpinned = False
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    # -- appending ------------------------------------------------------------------------------------------------
+
+    def holds_offset(self, offset: int) -> bool:
+        """Whether `offset` can be stored relative to the base offset."""
+        return 0 <= offset - self.base_offset <= _MAX_RELATIVE_OFFSET
+
+    def append(self, records: Buffer, last_offset: int, max_timestamp_ms: int, offset_of_max_timestamp: int) -> None:
+        """Writes whole batches at the end. When there is no room for them, the segment is what it was before."""
+        position = self.size_bytes
+        self.load_indexes()
+        max_timestamp = self.max_timestamp
+        file = self.file()
+        try:
+            file.write(position, records)
+        except OSError:
+            file.truncate(position)
+            raise
+        self._unsynced.mark(self.path)
+        self.size_bytes = position + len(records)
+        if position == 0:
+            self._first_timestamp = max_timestamp_ms
+        if max_timestamp_ms > max_timestamp:
+            self._max_timestamp = max_timestamp_ms
+            self._offset_of_max_timestamp = offset_of_max_timestamp
+        if self._bytes_since_index_entry > self._index_interval_bytes:
+            self.offset_index.append(last_offset, position)
+            self.time_index.maybe_append(self.max_timestamp, self._offset_of_max_timestamp)
+            self._bytes_since_index_entry = 0
+        self._bytes_since_index_entry += len(records)
+
+    def load_indexes(self) -> None:
+        """Reads the offset and time index if need be; makes them anew when they are missing or corrupt."""
+        if not self.offset_index.is_loaded or not self.time_index.is_loaded:
+            try:
+                self.offset_index.load()
+                self.time_index.load()
+            except (CorruptIndexError, FileNotFoundError):
+                self.rebuild_indexes()
+
+    def should_roll(
+        self,
+        appended_bytes: int,
+        last_offset: int,
+        max_timestamp_ms: int,
+        now_ms: int,
+        *,
+        segment_bytes: int,
+        segment_ms: int,
+        segment_index_bytes: int,
+    ) -> bool:
+        """Whether this append belongs into a new segment (log.roll.ms, segment.bytes, full index, offset range)."""
+        if self.size_bytes > segment_bytes - appended_bytes or not self.holds_offset(last_offset):
+            return True
+        if self.size_bytes == 0:
+            return False
+        first = self.first_timestamp
+        waited_ms = max_timestamp_ms - first if first >= 0 else now_ms - self.created_ms
+        if waited_ms > segment_ms - self.roll_jitter_ms:
+            return True
+        self.load_indexes()
+        return (
+            self.offset_index.entry_count >= segment_index_bytes // 8
+            or self.time_index.entry_count >= segment_index_bytes // 12 - 1
+        )
+
+    def become_inactive(self) -> None:
+        """The next segment has begun: the time index gets its last entry."""
+        self.load_indexes()
+        self.time_index.maybe_append(self.max_timestamp, self._offset_of_max_timestamp)
+
+    # -- what it holds --------------------------------------------------------------------------------------------
+
+    @property
+    def max_timestamp(self) -> int:
+        """The largest timestamp of a record, in ms; -1 when none has one."""
+        if self._max_timestamp is None:
+            self._read_max_timestamp()
+        assert self._max_timestamp is not None
+        return self._max_timestamp
+
+    @property
+    def first_timestamp(self) -> int:
+        """The first batch's largest timestamp, in ms; -1 when it has none, or there is no batch."""
+        if self._first_timestamp is None and self.size_bytes:
+            window = self.file().read(0, HEADER_SIZE_BYTES)
+            self._first_timestamp = parse_header(window, available_bytes=self.size_bytes).max_timestamp
+        return NO_TIMESTAMP if self._first_timestamp is None else self._first_timestamp
+
+    def largest_timestamp(self) -> int:
+        """The age that retention goes by: the largest timestamp, or else when the file was last written, in ms."""
+        return self.max_timestamp if self.max_timestamp >= 0 else self._file_system.modified_time_ms(self.path)
+
+    def _read_max_timestamp(self) -> None:
+        if self.time_index.is_loaded:
+            self._max_timestamp, self._offset_of_max_timestamp = self.time_index.last_entry()
+            return
+        try:
+            self._max_timestamp, self._offset_of_max_timestamp = self.time_index.last_entry_on_disk()
+        except (CorruptIndexError, FileNotFoundError):
+            self.rebuild_indexes()
+
+    def next_offset(self) -> int:
+        """The offset after the last batch, found from the last index entry on.
+
+        Raises CorruptIndexError, KafkaError(CORRUPT_MESSAGE) when the log file is damaged there.
+        """
+        indexed_offset, position = self.offset_index.last_entry_on_disk()
+        if position >= self.size_bytes:
+            if self.size_bytes == 0 and position == 0:
+                return self.base_offset
+            raise CorruptIndexError(f"{self.offset_index.file.path} points behind the end of its log")
+        last = None
+        for _, header in batch_scan.headers(self.file().read, position, self.size_bytes):
+            if last is None and header.base_offset > indexed_offset:
+                raise CorruptIndexError(f"{self.offset_index.file.path} does not fit its log at position {position}")
+            last = header
+        return self.base_offset if last is None else last.next_offset
+
+    # -- cutting and rebuilding -----------------------------------------------------------------------------------
+
+    def truncate_to(self, offset: int) -> int:
+        """Removes the batch that holds `offset` and everything after it; returns the offset where it ends now."""
+        self.load_indexes()
+        read = self.file().read
+        try:
+            found = batch_scan.find_batch(read, self.offset_index.lookup(offset), self.size_bytes, offset)
+        except KafkaError:
+            self.rebuild_indexes()
+            found = batch_scan.find_batch(read, 0, self.size_bytes, offset)
+        if found is None:
+            return offset
+        position, header = found
+        end_offset = min(offset, header.base_offset)
+        self._cut(position, end_offset)
+        return end_offset
+
+    def _cut(self, position: int, offset: int) -> None:
+        self.offset_index.truncate_to(offset, position)
+        self.time_index.truncate_to(offset)
+        self.transaction_index.truncate_to(offset)
+        self.file().truncate(position)
+        self._unsynced.mark(self.path)
+        self.size_bytes = position
+        self._bytes_since_index_entry = 0
+        if position == 0:
+            self._first_timestamp = None
+        timestamp, timestamp_offset = self.time_index.last_entry()
+        after = batch_scan.largest_timestamp(self.file().read, self.offset_index.lookup(timestamp_offset), position)
+        self._max_timestamp, self._offset_of_max_timestamp = max(
+            (timestamp, timestamp_offset), after, key=lambda entry: entry[0]
+        )
+
+    def rebuild_indexes(self) -> None:
+        """Makes the offset and time index anew from the batches."""
+        self._start_indexes_anew()
+        for position, header in batch_scan.headers(self.file().read, 0, self.size_bytes):
+            self._index_batch(position, header)
+        self.time_index.maybe_append(self.max_timestamp, self._offset_of_max_timestamp)
+
+    def recover(self, each: Callable[[int, BatchHeader, memoryview], None]) -> str | None:
+        """Verifies every batch, makes the indexes anew and cuts the file at the first bad byte.
+
+        `each` is called with position, header and bytes of each good batch, when the transaction index is empty again
+        up to there. Returns what was wrong where it was cut, None when all was good.
+        """
+        self._start_indexes_anew()
+        self.transaction_index.reset()
+        end, damage = 0, None
+        last_offset = self.base_offset - 1
+        try:
+            for position, header, batch in batch_scan.verified_batches(self.file(), 0, self.size_bytes):
+                if not last_offset < header.base_offset <= header.last_offset or not self.holds_offset(
+                    header.last_offset
+                ):
+                    damage = f"offsets {header.base_offset} to {header.last_offset} do not follow {last_offset}"
+                    break
+                each(position, header, batch)
+                self._index_batch(position, header)
+                last_offset = header.last_offset
+                end = position + header.size_bytes
+        except KafkaError as error:
+            damage = error.message
+        if end < self.size_bytes:
+            self.file().truncate(end)
+            self._unsynced.mark(self.path)
+            self.size_bytes = end
+        self.time_index.maybe_append(self.max_timestamp, self._offset_of_max_timestamp)
+        return damage
+
+    def _start_indexes_anew(self) -> None:
+        self.offset_index.reset()
+        self.time_index.reset()
+        self._max_timestamp = NO_TIMESTAMP
+        self._offset_of_max_timestamp = self.base_offset
+        self._first_timestamp = None
+        self._bytes_since_index_entry = 0
+
+    def _index_batch(self, position: int, header: BatchHeader) -> None:
+        if header.max_timestamp > self.max_timestamp:
+            self._max_timestamp = header.max_timestamp
+            self._offset_of_max_timestamp = header.last_offset
+        if self._bytes_since_index_entry > self._index_interval_bytes:
+            self.offset_index.append(header.last_offset, position)
+            self.time_index.maybe_append(self.max_timestamp, self._offset_of_max_timestamp)
+            self._bytes_since_index_entry = 0
+        self._bytes_since_index_entry += header.size_bytes

@@ -1,0 +1,115 @@
+"""The time index of one segment: the largest timestamp up to a point, and the last offset of the batch that has it.
+
+What must stay true: timestamps ascend strictly and offsets never descend: an entry (t, o) says that every record
+after offset o within the indexed part has a timestamp of at most t.
+
+File: entries of 12 bytes, timestamp (i64) and offset minus base offset (i32), big-endian.
+Source: kafka.log.TimeIndex.
+"""
+
+import struct
+from bisect import bisect_right
+from itertools import pairwise
+
+from klamm.environment import FileSystem
+from klamm.storage.index_file import CorruptIndexError, IndexFile
+from klamm.storage.unsynced_files import UnsyncedFiles
+
+ENTRY_SIZE_BYTES = 12
+NO_TIMESTAMP = -1
+_ENTRY = struct.Struct(">qi")
+
+TimeEntry = tuple[int, int]
+
+
+class TimeIndex:
+    """(timestamp in ms, relative offset) entries. Methods that touch the disk raise OSError."""
+
+    __slots__ = ("_base_offset", "_entries", "file", "is_loaded")
+
+    def __init__(self, file_system: FileSystem, path: str, base_offset: int, unsynced: UnsyncedFiles) -> None:
+        self.file = IndexFile(file_system, path, unsynced)
+        self.is_loaded = False
+        self._base_offset = base_offset
+        self._entries: list[TimeEntry] = []
+
+    @property
+    def entry_count(self) -> int:
+        """Only of a loaded index."""
+        return len(self._entries)
+
+    def read_entries(self) -> list[TimeEntry]:
+        """Reads the file and changes nothing, so it may run off the loop. Raises CorruptIndexError."""
+        data = self.file.read_all()
+        if len(data) % ENTRY_SIZE_BYTES:
+            raise CorruptIndexError(f"{self.file.path} has {len(data)} bytes, not a multiple of {ENTRY_SIZE_BYTES}")
+        entries = list(_ENTRY.iter_unpack(data))
+        if not all(a[0] < b[0] and a[1] <= b[1] for a, b in pairwise(entries)) or (entries and entries[0][1] < 0):
+            raise CorruptIndexError(f"{self.file.path} does not ascend")
+        return entries
+
+    def adopt(self, entries: list[TimeEntry]) -> None:
+        """Makes `entries`, as read from the file, the content in memory."""
+        self._entries = entries
+        self.is_loaded = True
+
+    def load(self) -> None:
+        """Raises CorruptIndexError."""
+        if not self.is_loaded:
+            self.adopt(self.read_entries())
+
+    def start_empty(self) -> None:
+        """The index of a new segment, whose file is known to be empty."""
+        self.adopt([])
+
+    def reset(self) -> None:
+        """Empties the index, to be built anew."""
+        self.start_empty()
+        self.file.truncate(0)
+
+    def maybe_append(self, timestamp_ms: int, offset: int) -> None:
+        """Adds an entry if the timestamp exceeds the last one."""
+        last_timestamp = self._entries[-1][0] if self._entries else NO_TIMESTAMP
+        if timestamp_ms > last_timestamp:
+            entry = (timestamp_ms, offset - self._base_offset)
+            self._entries.append(entry)
+            self.file.append(_ENTRY.pack(*entry))
+
+    def lookup(self, timestamp_ms: int) -> int:
+        """An offset before or at which no record has a timestamp of `timestamp_ms` or more, except at its very end."""
+        at = bisect_right(self._entries, timestamp_ms, key=lambda entry: entry[0])
+        return self._base_offset + (self._entries[at - 1][1] if at else 0)
+
+    def last_entry(self) -> tuple[int, int]:
+        """(timestamp, offset) of the last entry of a loaded index, or (-1, base offset)."""
+        timestamp_ms, relative = self._entries[-1] if self._entries else (NO_TIMESTAMP, 0)
+        return timestamp_ms, self._base_offset + relative
+
+    def last_entry_on_disk(self) -> tuple[int, int]:
+        """As `last_entry`, without loading. Raises CorruptIndexError."""
+        size, data = self.file.read_tail(ENTRY_SIZE_BYTES)
+        if size % ENTRY_SIZE_BYTES:
+            raise CorruptIndexError(f"{self.file.path} has {size} bytes, not a multiple of {ENTRY_SIZE_BYTES}")
+        if not data:
+            return NO_TIMESTAMP, self._base_offset
+        timestamp_ms, relative = _ENTRY.unpack(data)
+        # Only the first entry can be (0, 0); later zeros are Kafka's preallocation.
+        if timestamp_ms < 0 or relative < 0 or (timestamp_ms == relative == 0 and size > ENTRY_SIZE_BYTES):
+            raise CorruptIndexError(f"{self.file.path} ends with ({timestamp_ms}, {relative})")
+        return timestamp_ms, self._base_offset + relative
+
+    def truncate_to(self, offset: int) -> None:
+        """Keeps the entries below `offset`."""
+        relative = offset - self._base_offset
+        count = len(self._entries)
+        while count and self._entries[count - 1][1] >= relative:
+            count -= 1
+        del self._entries[count:]
+        self.file.truncate(count * ENTRY_SIZE_BYTES)
+
+    def release(self) -> None:
+        """Drops entries and file handle until the next use; not while entries wait for space on the disk."""
+        self.file.write_pending()
+        self.file.close()
+        self._entries = []
+        self.is_loaded = False

@@ -1,0 +1,60 @@
+"""Which files hold writes that a machine crash would undo.
+
+A log writes without waiting for the disk; before it moves its recovery point it makes everything that it has written
+until then durable. What must stay true: a path leaves this collection only after a sync that began after its last
+write, so that two flushes under way at once cannot take credit for each other's work.
+"""
+
+from klamm.environment import FileSystem
+
+
+class UnsyncedFiles:
+    """Paths of files and directories with unsynced changes, each with the number of its latest change."""
+
+    def __init__(self) -> None:
+        self._versions: dict[str, int] = {}
+        self._version = 0
+
+    def mark(self, path: str) -> None:
+        """This file or directory has changed."""
+        self._version += 1
+        self._versions[path] = self._version
+
+    def forget(self, path: str) -> None:
+        """This file is gone, or on its way."""
+        self._versions.pop(path, None)
+
+    def pending(self) -> dict[str, int]:
+        """What a sync that begins now must cover; hand it to `sync`, and when that has returned to `settle`."""
+        return dict(self._versions)
+
+    def settle(self, pending: dict[str, int], missing: list[str]) -> None:
+        """The sync of `pending` has succeeded, but for the `missing` files.
+
+        Raises FileNotFoundError when a file that still counts was missing.
+        """
+        for path in missing:
+            if path in self._versions:
+                raise FileNotFoundError(2, "file vanished before it was synced", path)
+        for path, version in pending.items():
+            if self._versions.get(path) == version:
+                del self._versions[path]
+
+
+def sync(file_system: FileSystem, pending: dict[str, int]) -> list[str]:
+    """Syncs each path; safe off the loop. Returns those that do not exist (any more). Raises OSError."""
+    missing = []
+    for path in pending:
+        try:
+            if file_system.is_directory(path):
+                file_system.sync_directory(path)
+                continue
+            file = file_system.open(path)
+        except FileNotFoundError:
+            missing.append(path)
+            continue
+        try:
+            file.sync()
+        finally:
+            file.close()
+    return missing
