@@ -142,7 +142,7 @@ def request_decoder(version: int) -> Callable[[Buffer, int], FetchRequest]:
                 partitions, position = _read_partitions(version, frame, position, elements)
                 request.topics.append((topic, partitions))
                 if flexible:
-                    position = skip_tagged_fields(frame, position)
+                    position = skip_tagged_fields(frame, position, elements)
             if version >= 7:
                 topic_count, position = read_count(frame, position, flexible)
                 check_count(topic_count, 3 if flexible else 6, frame, position, elements)
@@ -153,11 +153,11 @@ def request_decoder(version: int) -> Callable[[Buffer, int], FetchRequest]:
                     request.forgotten_topics.append((topic, list(struct.unpack_from(f">{count}i", frame, position))))
                     position += 4 * count
                     if flexible:
-                        position = skip_tagged_fields(frame, position)
+                        position = skip_tagged_fields(frame, position, elements)
             if version >= 11:
                 request.rack_id, position = read_text(frame, position)
             if flexible:
-                tagged, position = read_tagged_fields(frame, position)
+                tagged, position = read_tagged_fields(frame, position, elements)
                 if _CLUSTER_ID_TAG in tagged:
                     start, end = tagged[_CLUSTER_ID_TAG]
                     request.cluster_id, start = read_compact_nullable_string(frame, start)
@@ -203,7 +203,7 @@ def _read_flexible_partitions(frame: Buffer, position: int, elements: list[int])
     partitions = []
     for _ in range(count):
         partitions.append(FetchPartition._make(_PARTITION_V12.unpack_from(frame, position)))
-        position = skip_tagged_fields(frame, position + size - 1)
+        position = skip_tagged_fields(frame, position + size - 1, elements)
     return partitions, position
 
 
@@ -345,9 +345,9 @@ def response_decoder(version: int) -> Callable[[Buffer, int], FetchResponse]:
                     partitions.append(result)
                 response.topics.append((topic, partitions))
                 if flexible:
-                    position = skip_tagged_fields(frame, position)
+                    position = skip_tagged_fields(frame, position, elements)
             if flexible:
-                position = skip_tagged_fields(frame, position)
+                position = skip_tagged_fields(frame, position, elements)
             check_end(frame, position)
         except InvalidFrame as error:
             error.path.insert(0, "FetchResponse")
@@ -373,11 +373,11 @@ def _read_response_partition(
         return result, position
     if frame[position] == 0:
         return result, position + 1
-    tagged, position = read_tagged_fields(frame, position)
+    tagged, position = read_tagged_fields(frame, position, elements)
     if _DIVERGING_EPOCH_TAG in tagged:
-        result.diverging_epoch = _read_tagged_pair(_DIVERGING_EPOCH, frame, *tagged[_DIVERGING_EPOCH_TAG])
+        result.diverging_epoch = _read_tagged_pair(_DIVERGING_EPOCH, frame, *tagged[_DIVERGING_EPOCH_TAG], elements)
     if _CURRENT_LEADER_TAG in tagged:
-        result.current_leader = _read_tagged_pair(_CURRENT_LEADER, frame, *tagged[_CURRENT_LEADER_TAG])
+        result.current_leader = _read_tagged_pair(_CURRENT_LEADER, frame, *tagged[_CURRENT_LEADER_TAG], elements)
     return result, position
 
 
@@ -399,13 +399,15 @@ def _read_aborted(
         aborted.append(_ABORTED.unpack_from(frame, position))
         position += _ABORTED.size
         if flexible:
-            position = skip_tagged_fields(frame, position)
+            position = skip_tagged_fields(frame, position, elements)
     return aborted, position
 
 
-def _read_tagged_pair(fixed: struct.Struct, frame: Buffer, start: int, end: int) -> tuple[int, int]:
+def _read_tagged_pair(
+    fixed: struct.Struct, frame: Buffer, start: int, end: int, elements: list[int]
+) -> tuple[int, int]:
     first, second = fixed.unpack_from(frame, start)
-    _check_tag_end(skip_tagged_fields(frame, start + fixed.size), end)
+    _check_tag_end(skip_tagged_fields(frame, start + fixed.size, elements), end)
     return first, second
 
 

@@ -46,6 +46,9 @@ RESPONSE_MAX_ELEMENTS = 10_000_000
 # An encoder's scratch memory is kept between messages; after a message larger than this it is given back.
 _SCRATCH_BYTES = 1024 * 1024
 
+# Kafka defines no tagged field for headers yet.
+_HEADER_MAX_TAGS = 100
+
 _REQUEST_HEADER = struct.Struct(">hhi")
 _SIZE_AND_CORRELATION = struct.Struct(">ii")
 _CORRELATION = struct.Struct(">i")
@@ -103,7 +106,7 @@ def parse_request_header(frame: Buffer) -> RequestHeader:
         # The client id keeps its two-byte length even in version 2.
         client_id, position = read_nullable_string(frame, 8)
         if version == 2:
-            position = skip_tagged_fields(frame, position)
+            position = skip_tagged_fields(frame, position, [_HEADER_MAX_TAGS])
     except (struct.error, IndexError):
         raise InvalidFrame("the frame ends within the header", len(frame), "request header") from None
     return RequestHeader(api_key, api_version, correlation_id, client_id, position)
@@ -240,7 +243,7 @@ def decode_response(api_key: ApiKey, version: int, frame: Buffer) -> Any:
     try:
         position = 4
         if response_header_version(api_key, version):
-            position = skip_tagged_fields(frame, 4)
+            position = skip_tagged_fields(frame, 4, [_HEADER_MAX_TAGS])
         elif api_key == ApiKey.API_VERSIONS and struct.unpack_from(">h", frame, 4)[0] == _UNSUPPORTED_VERSION:
             version = 0
     except (struct.error, IndexError):

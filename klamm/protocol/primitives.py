@@ -91,12 +91,14 @@ def _text(data: Buffer, position: int, length: int) -> tuple[str | None, int]:
         raise InvalidFrame(f"text that is not UTF-8 ({error.reason})", position + error.start) from None
 
 
-def read_tagged_fields(data: Buffer, position: int) -> tuple[dict[int, tuple[int, int]], int]:
-    """The tagged-field section at the end of a flexible struct: tag -> (start, end) of its value."""
+def read_tagged_fields(data: Buffer, position: int, elements: list[int]) -> tuple[dict[int, tuple[int, int]], int]:
+    """The tagged-field section at the end of a flexible struct: tag -> (start, end) of its value.
+
+    The fields count as elements of the message (see `check_count`).
+    """
     count, position = read_unsigned_varint(data, position)
+    check_count(count, 2, data, position, elements)
     fields: dict[int, tuple[int, int]] = {}
-    if count > len(data) - position:
-        raise InvalidFrame(f"{count} tagged fields, but {len(data) - position} bytes are left", position)
     previous = -1
     for _ in range(count):
         tag, start = read_unsigned_varint(data, position)
@@ -112,7 +114,7 @@ def read_tagged_fields(data: Buffer, position: int) -> tuple[dict[int, tuple[int
 
 
 def check_count(count: int, element_bytes: int, data: Buffer, position: int, elements: list[int]) -> None:
-    """Refuses a count of array elements that cannot fit (each has at least `element_bytes`) or that is too much work.
+    """Refuses a count of elements that cannot fit (each has at least `element_bytes`) or that is too much work.
 
     `elements` holds how many elements the message may still have, and is counted down.
     """
@@ -155,9 +157,9 @@ def read_records(data: Buffer, position: int, flexible: bool) -> tuple[memoryvie
     return memoryview(data)[position:end], end
 
 
-def skip_tagged_fields(data: Buffer, position: int) -> int:
+def skip_tagged_fields(data: Buffer, position: int, elements: list[int]) -> int:
     """The position after a tagged-field section of which nothing is known."""
-    return position + 1 if data[position] == 0 else read_tagged_fields(data, position)[1]
+    return position + 1 if data[position] == 0 else read_tagged_fields(data, position, elements)[1]
 
 
 def unsigned_varint(value: int) -> bytes:

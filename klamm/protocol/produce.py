@@ -104,12 +104,12 @@ def request_decoder(version: int) -> Callable[[Buffer, int], ProduceRequest]:
                     records, position = read_records(frame, position + 4, flexible)
                     partitions.append((partition, records))
                     if flexible:
-                        position = skip_tagged_fields(frame, position)
+                        position = skip_tagged_fields(frame, position, elements)
                 topics.append((topic, partitions))
                 if flexible:
-                    position = skip_tagged_fields(frame, position)
+                    position = skip_tagged_fields(frame, position, elements)
             if flexible:
-                position = skip_tagged_fields(frame, position)
+                position = skip_tagged_fields(frame, position, elements)
             check_end(frame, position)
         except InvalidFrame as error:
             error.path.insert(0, "ProduceRequest")
@@ -206,7 +206,7 @@ def response_decoder(version: int) -> Callable[[Buffer, int], ProduceResponse]:
             message, position = read_nullable_text(frame, position + 4)
             errors.append((index, message))
             if flexible:
-                position = skip_tagged_fields(frame, position)
+                position = skip_tagged_fields(frame, position, elements)
         return errors, position
 
     def decode(frame: Buffer, position: int) -> ProduceResponse:
@@ -229,15 +229,15 @@ def response_decoder(version: int) -> Callable[[Buffer, int], ProduceResponse]:
                         result = result._replace(record_errors=errors, error_message=message)
                     partitions.append(result)
                     if flexible:
-                        position = skip_tagged_fields(frame, position)
+                        position = skip_tagged_fields(frame, position, elements)
                 response.topics.append((topic, partitions))
                 if flexible:
-                    position = skip_tagged_fields(frame, position)
+                    position = skip_tagged_fields(frame, position, elements)
             if version >= 1:
                 (response.throttle_time_ms,) = _INT32.unpack_from(frame, position)
                 position += 4
             if flexible:
-                position = skip_tagged_fields(frame, position)
+                position = skip_tagged_fields(frame, position, elements)
             check_end(frame, position)
         except InvalidFrame as error:
             error.path.insert(0, "ProduceResponse")

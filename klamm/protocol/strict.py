@@ -9,7 +9,7 @@ What must stay true:
   null where the schema allows none, text that is not UTF-8, tagged fields out of order or of another size than theirs,
   bytes after the end.
 - The work and memory that a frame costs are bounded before they are spent: an array's count must fit into the bytes
-  that follow it, and all arrays of a message together hold at most `max_elements` elements.
+  that follow it, and all arrays and tagged fields of a message together hold at most `max_elements` elements.
 """
 
 import struct
@@ -97,7 +97,7 @@ def _struct_reader(schema: Any, data_class: Any, version: int, flexible: bool) -
                     setattr(message, name, field.default)
                 if data[position] == 0:
                     return message, position + 1
-                values, position = read_tagged_fields(data, position)
+                values, position = read_tagged_fields(data, position, elements)
                 for tag, (start, end) in values.items():
                     if tag in tagged:
                         name, read_field = tagged[tag]

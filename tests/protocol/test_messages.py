@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.protocol import api_keys, messages
+from klamm.protocol import api_keys, messages, primitives
 from klamm.protocol.api_keys import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey
 from klamm.protocol.messages import InvalidFrame
 from klamm.protocol.strict import compile_decoder
@@ -266,6 +266,18 @@ def test_the_number_of_elements_is_capped():
     body = bytearray((topics + 1).to_bytes(4, "big") + b"\0\1a" * (topics + 1))
     with pytest.raises(InvalidFrame, match="more than a message of this kind may hold"):
         messages.decode_request(ApiKey.METADATA, 1, body, 0)
+
+
+def test_the_number_of_tagged_fields_is_capped():
+    def varint(value):
+        return primitives.unsigned_varint(value)
+
+    tags = b"".join(varint(tag) + b"\0" for tag in range(100_001))
+    for body in (b"\2\2a", b"\2\2a\0\0\0\0"):
+        with pytest.raises(InvalidFrame, match="100001 elements are more than"):
+            messages.decode_request(ApiKey.METADATA, 9, bytearray(body + varint(100_001) + tags + bytes(4)), 0)
+    with pytest.raises(InvalidFrame, match="101 elements are more than"):
+        messages.parse_request_header(b"\0\3\0\x09\0\0\0\x09\0\0" + varint(101) + tags[:202])
 
 
 def test_versions_outside_the_advertised_are_refused():
