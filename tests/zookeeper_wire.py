@@ -28,21 +28,22 @@ class WireClient:
         self._next_xid = 1
 
     @classmethod
-    async def open(cls, port: int) -> "WireClient":
+    async def open(cls, port: int, host: str = "127.0.0.1") -> "WireClient":
         """A connection without a session."""
-        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=2**22))
+        return cls(*await asyncio.open_connection(host, port, limit=2**22))
 
     @classmethod
     async def connect(
         cls,
         port: int,
         *,
+        host: str = "127.0.0.1",
         timeout_ms: int = 20_000,
         session: ConnectResponse | None = None,
         last_zxid_seen: int = 0,
     ) -> "WireClient":
         """With a new session, or attached to one."""
-        client = await cls.open(port)
+        client = await cls.open(port, host)
         session_id, password = (0, bytes(16)) if session is None else (session.session_id, session.password)
         request = jute.ConnectRequest(last_zxid_seen, timeout_ms, session_id, password)
         client.writer.write(jute.encode_connect_request(request))

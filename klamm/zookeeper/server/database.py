@@ -6,10 +6,11 @@ What must stay true:
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 from typing import Final
 
-from klamm.environment import Environment, File
+from klamm.environment import Environment, File, FileSystem
 from klamm.zookeeper.server.snapshots import publish_snapshot, recover, write_snapshot
 from klamm.zookeeper.server.transaction_log import TransactionLog
 from klamm.zookeeper.tree import Applied, MultiTxn, Txn, ZnodeTree
@@ -44,8 +45,7 @@ class Database:
     async def open(self) -> None:
         """Recovers. Raises CorruptDataError, BlockingIOError when another process has the directory, OSError."""
         file_system = self._environment.file_system
-        await self._environment.run_blocking(file_system.make_directories, self._directory)
-        self._lock = await self._environment.run_blocking(file_system.lock, f"{self._directory}/.lock")
+        self._lock = await self._environment.run_blocking(_take_directory, file_system, self._directory)
         try:
             self.tree = await self._environment.run_blocking(recover, file_system, self._directory)
         except BaseException:
@@ -110,3 +110,19 @@ class Database:
         finally:
             self.tree.release_capture()
             self._snapshotting = None
+
+
+def _take_directory(file_system: FileSystem, directory: str) -> File:
+    """Creates the directory if needed, durably, and locks it. Blocking."""
+    file_system.make_directories(directory)
+    lock = file_system.lock(f"{directory}/.lock")
+    if file_system.list_directory(directory) == [".lock"]:
+        # Nothing in it yet, so its name, and the names of those above it, may be new.
+        parent = directory
+        while parent != os.path.dirname(parent):
+            parent = os.path.dirname(parent)
+            try:
+                file_system.sync_directory(parent)
+            except PermissionError:
+                break  # what we may not read we have not made
+    return lock

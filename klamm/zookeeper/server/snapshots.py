@@ -117,11 +117,10 @@ def publish_snapshot(file_system: FileSystem, path: str) -> None:
 
 
 def recover(file_system: FileSystem, directory: str) -> ZnodeTree:
-    """The tree with every durable transaction. Creates the directory if needed and cuts a torn tail. Blocking.
+    """The tree with every durable transaction. Cuts a torn tail. Blocking.
 
     Raises CorruptDataError when acknowledged writes would be missing, and OSError.
     """
-    file_system.make_directories(directory)
     names = file_system.list_directory(directory)
     for name in names:
         if name.startswith(SNAPSHOT_PREFIX) and name.endswith(".tmp"):
@@ -137,6 +136,7 @@ def recover(file_system: FileSystem, directory: str) -> ZnodeTree:
                 f"{directory}: transactions {tree.zxid + 1} to {first_zxid - 1} are missing, before {name}"
             )
         _replay(file_system, f"{directory}/{name}", tree, is_newest)
+    file_system.sync_directory(directory)
     return tree
 
 
@@ -191,22 +191,30 @@ def _replay(file_system: FileSystem, path: str, tree: ZnodeTree, is_newest: bool
             ) from None
         end = block_end
     if end < len(data):
-        _cut_torn_tail(file_system, path, data, end, salt, is_newest)
+        _check_torn_tail(path, data, end, salt, is_newest)
+    if is_newest:
+        # The process may have been killed between a write and its sync. What was read here will be shown to clients,
+        # so it has to be durable from now on.
+        file = file_system.open(path)
+        try:
+            file.truncate(end)
+            file.sync()
+        finally:
+            file.close()
 
 
-def _cut_torn_tail(file_system: FileSystem, path: str, data: bytes, end: int, salt: int, is_newest: bool) -> None:
+def _check_torn_tail(path: str, data: bytes, end: int, salt: int, is_newest: bool) -> None:
+    """CorruptDataError unless what follows the last valid batch is the rest of a write that a crash has torn."""
     if not is_newest:
         raise CorruptDataError(f"{path} is damaged at byte {end}, and newer transactions exist")
-    if len(data) - end > MAX_BLOCK_BYTES or (position := next_block(data, end + 1, salt)) is not None:
-        where = "more than one batch" if len(data) - end > MAX_BLOCK_BYTES else f"a valid batch at byte {position}"
-        raise CorruptDataError(
-            f"{path} is damaged at byte {end} with {where} behind it: this is no torn tail, and cutting the file here "
-            "would lose acknowledged writes. Restore the file from a copy."
-        )
-    _log.warning("%s: the last write was torn off by a crash; %d bytes are cut at byte %d", path, len(data) - end, end)
-    file = file_system.open(path)
-    try:
-        file.truncate(end)
-        file.sync()
-    finally:
-        file.close()
+    if len(data) - end > MAX_BLOCK_BYTES:
+        behind = "more than a batch"
+    elif (position := next_block(data, end + 1, salt)) is not None:
+        behind = f"a valid batch at byte {position}"
+    else:
+        _log.warning("%s: a crash tore the last write; cut at byte %d of %d", path, end, len(data))
+        return
+    raise CorruptDataError(
+        f"{path} is damaged at byte {end}, with {behind} behind it: this is no torn tail, and cutting the file here "
+        "would lose acknowledged writes. Restore the file from a copy."
+    )
