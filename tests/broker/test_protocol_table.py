@@ -1,0 +1,22 @@
+"""docs/protocol.md says what the broker serves."""
+
+from pathlib import Path
+
+from klamm.broker import protocol_table
+from klamm.broker.handlers import APIS
+from klamm.protocol.messages import ApiKey
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "protocol.md"
+
+
+def test_the_document_is_current():
+    assert DOCUMENT.read_text() == protocol_table.render(APIS), (
+        "run: python -m klamm.broker.protocol_table > docs/protocol.md"
+    )
+
+
+def test_rows():
+    document = protocol_table.render({ApiKey.FETCH: APIS[ApiKey.FETCH]})
+    assert "| 1 | Fetch | 4-12 | 0-12 | " in document
+    assert "| 45 | AlterPartitionReassignments |  | 0 |  |" in document
+    assert document.count("\n| ") == 56 + 1
