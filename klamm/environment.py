@@ -126,7 +126,7 @@ class FileSystem(ABC):
             file.close()
 
     def replace_file(self, path: str, content: Buffer) -> None:
-        """Atomically and durably makes `content` the file's content: `path`.tmp, sync, rename, sync of the directory."""
+        """Atomically and durably gives the file this content: write `path`.tmp, sync, rename, sync the directory."""
         temporary = path + ".tmp"
         file = self.open(temporary, create=True)
         try:

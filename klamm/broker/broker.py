@@ -13,6 +13,7 @@ What must stay true:
 
 import asyncio
 import logging
+import os.path
 from collections.abc import Mapping
 
 from klamm.broker.dispatcher import Dispatcher
@@ -33,7 +34,8 @@ from klamm.net.server import ServerLimits, SocketServer
 from klamm.protocol.api_keys import request_size_limit
 from klamm.protocol.errors import KafkaError
 from klamm.replication.replica_manager import ReplicaManager, log_config
-from klamm.storage.log_manager import LogManager
+from klamm.storage.log_directory import MetaProperties, read_meta_properties
+from klamm.storage.log_manager import LogManager, LogManagerSettings
 from klamm.znodes import brokers as znodes
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.store import KafkaZooKeeper
@@ -112,7 +114,6 @@ class Broker:
         )
         await self._bind_listeners(self._log_manager, self._replica_manager)
         await self._set_up_session(store)
-        self._log_manager.write_identity(self.cluster_id, self.broker_id)
         await self._producer_ids.start()
         self._log_manager.start()
         for server in self._listeners.values():
@@ -121,21 +122,30 @@ class Broker:
 
     async def _open_logs(self, store: KafkaZooKeeper) -> LogManager:
         config = self._config
-        manager = LogManager(
+        directories = [os.path.abspath(directory) for directory in config.log_dirs]
+        if self.broker_id < 0:
+            stored = [read_meta_properties(self._environment.file_system, directory) for directory in directories]
+            ids = [meta.broker_id for meta in stored if meta is not None]
+            self.broker_id = ids[0] if ids else await store.generate_broker_id(config.reserved_broker_max_id)
+        topics = await store.topic_names()
+        await self._topic_configs.load(store, topics)
+        self._log_manager = LogManager(
             self._environment,
-            config.log_dirs,
+            directories,
+            meta_properties=MetaProperties(self.cluster_id, self.broker_id),
             default_config=log_config(self._topic_configs.of("")),
+            settings=LogManagerSettings(
+                retention_check_ms=config.log_retention_check_interval_ms,
+                flush_check_ms=config.log_flush_scheduler_interval_ms,
+                recovery_point_checkpoint_ms=config.log_flush_offset_checkpoint_interval_ms,
+                log_start_offset_checkpoint_ms=config.log_flush_start_offset_checkpoint_interval_ms,
+                producer_expiration_ms=config.transactional_id_expiration_ms,
+                recovery_threads_per_directory=config.num_recovery_threads_per_data_dir,
+            ),
             on_directory_failure=self._directory_failed,
         )
-        self._log_manager = manager
-        stored_id = manager.open_directories(self.cluster_id, config.broker_id)
-        if stored_id is not None:
-            self.broker_id = stored_id
-        elif self.broker_id < 0:
-            self.broker_id = await store.generate_broker_id(config.reserved_broker_max_id)
-        await self._topic_configs.load(store, await store.topic_names())
-        await manager.load(lambda topic: log_config(self._topic_configs.of(topic)))
-        return manager
+        await self._log_manager.load({topic: log_config(self._topic_configs.of(topic)) for topic in topics})
+        return self._log_manager
 
     async def _bind_listeners(self, log_manager: LogManager, replica_manager: ReplicaManager) -> None:
         loop = asyncio.get_running_loop()
@@ -206,7 +216,7 @@ class Broker:
             for endpoint in live.registration.endpoints:
                 if (endpoint.host, endpoint.port) in addresses:
                     raise BrokerStartError(
-                        f"advertised.listeners: {endpoint.host}:{endpoint.port} is the address of broker {other} already"
+                        f"advertised.listeners: {endpoint.host}:{endpoint.port} belongs to broker {other} already"
                     )
         registration = BrokerRegistration(
             self.broker_id,

@@ -78,7 +78,7 @@ class ReplicaManager:
             partition = self._partitions.get((topic, number))
             if partition is None:
                 config = self._topic_config_of(topic)
-                log = self._log_manager.get_or_create(topic, number, topic_id, log_config(config))
+                log = self._log_manager.get_or_create(topic, number, topic_id, log_config(config), is_new=state.is_new)
                 partition = self._partitions[topic, number] = Partition(topic, number, self._broker_id, log, config)
             if state.leader_epoch > partition.leader_epoch:
                 partition.make_leader(state)

@@ -11,8 +11,8 @@ import pytest
 from one_broker import Client, OneBroker
 
 from klamm.broker.handlers import APIS
-from klamm.broker.security import Operation, ResourceType
 from klamm.broker.security import Client as Principal
+from klamm.broker.security import Operation, ResourceType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.fetch import FetchPartition, FetchRequest

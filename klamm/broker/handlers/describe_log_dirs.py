@@ -7,6 +7,7 @@ from klamm.broker.security import Operation, ResourceType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.storage.log import Log
 
 Response = messages.response_class(ApiKey.DESCRIBE_LOG_DIRS)
 Directory = Response.DescribeLogDirsResult
@@ -32,23 +33,20 @@ def handle(request: Request) -> Body:
     selected = None if wanted is None else {(topic.topic, number) for topic in wanted for number in topic.partitions}
     results = []
     for directory in manager.directories:
-        if directory not in manager.live_directories:
-            results.append(Directory(error_code=ErrorCode.KAFKA_STORAGE_ERROR, log_dir=directory, topics=[]))
-            continue
         topics: dict[str, list[Body]] = {}
-        for (topic, number), log in sorted(manager.logs.items()):
-            if log.directory.rpartition("/")[0] == directory and (selected is None or (topic, number) in selected):
-                topics.setdefault(topic, []).append(_partition(number, log.size_bytes, log))
+        for log in manager.logs_in(directory.path) if directory.is_online else ():
+            if selected is None or (log.topic, log.partition) in selected:
+                topics.setdefault(log.topic, []).append(_partition(log))
         results.append(
             Directory(
-                error_code=ErrorCode.NONE,
-                log_dir=directory,
+                error_code=ErrorCode.NONE if directory.is_online else ErrorCode.KAFKA_STORAGE_ERROR,
+                log_dir=directory.path,
                 topics=[Topic(name=name, partitions=partitions) for name, partitions in topics.items()],
             )
         )
     return Response(version=request.version, results=results)
 
 
-def _partition(number: int, size_bytes: int, log: Body) -> Body:
+def _partition(log: Log) -> Body:
     lag = max(0, log.high_watermark - log.log_end_offset)
-    return Partition(partition_index=number, partition_size=size_bytes, offset_lag=lag, is_future_key=False)
+    return Partition(partition_index=log.partition, partition_size=log.size_bytes, offset_lag=lag, is_future_key=False)
