@@ -27,6 +27,7 @@ MAX_HELD = 4096
 MAX_HELD_BYTES = 4 * 1024 * 1024
 FLUSH_BYTES = 64 * 1024
 WRITE_BUFFER_HIGH_BYTES = 1024 * 1024
+CONNECT_TIMEOUT_S = 10.0  # zookeeper.cnxnsessionlesstimeout
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class ClientConnection(asyncio.Protocol):
         self._writable = True
         self._reading = True
         self._closing = False
+        self._connect_timer: asyncio.TimerHandle | None = None
         self.held = 0
         self.held_bytes = 0
         self.session: Session | None = None
@@ -71,12 +73,14 @@ class ClientConnection(asyncio.Protocol):
         host, port = (transport.get_extra_info("peername") or ("", 0))[:2]
         self.peer = f"{host}:{port}"
         self.identities.append(Identity("ip", host))
+        self._connect_timer = self._loop.call_later(CONNECT_TIMEOUT_S, self._check_session)
         self._server.opened(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._closing = True
-        self._frames.clear()
+        self.refuse_requests()
         self._outgoing.clear()
+        if self._connect_timer is not None:
+            self._connect_timer.cancel()
         self._server.closed(self)
 
     def data_received(self, data: bytes) -> None:
@@ -107,6 +111,10 @@ class ClientConnection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._writable = True
         self.execute()
+
+    def _check_session(self) -> None:
+        if self.session is None:
+            self.close(f"it has asked for no session within {CONNECT_TIMEOUT_S:.0f} s")
 
     # -- requests
 

@@ -233,7 +233,7 @@ class ZooKeeperServer:
             sent=self._sent + sum(connection.sent for connection in self._connections),
             outstanding=len(self._outbox),
             zxid=self._tree.zxid,
-            node_count=len(self._tree),
+            node_count=len(self._tree) + 1,  # ZooKeeper counts the root twice
             watch_count=len(self._watches),
             ephemeral_count=self._tree.ephemeral_count,
             data_size_bytes=self._tree.data_size_bytes,
