@@ -6,13 +6,14 @@ and the tests may do what they like, and so may Python when it loads a module or
 """
 
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 from klamm.simulation.process import SimulationFailure
 
-FORBIDDEN_EVENTS = frozenset({"open", "_thread.start_new_thread", "time.sleep"})
+FORBIDDEN_EVENTS = frozenset({"open", "time.sleep"})
 FORBIDDEN_FAMILIES = frozenset({"os", "shutil", "socket", "subprocess", "tempfile", "fcntl", "mmap", "glob", "pathlib"})
 
 # Loading modules and printing tracebacks reads files.
@@ -27,23 +28,34 @@ def armed(fail: Callable[[str], None]) -> Iterator[None]:
     """Inside, forbidden events raise SimulationFailure where they happen, and are told to `fail`."""
     global _fail, _installed  # noqa: PLW0603  # the hook is one for the whole process, whatever we do
     if not _installed:
-        sys.addaudithook(_judge)
+        sys.addaudithook(_hook)
         _installed = True
     if _fail is not None:
         raise RuntimeError("only one world can run at a time")
     _fail = fail
+    start_thread = threading.Thread.start
+
+    def start(thread: threading.Thread) -> None:
+        # Python reports threads under a name of their own in each version, and before 3.12 not at all.
+        _judge("threading.Thread.start", (thread.name,), sys._getframe(1))
+        start_thread(thread)
+
+    threading.Thread.start = start  # type: ignore[method-assign, assignment]  # put back below
     try:
         yield
     finally:
+        threading.Thread.start = start_thread  # type: ignore[method-assign]
         _fail = None
 
 
-def _judge(event: str, arguments: tuple[object, ...]) -> None:
-    fail = _fail
-    if fail is None or not (event in FORBIDDEN_EVENTS or event.partition(".")[0] in FORBIDDEN_FAMILIES):
-        return
-    culprit = _culprit(sys._getframe(1))
-    if culprit is not None:
+def _hook(event: str, arguments: tuple[object, ...]) -> None:
+    if _fail is not None and (event in FORBIDDEN_EVENTS or event.partition(".")[0] in FORBIDDEN_FAMILIES):
+        _judge(event, arguments, sys._getframe(1))
+
+
+def _judge(event: str, arguments: tuple[object, ...], frame: FrameType) -> None:
+    culprit = _culprit(frame)
+    if culprit is not None and (fail := _fail) is not None:
         where = f"{culprit.f_code.co_filename.rpartition('/')[2]}:{culprit.f_lineno}"
         message = f"{where} leaves the simulation: {event}{arguments!r}"
         fail(message)

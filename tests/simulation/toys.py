@@ -153,6 +153,6 @@ async def set_order_scenario(world: World) -> None:
     node = world.node("server")
     node.run(listen(Recorder))
     connection = await connect("server")
-    for word in {"the", "order", "of", "a", "set", "strings"}:
+    for word in set(dict.fromkeys(["the", "order", "of", "a", "set", "strings"])):
         connection.transport.write(word.encode())
         await asyncio.sleep(1)
