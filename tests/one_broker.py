@@ -32,10 +32,10 @@ class Client:
             self.writer.write(bytes(buffer))
         return messages.decode_response(key, version, await self.receive())
 
-    async def ask(self, key: ApiKey, version: int | None = None, **fields: Any) -> Any:
+    async def ask(self, api_key: ApiKey, version: int | None = None, /, **fields: Any) -> Any:
         """A request of kafka-python's classes, by default in the newest version."""
-        version = ADVERTISED_MAX[key] if version is None else version
-        return await self.request(key, version, messages.request_class(key)(version=version, **fields))
+        version = ADVERTISED_MAX[api_key] if version is None else version
+        return await self.request(api_key, version, messages.request_class(api_key)(version=version, **fields))
 
     async def receive(self) -> bytes:
         async with asyncio.timeout(20):

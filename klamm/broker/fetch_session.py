@@ -43,6 +43,7 @@ class _CachedPartition:
             or self.high_watermark != result.high_watermark
             or self.log_start_offset != result.log_start_offset
             or result.error_code != ErrorCode.NONE
+            or result.diverging_epoch is not None
         )
         # After an error the client must hear of the partition again, so its high watermark counts as untold.
         self.high_watermark = -1 if result.error_code != ErrorCode.NONE else result.high_watermark

@@ -96,6 +96,19 @@ class Partition:
         if not self.is_leader:
             raise self._not_leader()
 
+    def diverging_epoch(self, fetch_offset: int, last_fetched_epoch: int) -> tuple[int, int] | None:
+        """Where a reader's log must be cut because it differs from this one: (epoch, end offset); None if it agrees.
+
+        `last_fetched_epoch` is the epoch of the reader's last record, -1 if it does not say (KIP-595). Raises KafkaError
+        OFFSET_OUT_OF_RANGE when this log knows nothing of that epoch or begins after the offset.
+        """
+        if last_fetched_epoch == NO_EPOCH:
+            return None
+        epoch, end_offset = self.log.leader_epochs.end_offset_for(last_fetched_epoch, self.log.log_end_offset)
+        if end_offset < 0 or fetch_offset < self.log.log_start_offset:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+        return (epoch, end_offset) if epoch < last_fetched_epoch or end_offset < fetch_offset else None
+
     def fetch_upper_bound(self, isolation_level: int) -> int:
         """The first offset that a consumer must not see."""
         return self.log.last_stable_offset if isolation_level == READ_COMMITTED else self.log.high_watermark

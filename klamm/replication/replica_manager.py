@@ -192,6 +192,16 @@ class ReplicaManager:
             partition = self.partition(topic, want.partition)
             partition.require_leader(want.current_leader_epoch)
             log = partition.log
+            diverging_epoch = partition.diverging_epoch(want.fetch_offset, want.last_fetched_epoch)
+            if diverging_epoch is not None:
+                return FetchResponsePartition(
+                    want.partition,
+                    ErrorCode.NONE,
+                    log.high_watermark,
+                    log.last_stable_offset,
+                    log.log_start_offset,
+                    diverging_epoch=diverging_epoch,
+                )
             # Taken before the read: an append meanwhile must not make the response claim more than it carries.
             high_watermark, last_stable_offset = log.high_watermark, log.last_stable_offset
             upper_bound = partition.fetch_upper_bound(isolation_level)
@@ -271,6 +281,8 @@ class _DelayedFetch(DelayedOperation):
             try:
                 partition = self._manager.partition(topic, want.partition)
                 partition.require_leader(want.current_leader_epoch)
+                if partition.diverging_epoch(want.fetch_offset, want.last_fetched_epoch) is not None:
+                    return True
             except KafkaError:
                 return True
             log = partition.log

@@ -220,6 +220,28 @@ def test_leader_epochs_are_checked(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_a_reader_learns_where_its_log_differs(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        await client.produce("t", 0, batch(b"a", b"b"))
+        await cluster.restart_broker()
+        client = await cluster.connect()
+        await client.produce("t", 0, batch(b"c"))
+
+        async def fetch(offset: int, last_epoch: int) -> Any:
+            body = FetchRequest(topics=[("t", [FetchPartition(0, -1, offset, last_epoch, -1, 1000)])])
+            return (await client.request(ApiKey.FETCH, 12, body)).topics[0][1][0]
+
+        agrees = await fetch(2, 0)
+        assert (agrees.diverging_epoch, values(agrees.records)) == (None, [b"c"])
+        # Epoch 0 ended at offset 2, so offset 3 cannot be of it.
+        differs = await fetch(3, 0)
+        assert (differs.error_code, differs.diverging_epoch, differs.records or b"") == (ErrorCode.NONE, (0, 2), b"")
+        assert (await fetch(3, 7)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+    run(tmp_path, scenario)
+
+
 # -- idempotence
 
 
@@ -288,7 +310,7 @@ BAD_RECORDS = {
     "flipped CRC": (flip(batch(b"abc"), 18), ErrorCode.CORRUPT_MESSAGE),
     "cut short": (batch(b"abc")[:-3], ErrorCode.CORRUPT_MESSAGE),
     "only a header": (batch(b"abc")[:61], ErrorCode.CORRUPT_MESSAGE),
-    "negative length": (bytearray(8) + struct.pack(">i", -5) + bytes(60), ErrorCode.CORRUPT_MESSAGE),
+    "negative length": (bytearray(8) + struct.pack(">i", -5) + b"\0\0\0\0\x02" + bytes(60), ErrorCode.CORRUPT_MESSAGE),
     "huge length": (
         bytearray(8) + struct.pack(">i", 2**31 - 1) + b"\0\0\0\0\x02" + bytes(60),
         ErrorCode.CORRUPT_MESSAGE,
@@ -417,7 +439,7 @@ def test_a_frame_cut_by_the_end_of_the_connection_does_nothing(tmp_path: Path) -
 
 def test_api_versions_of_the_future(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
-        client.send_raw(frame(header(18, 99) + b"whatever follows"))
+        client.send_raw(frame(header(18, 99) + b"\0whatever follows"))
         answer = await client.receive()
         assert answer == struct.pack(">ihihhh", 1, ErrorCode.UNSUPPORTED_VERSION, 1, 18, 0, 3)
         assert (await client.ask(ApiKey.METADATA, topics=None)).error_code is not None
@@ -810,20 +832,14 @@ def every_request() -> dict[ApiKey, Any]:
 
 
 def error_codes(answer: Any) -> set[int]:
-    """Every error code other than NONE in a response, however deep."""
-    if isinstance(answer, list | tuple):
+    """Every error code other than NONE in a response, however deep: message classes, dataclasses, named tuples."""
+    if isinstance(answer, list) or type(answer) is tuple:
         return set().union(*map(error_codes, answer))
-    names = getattr(answer, "__slots__", ()) or ()
-    fields = list(answer.fields) if hasattr(answer, "fields") else [name for name in names if isinstance(name, str)]
-    fields = fields or list(getattr(answer, "_fields", ()))
-    found: set[int] = set()
-    for name in fields:
-        value = getattr(answer, name)
-        if name == "error_code" and value:
-            found.add(value)
-        elif isinstance(value, list | tuple):
-            found |= error_codes(list(value))
-    return found
+    if isinstance(answer, str | bytes | int | memoryview | set | None):
+        return set()
+    names = list(getattr(answer, "fields", ())) or list(getattr(answer, "_fields", ())) or list(answer.__slots__)
+    found = {answer.error_code} - {0} if "error_code" in names else set()
+    return found.union(*(error_codes(getattr(answer, name)) for name in names))
 
 
 DENIALS = {

@@ -72,8 +72,8 @@ def _append(request: Request, topic: str, number: int, records: memoryview | Non
         return ProduceResult(request.denied)
     if request.version <= LAST_VERSION_WITH_MESSAGE_SETS:
         return ProduceResult(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT)
-    if records is None:
-        return ProduceResult(ErrorCode.INVALID_RECORD, error_message="the records are null")
+    if not records:
+        return ProduceResult(ErrorCode.INVALID_RECORD, error_message="there is no record batch; exactly one is needed")
     return request.services.replica_manager.append_records(topic, number, records, request.body.acks)
 
 
