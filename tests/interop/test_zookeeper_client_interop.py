@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+import uvloop
 from oracles import RealZooKeeper
 from zookeeper_scenarios import SCENARIOS, Scene, States
 
@@ -27,7 +28,7 @@ def test_scenario(scenario: Callable[[Scene], Awaitable[None]], zookeeper: RealZ
         finally:
             environment.close()
 
-    asyncio.run(main())
+    uvloop.run(main())  # The loop that production uses.
 
 
 def test_a_restart_of_the_server(
@@ -55,4 +56,4 @@ def test_a_restart_of_the_server(
             assert (await changed).path == "/e"
         environment.close()
 
-    asyncio.run(main())
+    uvloop.run(main())  # The loop that production uses.
