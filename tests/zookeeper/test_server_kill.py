@@ -1,0 +1,120 @@
+"""Real processes: killed with -9 at random moments, restarted, and every acknowledged write is there."""
+
+import asyncio
+import random
+import sys
+from pathlib import Path
+
+from processes import ManagedProcess, free_port
+from zookeeper_wire import WireClient
+
+from klamm.zookeeper import jute
+from klamm.zookeeper.jute import CreateMode
+
+SERVER = """
+import asyncio, sys, uvloop
+from klamm.environment import SystemEnvironment
+from klamm.zookeeper.server import ZooKeeperServer
+
+async def serve():
+    server = ZooKeeperServer(SystemEnvironment(), sys.argv[1], port=int(sys.argv[2]), snapshot_every=int(sys.argv[3]))
+    await server.start()
+    print("ready", flush=True)
+    await server.wait_closed()
+
+uvloop.run(serve())
+"""
+ROUNDS = 10
+
+
+class Acknowledged:
+    """What the server has promised. `enough` is set when `target` writes have been acknowledged."""
+
+    def __init__(self) -> None:
+        self.target = 0
+        self.enough = asyncio.Event()
+        self.versions: dict[str, int] = {}
+        self.sequentials: dict[str, None] = {}
+        self.count = 0
+
+
+async def write(port: int, path: str, acknowledged: Acknowledged) -> None:
+    """Writes, pipelined, until the connection breaks."""
+    client = await WireClient.connect(port)
+    await client.call(jute.Create(path, b""))
+    acknowledged.versions.setdefault(path, 0)
+    while True:
+        for _ in range(20):
+            client.send(jute.SetData(path, b"data" * 20))
+            client.send(jute.Create(f"{path}/n-", b"", flags=CreateMode.PERSISTENT_SEQUENTIAL))
+            client.send(jute.Multi((jute.SetData(path, b"a"), jute.SetData(path, b"b"))))
+        for _ in range(20):
+            set_data, create, multi = await client.reply(), await client.reply(), await client.reply()
+            assert isinstance(set_data.response, jute.StatResponse)
+            assert isinstance(create.response, jute.CreateResponse)
+            assert isinstance(multi.response, jute.MultiResponse)
+            acknowledged.sequentials[create.response.path] = None
+            stat = multi.response.results[1].stat
+            assert stat is not None and stat.version == set_data.response.stat.version + 2
+            acknowledged.versions[path] = stat.version
+            acknowledged.count += 3
+            if acknowledged.count >= acknowledged.target:
+                acknowledged.enough.set()
+
+
+async def check(port: int, acknowledged: Acknowledged) -> None:
+    client = await WireClient.connect(port)
+    names: dict[str, None] = {}
+    for path, version in acknowledged.versions.items():
+        reply = await client.call(jute.Exists(path))
+        assert isinstance(reply.response, jute.StatResponse)
+        assert reply.response.stat.version >= version
+        children = await client.call(jute.GetChildren(path))
+        assert isinstance(children.response, jute.GetChildrenResponse)
+        names.update(dict.fromkeys(f"{path}/{name}" for name in children.response.children))
+    assert not [path for path in acknowledged.sequentials if path not in names]
+    await client.call(jute.CloseSession())
+
+
+def test_killed_ten_times_it_has_every_acknowledged_write(tmp_path: Path) -> None:
+    chance = random.Random(1)
+    port = free_port()
+    acknowledged = Acknowledged()
+
+    def start() -> ManagedProcess:
+        command = [sys.executable, "-c", SERVER, tmp_path / "data", str(port), str(chance.choice([300, 10**6]))]
+        process = ManagedProcess("zookeeper", command, tmp_path / "server.log")
+        process.wait_for("^ready$")
+        return process
+
+    async def attack(process: ManagedProcess) -> None:
+        writers = [asyncio.ensure_future(write(port, f"/{number}", acknowledged)) for number in range(3)]
+        acknowledged.enough = asyncio.Event()
+        acknowledged.target = acknowledged.count + chance.randrange(2000)
+        async with asyncio.timeout(60):
+            await acknowledged.enough.wait()
+        process.kill()
+        for outcome in await asyncio.gather(*writers, return_exceptions=True):
+            assert isinstance(outcome, OSError | EOFError), outcome
+
+    for _ in range(ROUNDS):
+        process = start()
+        asyncio.run(check(port, acknowledged))
+        asyncio.run(attack(process))
+    process = start()
+    asyncio.run(check(port, acknowledged))
+    process.kill()
+    assert acknowledged.count > 5000
+
+
+def test_a_directory_serves_one_server_at_a_time(tmp_path: Path) -> None:
+    def start(port: int) -> ManagedProcess:
+        command = [sys.executable, "-c", SERVER, tmp_path / "data", str(port), "1000"]
+        return ManagedProcess("zookeeper", command, tmp_path / "server.log")
+
+    first = start(free_port())
+    first.wait_for("^ready$")
+    second = start(free_port())
+    second.wait_for("BlockingIOError.*locked by another process")
+    first.kill()
+    second.kill()
