@@ -7,7 +7,9 @@ What must stay true:
 - The throttle time is set in one place, here.
 """
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
+from types import CoroutineType
+from typing import Any
 
 from klamm.broker.registry import Api, Body, Request
 from klamm.broker.security import ANONYMOUS, Client
@@ -60,12 +62,12 @@ class Dispatcher:
             result = api.handle(request)
         except KafkaError as error:
             result = api.error_response(request, error)
-        if isinstance(result, Awaitable):
+        if isinstance(result, CoroutineType):
             return self._finish(request, header.correlation_id, len(frame), result)
         return self._respond(request, header.correlation_id, len(frame), result)
 
     async def _finish(
-        self, request: Request, correlation_id: int, request_bytes: int, pending: Awaitable[Body | None]
+        self, request: Request, correlation_id: int, request_bytes: int, pending: Coroutine[Any, Any, Body | None]
     ) -> Response:
         try:
             body = await pending

@@ -4,7 +4,7 @@ ApiVersions and the protocol support table in the documentation are made from th
 what is advertised.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,8 @@ DENIED = {
 
 Body = Any  # an instance of a message class of `klamm.protocol`
 NO_BROKER = -1
-Handle = Callable[["Request"], Body | Awaitable[Body | None] | None]
+# Plain where the answer is known at once, `async def` where it may have to wait. None: nothing is answered.
+Handle = Callable[["Request"], Body | Coroutine[Any, Any, Body | None] | None]
 ErrorResponse = Callable[["Request", KafkaError], Body]
 
 
