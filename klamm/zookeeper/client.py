@@ -70,6 +70,10 @@ MAX_BACK_OFF_SECONDS = 0.5
 HEALTHY_SECONDS = 1.0
 """A connection that lived as long ends a row of failures; one that did not counts as another."""
 
+MIN_ATTEMPTS = 3
+"""So many attempts, and one on each server, fit into a session's time-out, even if no server answers the handshake:
+ZooKeeper may accept a connection while it starts and then forget it for ten seconds."""
+
 
 class State(Enum):
     CONNECTING = "connecting"
@@ -498,9 +502,10 @@ class ZooKeeperClient:
         hello = ConnectRequest(self._last_zxid, self._wanted_timeout_ms, self._session_id, self._password)
         connection = self._attempt = Connection(self, hello, self._max_in_flight)
         try:
-            async with asyncio.timeout(self._granted_timeout_ms / 1000 / len(self._servers)):
+            async with asyncio.timeout(self._granted_timeout_ms / 1000 / max(MIN_ATTEMPTS, len(self._servers))):
                 await self._loop.create_connection(lambda: connection, host, port)
-                await connection.handshake
+                # A wait that is given up must not cancel the handshake, whose outcome is read below.
+                await asyncio.shield(connection.handshake)
         except TimeoutError:
             connection.abort("no answer to the handshake")
             self._failure = f"{host}:{port}: no answer"
