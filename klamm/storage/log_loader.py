@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from klamm.environment import FileSystem
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import BatchHeader, decode_end_transaction_marker
 from klamm.storage import batch_scan
 from klamm.storage.checkpoints import (
@@ -77,10 +77,16 @@ def load_log(
 ) -> LoadedLog:
     """Opens the log in `directory`, which must exist; an empty one becomes an empty log at `log_start_offset`.
 
-    Raises OSError; KafkaError(KAFKA_STORAGE_ERROR) when partition.metadata is malformed.
+    Raises OSError; KafkaError(KAFKA_STORAGE_ERROR) when partition.metadata is malformed, or when a part of the log
+    that was synced long ago is damaged: cutting there would lose what has been acknowledged.
     """
     loader = _Loader(file_system, directory, config, now_ms)
-    return loader.load(log_start_offset, recovery_point, is_clean)
+    try:
+        return loader.load(log_start_offset, recovery_point, is_clean)
+    except KafkaError as error:
+        if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
+            raise
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"{directory} is damaged: {error.message}") from error
 
 
 def write_unsynced(file_system: FileSystem, path: str, content: bytes, unsynced: UnsyncedFiles) -> None:
@@ -223,12 +229,10 @@ class _Loader:
         return ProducerSnapshots(self._file_system, self._directory, self._unsynced, offsets)
 
     def _read_topic_id(self) -> UUID | None:
+        if PARTITION_METADATA_FILE not in self._names:
+            return None
         path = self._path(PARTITION_METADATA_FILE)
-        return (
-            parse_partition_metadata(self._file_system.read_file(path), path)
-            if self._file_system.exists(path)
-            else None
-        )
+        return parse_partition_metadata(self._file_system.read_file(path), path)
 
     # -- batches --------------------------------------------------------------------------------------------------
 
@@ -283,19 +287,28 @@ class _Loader:
         """Verifies the segments from the recovery point on. (log end offset, producer state there)."""
         suspect = self._segments.starting_with(recovery_point)
         start = suspect[0].base_offset
+        trusted = [segment for segment in self._segments if segment.base_offset < start]
+        for segment in trusted:
+            try:
+                segment.transaction_index.load()
+            except CorruptIndexError as error:
+                _LOGGER.warning("Recovering from %s on: %s", segment.path, error)
+                return self._recover(segment.base_offset, is_clean)
         self._snapshots.delete_after(start)
         state = self._snapshots.load_latest(start)
         if state is None:
             state = ProducerState(start if is_clean else self._segments.first.base_offset)
-        trusted = [segment for segment in self._segments if segment.base_offset < start]
-        self._replay(
-            [segment for segment in trusted if segment in self._segments.starting_with(state.end_offset)], state
-        )
-        for segment in trusted:
-            segment.transaction_index.load()
+        first_replayed = self._segments.starting_with(state.end_offset)[0].base_offset
+        self._replay([segment for segment in trusted if segment.base_offset >= first_replayed], state)
         self._epochs.truncate_from_end(start)
-        end = start
+        end = self._end_of(trusted[-1]) if trusted else start
         for number, segment in enumerate(suspect):
+            # Below: its deletion by a truncation was lost with the machine, what was written instead was not. Above:
+            # the end of the segment before it was lost; only compaction leaves holes that are none.
+            if segment.base_offset < end or (segment.base_offset > end and not self._config.is_compacted):
+                _LOGGER.warning("Dropping %s: the log before it ends at offset %d", segment.path, end)
+                self._drop(suspect[number:])
+                break
             state.end_offset = segment.base_offset
             self._snapshots.take(state)
             damage = self._recover_segment(segment, state)
@@ -305,6 +318,14 @@ class _Loader:
                 self._drop(suspect[number + 1 :])
                 break
         return end, state
+
+    def _end_of(self, segment: LogSegment) -> int:
+        """Where a segment that need not be verified ends."""
+        try:
+            return segment.next_offset()
+        except (CorruptIndexError, FileNotFoundError):
+            segment.rebuild_indexes()
+            return segment.next_offset()
 
     def _recover_segment(self, segment: LogSegment, state: ProducerState) -> str | None:
         def each(_position: int, header: BatchHeader, batch: memoryview) -> None:
@@ -379,7 +400,10 @@ class _Loader:
 
 
 def replay_segment(segment: LogSegment, state: ProducerState, end_position: int) -> None:
-    """Applies the segment's batches from the state's end on, up to `end_position`, to `state`. Raises OSError."""
+    """Applies the segment's batches from the state's end on, up to `end_position`, to `state`.
+
+    Raises OSError, KafkaError(CORRUPT_MESSAGE).
+    """
     read = segment.file().read
     segment.load_indexes()
     start = segment.offset_index.lookup(state.end_offset)

@@ -170,6 +170,8 @@ class LogSegment:
             if self._file_system.exists(path):
                 self._file_system.rename(path, path + DELETED_SUFFIX)
                 renamed.append(path + DELETED_SUFFIX)
+        # Should a machine crash bring them back after a truncation, they would contradict what is written next.
+        self._unsynced.mark(self._directory)
         self.is_gone = True
         self.close_handles()
         return renamed

@@ -1,0 +1,360 @@
+"""Appending: what leaders check and assign, what followers accept, and what a failing disk does."""
+
+import asyncio
+import errno
+import struct
+
+import pytest
+from logs import DIRECTORY, NOW_MS, DiskEnvironment, append, batch, marker, open_log, read_all, records_in
+
+from klamm.protocol import record_batch as rb
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.record_batch import CompressionType, ControlRecordType, Record, build_batch
+from klamm.storage.log import AppendOrigin
+from klamm.storage.log_config import LogConfig
+
+
+def refused(function, *arguments, **named) -> ErrorCode:
+    with pytest.raises(KafkaError) as caught:
+        function(*arguments, **named)
+    return caught.value.code
+
+
+def changed(data: bytearray, position: int, form: str, value: int) -> bytearray:
+    """The batch with one header field changed and the checksum made to match."""
+    struct.pack_into(form, data, position, value)
+    struct.pack_into(">I", data, 17, rb._crc(data, 0, len(data)))
+    return data
+
+
+@pytest.fixture
+def environment():
+    return DiskEnvironment()
+
+
+@pytest.fixture
+def log(environment):
+    return open_log(environment)
+
+
+def test_a_leader_assigns_offsets_and_its_epoch(log):
+    assert append(log, b"a", b"b", leader_epoch=3)[:5] == (0, 1, NOW_MS, -1, 0)
+    info = append(log, b"c", leader_epoch=3, codec=CompressionType.ZSTD)
+    assert (info.first_offset, info.last_offset, info.duplicate) == (2, 2, False)
+    assert log.log_end_offset == 3
+    assert asyncio.run(read_all(log)) == [(0, b"a"), (1, b"b"), (2, b"c")]
+    fetched = asyncio.run(log.read(0, 1000, max_offset=3, minimum_one_batch=True))
+    assert [h.partition_leader_epoch for _, h in rb.iterate_batches(fetched.data)] == [3, 3]
+    assert all(rb.crc_matches(fetched.data, p, h) for p, h in rb.iterate_batches(fetched.data))
+
+
+def test_a_request_may_be_a_part_of_a_larger_buffer(log):
+    frame = bytearray(b"head") + batch(b"a") + b"tail"
+    log.append_as_leader(memoryview(frame)[4:-4], 0, now_ms=NOW_MS)
+    assert frame[:4] == b"head"
+    assert frame[-4:] == b"tail"
+    assert asyncio.run(read_all(log)) == [(0, b"a")]
+
+
+@pytest.mark.parametrize(
+    ("records", "code"),
+    [
+        (batch(b"a", base_offset=5), ErrorCode.INVALID_RECORD),
+        (batch(b"a") + batch(b"b"), ErrorCode.INVALID_RECORD),
+        (changed(batch(b"a", b"b"), 57, ">i", 1), ErrorCode.INVALID_RECORD),
+        (changed(batch(b"a", b"b"), 23, ">i", 5), ErrorCode.INVALID_RECORD),
+        (changed(changed(batch(b"a"), 23, ">i", -1), 57, ">i", 0), ErrorCode.INVALID_RECORD),
+        (marker(ControlRecordType.COMMIT, 5), ErrorCode.INVALID_RECORD),
+        (batch(b"a", producer_id=5, producer_epoch=0, base_sequence=-1), ErrorCode.INVALID_RECORD),
+        (batch(b"a", producer_id=5, producer_epoch=-1, base_sequence=0), ErrorCode.INVALID_RECORD),
+        (batch(b"a", is_transactional=True), ErrorCode.INVALID_RECORD),
+        (changed(batch(b"a"), 21, ">h", 5), ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
+        (changed(batch(b"a"), 21, ">h", 8), ErrorCode.INVALID_TIMESTAMP),
+        (batch(b"a")[:-1], ErrorCode.CORRUPT_MESSAGE),
+        (batch(b"a")[:-1] + b"?", ErrorCode.CORRUPT_MESSAGE),
+        (batch(b"x" * 2_000_000), ErrorCode.MESSAGE_TOO_LARGE),
+        (bytearray(b""), ErrorCode.CORRUPT_MESSAGE),
+        (bytearray(16) + b"\x01" + bytearray(60), ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT),
+    ],
+)
+def test_what_a_client_may_not_append(log, records, code):
+    assert refused(log.append_as_leader, bytearray(records), 0, now_ms=NOW_MS) == code
+    assert log.log_end_offset == 0
+    assert append(log, b"next").first_offset == 0
+
+
+def test_a_batch_larger_than_a_segment(environment):
+    log = open_log(environment, LogConfig(segment_bytes=100))
+    assert refused(append, log, b"x" * 100) == ErrorCode.RECORD_LIST_TOO_LARGE
+
+
+def test_timestamps_may_not_be_too_far_from_the_clock(environment):
+    log = open_log(environment, LogConfig(message_timestamp_difference_max_ms=1000))
+    for off in (-1001, 1001):
+        assert refused(append, log, b"a", timestamp_ms=NOW_MS + off) == ErrorCode.INVALID_TIMESTAMP
+    mixed = build_batch([Record(None, b"a", NOW_MS), Record(None, b"b", NOW_MS + 2000)])
+    assert refused(log.append_as_leader, mixed, 0, now_ms=NOW_MS) == ErrorCode.INVALID_TIMESTAMP
+    append(log, b"a", timestamp_ms=NOW_MS - 1000)
+    append(log, b"a", timestamp_ms=-1)
+    assert log.log_end_offset == 2
+
+
+def test_log_append_time(environment):
+    log = open_log(environment, LogConfig(message_timestamp_type="LogAppendTime"))
+    info = append(log, b"a", b"b", timestamp_ms=5, now_ms=NOW_MS + 7)
+    assert (info.max_timestamp, info.log_append_time_ms) == (NOW_MS + 7, NOW_MS + 7)
+    fetched = asyncio.run(log.read(0, 1000, max_offset=2, minimum_one_batch=True))
+    header = rb.parse_header(fetched.data)
+    assert rb.crc_matches(fetched.data, 0, header)
+    assert {r.timestamp_ms for r in rb.decode_records(fetched.data, 0, header)} == {NOW_MS + 7}
+
+
+def test_compacted_topics_need_keys(environment):
+    log = open_log(environment, LogConfig(cleanup_policy=("compact",)))
+    assert refused(append, log, b"a") == ErrorCode.INVALID_RECORD
+    records = [Record(b"k", b"v", NOW_MS), Record(None, b"v", NOW_MS)]
+    for codec in CompressionType:
+        code = refused(log.append_as_leader, build_batch(records, codec=codec), 0, now_ms=NOW_MS)
+        assert code == ErrorCode.INVALID_RECORD
+        log.append_as_leader(build_batch(records[:1], codec=codec), 0, now_ms=NOW_MS)
+    assert log.log_end_offset == 5
+
+
+# Idempotence (the rules of ProducerState have their own tests)
+
+
+def produce(log, sequence, *values, producer_id=7, epoch=0, **header):
+    return append(log, *values, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence, **header)
+
+
+def test_duplicates_get_the_old_offsets_and_are_not_appended(log):
+    first = produce(log, 0, b"a", b"b")
+    second = produce(log, 2, b"c")
+    assert (second.first_offset, second.duplicate) == (2, False)
+    again = produce(log, 0, b"a", b"b")
+    assert (again.first_offset, again.last_offset, again.duplicate) == (first.first_offset, first.last_offset, True)
+    assert log.log_end_offset == 3
+    assert refused(produce, log, 5, b"gap") == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert refused(produce, log, 1, b"b") == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert log.log_end_offset == 3
+
+
+def test_only_five_batches_are_remembered(log):
+    for sequence in range(6):
+        produce(log, sequence, b"x")
+    assert produce(log, 1, b"x").duplicate
+    assert refused(produce, log, 0, b"x") == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+
+
+def test_a_batch_that_could_not_be_written_is_not_a_duplicate_later(environment, log):
+    produce(log, 0, b"a")
+    environment.disk.fail("write", "*.log", errno.ENOSPC)
+    assert refused(produce, log, 1, b"b") == ErrorCode.KAFKA_STORAGE_ERROR
+    info = produce(log, 1, b"b")
+    assert (info.first_offset, info.duplicate) == (1, False)
+
+
+# Transactions
+
+
+def test_the_last_stable_offset_waits_for_the_marker_and_the_high_watermark(log):
+    append(log, b"plain")
+    produce(log, 0, b"t1", is_transactional=True)
+    append(log, b"after")
+    log.update_high_watermark(3)
+    assert (log.high_watermark, log.last_stable_offset) == (3, 1)
+    log.append_as_leader(marker(ControlRecordType.ABORT, 7), 0, origin=AppendOrigin.COORDINATOR, now_ms=NOW_MS)
+    assert log.last_stable_offset == 1
+    log.update_high_watermark(4)
+    assert log.last_stable_offset == 4
+    assert log.aborted_transactions(0, 4) == [(7, 1)]
+    assert log.aborted_transactions(0, 1) == []
+    assert log.aborted_transactions(4, 10) == []
+
+
+def test_a_marker_of_an_older_coordinator_is_fenced(log):
+    produce(log, 0, b"t1", is_transactional=True)
+    for coordinator_epoch, code in ((5, None), (4, ErrorCode.TRANSACTION_COORDINATOR_FENCED)):
+        records = marker(ControlRecordType.COMMIT, 7, coordinator_epoch=coordinator_epoch)
+        if code is None:
+            log.append_as_leader(records, 0, origin=AppendOrigin.COORDINATOR, now_ms=NOW_MS)
+        else:
+            origin = AppendOrigin.COORDINATOR
+            assert refused(log.append_as_leader, records, 0, origin=origin, now_ms=NOW_MS) == code
+
+
+# Followers
+
+
+def test_a_follower_takes_batches_as_they_are(environment, log):
+    sent = (
+        batch(b"a", b"b", base_offset=0, partition_leader_epoch=1, producer_id=7, producer_epoch=0, base_sequence=3)
+        + batch(
+            b"c",
+            base_offset=2,
+            partition_leader_epoch=2,
+            producer_id=8,
+            producer_epoch=0,
+            base_sequence=0,
+            is_transactional=True,
+        )
+        + marker(ControlRecordType.ABORT, 8, base_offset=3, partition_leader_epoch=2)
+        + batch(b"gap", base_offset=9, partition_leader_epoch=2)
+    )
+    info = log.append_as_follower(bytes(sent) + bytes(batch(b"cut"))[:40])
+    assert (info.first_offset, info.last_offset, info.size_bytes) == (0, 9, len(sent))
+    assert log.log_end_offset == 10
+    fetched = asyncio.run(log.read(0, 10_000, max_offset=10, minimum_one_batch=True))
+    assert bytes(fetched.data) == bytes(sent)
+    assert list(log.leader_epochs.entries) == [(1, 0), (2, 2)]
+    assert log.aborted_transactions(0, 10) == [(8, 2)]
+    assert log.producer_state.entries[7].last_sequence == 4
+    log.update_high_watermark(10)
+    assert log.last_stable_offset == 10
+
+
+def test_what_a_follower_refuses(log):
+    log.append_as_follower(batch(b"a", base_offset=4))
+    assert refused(log.append_as_follower, batch(b"a", base_offset=4)) == ErrorCode.OFFSET_OUT_OF_RANGE
+    backwards = batch(b"a", base_offset=7) + batch(b"b", base_offset=6)
+    assert refused(log.append_as_follower, backwards) == ErrorCode.OFFSET_OUT_OF_RANGE
+    corrupt = batch(b"a", base_offset=7)
+    corrupt[-1] ^= 1
+    assert refused(log.append_as_follower, batch(b"a", base_offset=5) + corrupt) == ErrorCode.CORRUPT_MESSAGE
+    assert log.log_end_offset == 5
+    assert log.append_as_follower(b"").size_bytes == 0
+
+
+def test_a_follower_splits_what_does_not_fit_into_one_segment(environment):
+    log = open_log(environment, LogConfig(segment_bytes=200))
+    sent = b"".join(bytes(batch(b"x" * 20, base_offset=i)) for i in range(10))
+    log.append_as_follower(sent)
+    assert log.log_end_offset == 10
+    assert len(log.segment_base_offsets) == 5
+    assert asyncio.run(read_all(log)) == [(i, b"x" * 20) for i in range(10)]
+    # A batch that is larger than a segment has been accepted by the leader already.
+    log.append_as_follower(batch(b"x" * 500, base_offset=10))
+    assert log.segment_base_offsets[-1] == 10
+
+
+def test_offsets_too_far_apart_for_one_segment(log):
+    log.append_as_follower(batch(b"a", base_offset=0))
+    log.append_as_follower(batch(b"b", base_offset=2**31) + batch(b"c", base_offset=2**33))
+    assert log.segment_base_offsets == [0, 2**31, 2**33]
+    assert asyncio.run(read_all(log)) == [(0, b"a"), (2**31, b"b"), (2**33, b"c")]
+
+
+# Rolling
+
+
+def test_rolling_by_size_and_by_time(environment):
+    log = open_log(environment, LogConfig(segment_bytes=300, segment_ms=1000))
+    for _ in range(6):
+        append(log, b"x" * 20, timestamp_ms=NOW_MS)
+    assert log.segment_base_offsets == [0, 3]
+    append(log, b"late", timestamp_ms=NOW_MS + 1001)
+    assert log.segment_base_offsets == [0, 3, 6]
+    names = environment.file_system.list_directory(f"{DIRECTORY}/t-0")
+    assert f"{3:020d}.snapshot" in names
+    for base in (0, 3, 6):
+        assert {f"{base:020d}{kind}" for kind in (".log", ".index", ".timeindex")} <= set(names)
+
+
+def test_rolling_when_the_index_is_full(environment):
+    log = open_log(environment, LogConfig(segment_index_bytes=24, index_interval_bytes=0))
+    for i in range(8):
+        append(log, b"x", timestamp_ms=NOW_MS + i)
+    assert len(log.segment_base_offsets) > 2
+    assert [offset for offset, _ in asyncio.run(read_all(log))] == list(range(8))
+
+
+def test_rolling_without_timestamps_goes_by_the_clock(environment):
+    log = open_log(environment, LogConfig(segment_ms=1000))
+    append(log, b"a", timestamp_ms=-1)
+    append(log, b"b", timestamp_ms=-1, now_ms=NOW_MS + 1000)
+    assert log.segment_base_offsets == [0]
+    append(log, b"c", timestamp_ms=-1, now_ms=NOW_MS + 1001)
+    assert log.segment_base_offsets == [0, 2]
+
+
+# Failing disks
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_refuses_appends_until_there_is_room(environment, log, code):
+    append(log, b"a")
+    environment.disk.fail("write", "*.log", code, times=3)
+    for _ in range(3):
+        assert refused(append, log, b"b" * 100) == ErrorCode.KAFKA_STORAGE_ERROR
+    assert asyncio.run(read_all(log)) == [(0, b"a")]
+    assert not log.failures
+    append(log, b"c")
+    assert asyncio.run(read_all(log)) == [(0, b"a"), (1, b"c")]
+    recovered = open_log(environment)
+    assert asyncio.run(read_all(recovered)) == [(0, b"a"), (1, b"c")]
+
+
+def test_a_disk_that_fills_up_and_is_emptied(environment):
+    log = open_log(environment, LogConfig(segment_bytes=2000, index_interval_bytes=100))
+    environment.disk.capacity_bytes = environment.disk.used_bytes() + 5_000
+    accepted = []
+    for i in range(200):
+        if i == 120:
+            environment.disk.capacity_bytes = None
+        try:
+            accepted.append((append(log, b"%d" % i, timestamp_ms=NOW_MS + i).first_offset, b"%d" % i))
+        except KafkaError as error:
+            assert error.code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert 30 < len(accepted) < 200
+    assert asyncio.run(read_all(log)) == accepted
+    assert not log.failures
+    asyncio.run(log.close())
+    assert asyncio.run(read_all(open_log(environment, is_clean=True))) == accepted
+    assert asyncio.run(read_all(open_log(environment))) == accepted
+
+
+@pytest.mark.parametrize("operation", ["write", "truncate", "open"])
+def test_any_other_error_takes_the_directory_offline(environment, operation):
+    log = open_log(environment)
+    append(log, b"a")
+    environment.disk.fail(operation, "*", errno.EIO, times=100)
+    failing = log.roll if operation != "write" else lambda: append(log, b"b")
+    assert refused(failing) == ErrorCode.KAFKA_STORAGE_ERROR
+    assert len(log.failures) == 1
+    assert refused(append, log, b"c") == ErrorCode.KAFKA_STORAGE_ERROR
+    with pytest.raises(KafkaError):
+        asyncio.run(log.read(0, 1000, max_offset=1, minimum_one_batch=True))
+    assert len(log.failures) == 1
+
+
+def test_a_failed_sync_is_never_repeated(environment, log):
+    append(log, b"a")
+    environment.disk.fail("sync", "*.log", errno.ENOSPC)
+    with pytest.raises(KafkaError):
+        asyncio.run(log.flush())
+    assert log.recovery_point == 0
+    assert len(log.failures) == 1
+    with pytest.raises(KafkaError):
+        asyncio.run(log.flush())
+
+
+def test_flush_messages_syncs_before_the_append_returns(environment):
+    log = open_log(environment, LogConfig(flush_messages=2))
+    append(log, b"a")
+    assert log.recovery_point == 0
+    append(log, b"b")
+    assert log.recovery_point == 2
+    append(log, b"c")
+    environment.disk.crash(lose_unsynced=True)
+    assert asyncio.run(read_all(open_log(environment)))[:2] == [(0, b"a"), (1, b"b")]
+
+
+def test_a_record_that_could_not_be_synced_is_not_acknowledged(environment):
+    log = open_log(environment, LogConfig(flush_messages=1))
+    environment.disk.fail("sync", "*.log")
+    assert refused(append, log, b"a") == ErrorCode.KAFKA_STORAGE_ERROR
+    assert len(log.failures) == 1
+
+
+def test_records_in_helper_sees_every_record():
+    assert records_in(batch(b"a", b"b", base_offset=4)) == [(4, b"a"), (5, b"b")]
