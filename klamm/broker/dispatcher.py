@@ -2,8 +2,8 @@
 
 What must stay true:
 - A frame is a request only if its header and body decode exactly to its end; otherwise its connection closes.
-- A handler's KafkaError becomes the API's error response; any other exception is a fault of the program and stops the
-  broker (the network layer passes it on).
+- A handler's KafkaError becomes the API's error response, and so does a ZooKeeperError, as REQUEST_TIMED_OUT; any other
+  exception is a fault of the program and stops the broker (the network layer passes it on).
 - The throttle time is set in one place, here.
 """
 
@@ -18,6 +18,7 @@ from klamm.net.server import InvalidRequest, Response, ServerConnection
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, InvalidFrame
+from klamm.zookeeper.errors import ZooKeeperError
 
 NO_RESPONSE = Response(None)
 
@@ -73,6 +74,10 @@ class Dispatcher:
             body = await pending
         except KafkaError as error:
             body = request.api.error_response(request, error)
+        except ZooKeeperError as error:
+            # ZooKeeper is away or has ended the session; whether a write that was under way was done is unknown.
+            timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"ZooKeeper: {error}")
+            body = request.api.error_response(request, timed_out)
         return self._respond(request, correlation_id, request_bytes, body)
 
     def _respond(self, request: Request, correlation_id: int, request_bytes: int, body: Body | None) -> Response:
