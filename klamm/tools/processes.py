@@ -184,22 +184,22 @@ class Processes:
     def start(self, name: str, target: str, arguments: Mapping[str, Any]) -> ServerProcess:
         """Forks a server and returns at once. `target` ("module:callable") makes it from `arguments` (JSON values)."""
         server = ServerProcess(self, name, target, arguments, self.directory / f"{name}.log")
-        self.servers[name] = server
         self.launch(server)
+        self.servers[name] = server
         return server
 
     def launch(self, server: ServerProcess) -> None:
-        """Has a server forked that is not running."""
+        """Has a server forked that is not running. Raises ServerFailed when there is no helper any more."""
         with self._changed:
             self._next_id += 1
-            self._by_id[self._next_id] = server
             command = {
                 "start": self._next_id,
                 "target": server.target,
                 "arguments": server.arguments,
                 "log": str(server.log),
             }
-        self._send(command)
+            self._send(command)
+            self._by_id[self._next_id] = server
 
     def send_signal(self, server: ServerProcess, number: int) -> None:
         """Sends a signal to a server; nothing when it has ended."""

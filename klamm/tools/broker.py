@@ -1,0 +1,24 @@
+"""`klamm broker`: one broker in this process, from a server.properties."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from klamm.tools.properties import parse_pairs, read_properties, with_absolute_directories
+
+
+def broker(
+    file: Annotated[Path, typer.Argument(metavar="FILE.properties", help="The broker's server.properties.")],
+    override: Annotated[
+        list[str] | None, typer.Option("--override", metavar="KEY=VALUE", help="Replace a property; may be repeated.")
+    ] = None,
+) -> None:
+    """Run one broker until SIGTERM or Ctrl-C; a second signal ends it at once."""
+    properties = {**read_properties(file), **parse_pairs("--override", override or [])}
+    from klamm.tools.servers import BrokerServer
+    from klamm.tools.serving import configure_logging, run_server
+
+    configure_logging()
+    server = BrokerServer(with_absolute_directories(properties))
+    run_server(server, lambda details: None)

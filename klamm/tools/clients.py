@@ -1,0 +1,84 @@
+"""kafka-python's clients as the commands use them: how they are configured, and what their errors mean."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from klamm.tools.errors import ToolError
+from klamm.tools.properties import read_properties
+
+BootstrapServer = Annotated[
+    str, typer.Option("--bootstrap-server", metavar="HOST:PORT,...", help="Brokers to connect to first.")
+]
+CommandConfig = Annotated[
+    Path | None, typer.Option("--command-config", metavar="FILE", help="Client properties, as Kafka's tools take them.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
+BOOTSTRAP_TIMEOUT_MS: Final = 10_000
+
+# Kafka's client properties that kafka-python has under a name of its own.
+_OPTIONS: Final[Mapping[str, tuple[str, type]]] = {
+    "client.id": ("client_id", str),
+    "request.timeout.ms": ("request_timeout_ms", int),
+    "security.protocol": ("security_protocol", str),
+    "sasl.mechanism": ("sasl_mechanism", str),
+    "sasl.username": ("sasl_plain_username", str),
+    "sasl.password": ("sasl_plain_password", str),
+    "ssl.ca.location": ("ssl_cafile", str),
+    "ssl.certificate.location": ("ssl_certfile", str),
+    "ssl.key.location": ("ssl_keyfile", str),
+    "ssl.key.password": ("ssl_password", str),
+}
+
+
+def client_options(bootstrap_server: str, command_config: Path | None) -> dict[str, Any]:
+    """The arguments that every client of kafka-python gets. Raises ToolError for a property that is not understood."""
+    # What the client has to say is told by the command, once.
+    logging.getLogger("kafka").setLevel(logging.CRITICAL)
+    options: dict[str, Any] = {"client_id": "klamm", "bootstrap_timeout_ms": BOOTSTRAP_TIMEOUT_MS}
+    for key, value in read_properties(command_config).items() if command_config is not None else ():
+        if key == "bootstrap.servers":
+            continue
+        if key not in _OPTIONS:
+            raise ToolError(f"{command_config}: {key} is not understood; allowed: {', '.join(_OPTIONS)}")
+        name, kind = _OPTIONS[key]
+        try:
+            options[name] = kind(value)
+        except ValueError:
+            raise ToolError(f"{command_config}: {key}={value} is not a number") from None
+    return {"bootstrap_servers": bootstrap_server.split(","), **options}
+
+
+@contextmanager
+def client_errors(bootstrap_server: str) -> Iterator[None]:
+    """Turns the errors of kafka-python's clients into ToolErrors."""
+    from kafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
+
+    try:
+        yield
+    except (KafkaConnectionError, KafkaTimeoutError) as error:
+        raise ToolError(f"no broker answers at {bootstrap_server}: {explain(error)}") from error
+    except KafkaError as error:
+        raise ToolError(explain(error)) from error
+
+
+def explain(error: BaseException) -> str:
+    """One line for an error of kafka-python: Kafka's name for it where it has one, and what it says."""
+    name = getattr(error, "message", type(error).__name__)
+    text = str(error.args[0]) if error.args else str(getattr(error, "description", ""))
+    return f"{name}: {text}" if text else str(name)
+
+
+def explain_code(code: int, message: str | None) -> str:
+    """One line for an error code in a response, and what the broker says to it."""
+    from kafka.errors import for_code
+
+    error = for_code(code)
+    text = message or getattr(error, "description", "")
+    return f"{getattr(error, 'message', error.__name__)}: {text}" if text else str(error.__name__)

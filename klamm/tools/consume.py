@@ -1,0 +1,118 @@
+"""`klamm consume`: the records of a topic on standard output or in a file.
+
+It assigns partitions itself, so it needs no consumer group and leaves no trace in the cluster.
+"""
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import typer
+
+from klamm.tools.clients import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    BootstrapServer,
+    CommandConfig,
+    client_errors,
+    client_options,
+)
+from klamm.tools.errors import ToolError
+from klamm.tools.text import RecordFormat, parse_separator, record_json
+
+POLL_TIMEOUT_MS = 200
+
+
+def consume(
+    topic: Annotated[str, typer.Option("--topic", help="The topic to read.")],
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    partition: Annotated[
+        list[int] | None, typer.Option(min=0, help="Read this partition only; may be repeated.")
+    ] = None,
+    offset: Annotated[str, typer.Option(metavar="earliest|latest|N", help="Where to begin.")] = "latest",
+    max_messages: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
+    timeout_ms: Annotated[int | None, typer.Option(min=0, help="End after so long without a record.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", help="Write to this file.")] = None,
+    separator: Annotated[str, typer.Option(help="What ends a record; escapes as \\t are understood.")] = "\\n",
+    print_key: Annotated[bool, typer.Option("--print-key", help="Print keys, before the values.")] = False,
+    print_headers: Annotated[bool, typer.Option("--print-headers", help="Print headers.")] = False,
+    print_offset: Annotated[bool, typer.Option("--print-offset", help="Print partition and offset.")] = False,
+    print_timestamp: Annotated[bool, typer.Option("--print-timestamp", help="Print timestamps.")] = False,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read the records of a topic, until Ctrl-C or the end that the options set."""
+    if offset not in ("earliest", "latest") and not (offset.isascii() and offset.isdigit()):
+        raise typer.BadParameter(f"{offset!r} is not earliest, latest or a number", param_hint="--offset")
+    record_format = RecordFormat(
+        key=print_key,
+        headers=print_headers,
+        offset=print_offset,
+        timestamp=print_timestamp,
+        separator=parse_separator("--separator", separator),
+    )
+    options = client_options(bootstrap_server, command_config) | {
+        "group_id": None,
+        "enable_auto_commit": False,
+        "allow_auto_create_topics": False,
+        # A start that does not exist, or that retention has removed meanwhile, is an error only if it was a number.
+        "auto_offset_reset": offset if offset in ("earliest", "latest") else "none",
+        "max_poll_records": 5000,
+    }
+    with ExitStack() as stack:
+        target: BinaryIO = stack.enter_context(output.open("wb")) if output is not None else sys.stdout.buffer
+        from kafka import KafkaConsumer
+
+        with client_errors(bootstrap_server):
+            consumer = stack.enter_context(KafkaConsumer(**options))
+            _begin(consumer, topic, partition or [], offset)
+            count = 0
+            last_record_at = time.monotonic()
+            while max_messages is None or count < max_messages:
+                records = _poll(consumer, None if max_messages is None else max_messages - count)
+                for record in records:
+                    target.write(record_json(record) if as_json else record_format.format(record))
+                target.flush()
+                count += len(records)
+                now = time.monotonic()
+                if records:
+                    last_record_at = now
+                elif timeout_ms is not None and (now - last_record_at) * 1000 >= timeout_ms:
+                    break
+    if sys.stderr.isatty():
+        print(f"{count} records read from {topic}", file=sys.stderr)
+
+
+def _begin(consumer: Any, topic: str, partitions: Sequence[int], offset: str) -> None:
+    """Assigns the partitions and goes to the start."""
+    from kafka import TopicPartition
+
+    existing = sorted(consumer.partitions_for_topic(topic) or ())
+    if not existing:
+        raise ToolError(f"topic {topic} does not exist")
+    if missing := [number for number in partitions if number not in existing]:
+        raise ToolError(f"{topic} has no partition {missing[0]}, it has {len(existing)} partitions")
+    assigned = [TopicPartition(topic, number) for number in partitions or existing]
+    consumer.assign(assigned)
+    match offset:
+        case "earliest":
+            consumer.seek_to_beginning(*assigned)
+        case "latest":
+            consumer.seek_to_end(*assigned)
+        case _:
+            first, end = consumer.beginning_offsets(assigned), consumer.end_offsets(assigned)
+            for each in assigned:
+                if not first[each] <= int(offset) <= end[each]:
+                    raise ToolError(
+                        f"offset {offset} is not in partition {each.partition} of {topic}, which has"
+                        f" {first[each]} to {end[each]}"
+                    )
+                consumer.seek(each, int(offset))
+
+
+def _poll(consumer: Any, limit: int | None) -> list[Any]:
+    polled = consumer.poll(timeout_ms=POLL_TIMEOUT_MS, max_records=limit)
+    return [record for records in polled.values() for record in records]

@@ -1,0 +1,109 @@
+"""The `klamm` command: its sub-commands, and how every one of them ends (see `errors`).
+
+Importing this module must stay quick: what a sub-command needs it imports when it runs.
+"""
+
+import os
+import sys
+from typing import Annotated, NoReturn
+
+import typer
+from typer.main import get_command
+
+from klamm import __version__
+from klamm.tools import broker, consume, produce, topics, up, zookeeper
+from klamm.tools.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ToolError, describe_os_error
+
+app = typer.Typer(
+    name="klamm",
+    help="A replicated log cluster that speaks Apache Kafka's protocol.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("up")(up.up)
+app.command("broker")(broker.broker)
+app.command("zookeeper")(zookeeper.zookeeper)
+app.add_typer(topics.app, name="topics")
+app.command("produce")(produce.produce)
+app.command("consume")(consume.consume)
+
+# The base of everything that typer says about wrong arguments (its copy of click has no public name).
+_CallError = typer.BadParameter.__mro__[2]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"klamm {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Options of every command come before its name."""
+
+
+def main() -> NoReturn:
+    """The entry point."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Runs a command line and returns its exit code; errors are told on stderr."""
+    try:
+        # Outside its stand-alone mode typer returns the code of an Exit, and raises everything else.
+        code = get_command(app).main(args=arguments, prog_name="klamm", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else EXIT_OK
+    except (KeyboardInterrupt, typer.Abort):
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has enough (klamm consume | head); Python must not complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except Exception as error:
+        if _debugging(arguments):
+            raise
+        return _explain(error)
+
+
+def _debugging(arguments: list[str]) -> bool:
+    """Whether --debug stands before the sub-command."""
+    for argument in arguments:
+        if argument == "--debug":
+            return True
+        if not argument.startswith("-"):
+            break
+    return False
+
+
+def _explain(error: Exception) -> int:
+    if isinstance(error, _CallError):
+        code = EXIT_USAGE
+        message = error.format_message()  # type: ignore[attr-defined]  # see _CallError
+    else:
+        code = EXIT_FAILED
+        message = _message(error)
+    # Help is what was asked for when nothing was said; it is no error to be prefixed.
+    print(message if not message or message.startswith("Usage:") else f"klamm: {message}", file=sys.stderr)
+    return code
+
+
+def _message(error: Exception) -> str:
+    match error:
+        case ToolError():
+            return str(error)
+        case OSError():
+            return describe_os_error(error)
+        case _:
+            return f"a fault of the program: {error!r} (klamm --debug ... shows where)"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""`klamm produce`: lines of standard input or of files become records.
+
+Every record is counted until the broker has acknowledged it; one that is not delivered makes the command fail. What is
+read ahead of the acknowledgements is bounded.
+"""
+
+import json
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO
+
+import typer
+
+from klamm.tools.clients import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    BootstrapServer,
+    CommandConfig,
+    client_errors,
+    client_options,
+    explain,
+)
+from klamm.tools.errors import ToolError
+from klamm.tools.text import BadRecord, parse_record, parse_separator, split_records
+
+PENDING_LIMIT_BYTES = 64 * 1024 * 1024
+PENDING_LIMIT_RECORDS = 100_000
+
+COMPRESSION_TYPES = ("none", "gzip", "snappy", "lz4", "zstd")
+ACKS = {"all": "all", "-1": "all", "0": 0, "1": 1}
+
+
+def produce(
+    topic: Annotated[str, typer.Option("--topic", help="The topic to write to.")],
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    file: Annotated[
+        list[Path] | None, typer.Option("--file", help="Read this instead of standard input; may be repeated.")
+    ] = None,
+    separator: Annotated[str, typer.Option(help="What ends a record; escapes as \\t are understood.")] = "\\n",
+    null: Annotated[bool, typer.Option("--null", "-0", help="Records end with a NUL byte.")] = False,
+    key_separator: Annotated[
+        str | None, typer.Option(help="Each record is a key, this, and a value. Without it records have no keys.")
+    ] = None,
+    headers: Annotated[
+        bool, typer.Option("--headers", help="Each record begins with name:value,name:value and a tab.")
+    ] = False,
+    partition: Annotated[int | None, typer.Option(min=0, help="Write to this partition only.")] = None,
+    compression_type: Annotated[str, typer.Option(help=f"One of {', '.join(COMPRESSION_TYPES)}.")] = "none",
+    acks: Annotated[str, typer.Option(help="all, 1 or 0: who must have a record before it counts.")] = "all",
+    idempotence: Annotated[
+        bool | None, typer.Option("--idempotence/--no-idempotence", help="On unless acks is not all.")
+    ] = None,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write each line of standard input, or of files, to a topic as a record."""
+    if compression_type not in COMPRESSION_TYPES:
+        raise typer.BadParameter(f"{compression_type!r} is not one of {', '.join(COMPRESSION_TYPES)}",
+                                 param_hint="--compression-type")  # fmt: skip
+    if acks not in ACKS:
+        raise typer.BadParameter(f"{acks!r} is not one of all, 1, 0", param_hint="--acks")
+    if idempotence and ACKS[acks] != "all":
+        raise typer.BadParameter("needs --acks all", param_hint="--idempotence")
+    record_end = b"\0" if null else parse_separator("--separator", separator)
+    key_end = parse_separator("--key-separator", key_separator) if key_separator is not None else None
+    options = client_options(bootstrap_server, command_config) | {
+        "acks": ACKS[acks],
+        "enable_idempotence": ACKS[acks] == "all" if idempotence is None else idempotence,
+        "compression_type": None if compression_type == "none" else compression_type,
+        "linger_ms": 5,
+        "batch_size": 256 * 1024,
+        # How large a record may be is for the broker to say.
+        "max_request_size": 100 * 1024 * 1024,
+    }
+    deliveries = Deliveries()
+    with ExitStack() as stack:
+        streams: list[BinaryIO] = [stack.enter_context(path.open("rb")) for path in file or []]
+        from kafka import KafkaProducer
+
+        with client_errors(bootstrap_server):
+            producer = KafkaProducer(**options)
+            try:
+                _require_partition(producer, topic, partition)
+                for number, line in enumerate(_progress(streams or [sys.stdin.buffer], record_end), start=1):
+                    try:
+                        key, value, record_headers = parse_record(line, key_separator=key_end, with_headers=headers)
+                    except BadRecord as error:
+                        deliveries.stop_because(f"record {number}: {error}")
+                        break
+                    deliveries.wait_for_room()
+                    future = producer.send(
+                        topic, value=value, key=key, headers=record_headers or None, partition=partition
+                    )
+                    deliveries.sent(future, len(line))
+                producer.flush()
+            except KeyboardInterrupt:
+                print(
+                    f"klamm: interrupted: {deliveries.delivered} records delivered, of {deliveries.pending} it is not known",
+                    file=sys.stderr,
+                )
+                raise
+            finally:
+                # What is unfinished after an interruption or an error is given up.
+                producer.close(timeout=0 if deliveries.pending else None)
+    if as_json:
+        print(json.dumps({"topic": topic, "delivered": deliveries.delivered, "failed": deliveries.failed}))
+    elif sys.stderr.isatty():
+        print(f"{deliveries.delivered} records delivered to {topic}", file=sys.stderr)
+    deliveries.require_success()
+
+
+class Deliveries:
+    """Counts records from `send` to their acknowledgement. The client's thread calls back, so a lock guards it all."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._pending_bytes = 0
+        self._reasons: Counter[str] = Counter()
+        self._stopped = ""
+        self.pending = 0
+        self.delivered = 0
+        self.failed = 0
+
+    def sent(self, future: Any, size_bytes: int) -> None:
+        """Watches a record that is under way."""
+        with self._changed:
+            self.pending += 1
+            self._pending_bytes += size_bytes
+        future.add_callback(self._done, size_bytes, None)
+        future.add_errback(self._failed, size_bytes)
+
+    def _failed(self, size_bytes: int, error: BaseException) -> None:
+        self._done(size_bytes, error)
+
+    def _done(self, size_bytes: int, error: BaseException | None, _metadata: Any = None) -> None:
+        with self._changed:
+            self.pending -= 1
+            self._pending_bytes -= size_bytes
+            if error is None:
+                self.delivered += 1
+            else:
+                self.failed += 1
+                self._reasons[explain(error)] += 1
+            self._changed.notify_all()
+
+    def wait_for_room(self) -> None:
+        """Waits while too much is under way."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.pending < PENDING_LIMIT_RECORDS and self._pending_bytes < PENDING_LIMIT_BYTES
+            )
+
+    def stop_because(self, reason: str) -> None:
+        """The input cannot be read on."""
+        self._stopped = reason
+
+    def require_success(self) -> None:
+        """Raises ToolError unless every record was delivered."""
+        problems = [f"{count} records were not delivered: {reason}" for reason, count in self._reasons.items()]
+        if self._stopped:
+            problems.append(f"{self._stopped}; the {self.delivered} records before it were delivered")
+        if problems:
+            raise ToolError("; ".join(problems))
+
+
+def _require_partition(producer: Any, topic: str, partition: int | None) -> None:
+    if partition is None:
+        return
+    existing = producer.partitions_for(topic)
+    if partition not in existing:
+        raise ToolError(f"{topic} has no partition {partition}, it has {len(existing)} partitions")
+
+
+def _progress(streams: list[BinaryIO], separator: bytes) -> Iterator[bytes]:
+    """The records of all streams; on a terminal with a bar of the bytes read."""
+    if not sys.stderr.isatty() or sys.stdin.isatty():
+        for stream in streams:
+            yield from split_records(stream.read, separator)
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    total = sum(Path(stream.name).stat().st_size for stream in streams) if streams != [sys.stdin.buffer] else None
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("produce", total=total)
+        for stream in streams:
+            for record in split_records(stream.read, separator):
+                yield record
+                progress.advance(task, len(record) + len(separator))

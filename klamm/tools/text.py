@@ -1,0 +1,130 @@
+"""Records as text: how a line of `klamm produce` becomes a record, and a record a line of `klamm consume`. Pure."""
+
+import base64
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+HEADERS_END = b"\t"
+READ_SIZE_BYTES = 1 << 20
+
+Headers = list[tuple[str, bytes | None]]
+
+
+class BadRecord(ValueError):
+    """A line is not of the form that the options promise."""
+
+
+def parse_separator(option: str, text: str) -> bytes:
+    """A separator with escapes as in Python (`\\t`, `\\n`, `\\0`, `\\x1f`). Raises typer.BadParameter."""
+    try:
+        separator = text.encode("utf-8").decode("unicode_escape").encode("latin-1") if text.isascii() else text.encode()
+    except UnicodeError as error:
+        raise typer.BadParameter(f"{text!r} has a bad escape: {error}", param_hint=option) from None
+    if not separator:
+        raise typer.BadParameter("must not be empty", param_hint=option)
+    return separator
+
+
+def split_records(read: Callable[[int], bytes], separator: bytes) -> Iterator[bytes]:
+    """The parts of a stream between separators; what follows the last one is a record unless it is empty.
+
+    `read(size_bytes)` gives the next bytes, none at the end.
+    """
+    rest = b""
+    while chunk := read(READ_SIZE_BYTES):
+        *records, rest = (rest + chunk).split(separator)
+        yield from records
+    if rest:
+        yield rest
+
+
+def parse_record(
+    line: bytes, *, key_separator: bytes | None, with_headers: bool
+) -> tuple[bytes | None, bytes, Headers]:
+    """Key, value and headers of a line: `name:value,name:value TAB key KEY_SEPARATOR value`. Raises BadRecord."""
+    headers: Headers = []
+    if with_headers:
+        text, found, line = line.partition(HEADERS_END)
+        if not found:
+            raise BadRecord("it has no tab after its headers")
+        headers = [_parse_header(header) for header in text.split(b",")] if text else []
+    if key_separator is None:
+        return None, line, headers
+    key, found, value = line.partition(key_separator)
+    if not found:
+        raise BadRecord(f"it has no key separator {key_separator.decode('utf-8', 'backslashreplace')!r}")
+    return key, value, headers
+
+
+def _parse_header(header: bytes) -> tuple[str, bytes]:
+    name, colon, value = header.partition(b":")
+    if not colon:
+        raise BadRecord(f"its header {header.decode('utf-8', 'backslashreplace')!r} is not of the form name:value")
+    try:
+        return name.decode(), value
+    except UnicodeDecodeError:
+        raise BadRecord("the name of a header is not UTF-8") from None
+
+
+@dataclass(frozen=True, slots=True)
+class RecordFormat:
+    """What of a record is printed, as kafka-console-consumer prints it."""
+
+    key: bool = False
+    headers: bool = False
+    offset: bool = False
+    timestamp: bool = False
+    separator: bytes = b"\n"
+
+    def format(self, record: Any) -> bytes:
+        """One line for a record of kafka-python's consumer."""
+        parts: list[bytes] = []
+        if self.timestamp:
+            kind = "LogAppendTime" if record.timestamp_type == 1 else "CreateTime"
+            parts.append(f"{kind}:{record.timestamp}".encode())
+        if self.offset:
+            parts += [f"Partition:{record.partition}".encode(), f"Offset:{record.offset}".encode()]
+        if self.headers:
+            parts.append(b",".join(_header_line(header) for header in record.headers) or b"NO_HEADERS")
+        if self.key:
+            parts.append(b"null" if record.key is None else record.key)
+        parts.append(b"null" if record.value is None else record.value)
+        return b"\t".join(parts) + self.separator
+
+
+def _header_line(header: Sequence[Any]) -> bytes:
+    name, value = header
+    return str(name).encode() + b":" + (b"null" if value is None else bytes(value))
+
+
+def record_json(record: Any) -> bytes:
+    """One line of JSON for a record; bytes that are not UTF-8 stand as base64 under a name that says so."""
+    headers: list[dict[str, Any]] = [{"name": name, **_text("value", value)} for name, value in record.headers]
+    return (
+        json.dumps(
+            {
+                "topic": record.topic,
+                "partition": record.partition,
+                "offset": record.offset,
+                "timestamp": record.timestamp,
+                "timestamp_type": "LogAppendTime" if record.timestamp_type == 1 else "CreateTime",
+                **_text("key", record.key),
+                **_text("value", record.value),
+                "headers": headers,
+            }
+        ).encode()
+        + b"\n"
+    )
+
+
+def _text(name: str, value: bytes | None) -> dict[str, str | None]:
+    if value is None:
+        return {name: None}
+    try:
+        return {name: value.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(value).decode()}

@@ -1,0 +1,213 @@
+"""`klamm up`: a whole cluster on this machine: embedded ZooKeeper and brokers, each a process of its own.
+
+Everything it keeps stands in one directory: `zookeeper/` and `broker-N/` hold the data, `NAME.log` what each process
+says. Called again with the same directory, the cluster is back with all its data.
+"""
+
+import signal
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from klamm.config.broker import BrokerConfig
+from klamm.config.definition import ConfigError
+from klamm.tools.clients import AsJson
+from klamm.tools.errors import ToolError
+from klamm.tools.processes import (
+    BROKER,
+    EMBEDDED_ZOOKEEPER,
+    Processes,
+    ServerFailed,
+    ServerProcess,
+)
+from klamm.tools.properties import parse_pairs
+from klamm.tools.up_view import View, make_view
+
+HOST = "127.0.0.1"
+REFRESH_S = 1.0
+
+
+def up(
+    brokers: Annotated[int, typer.Option(min=1, max=1000, help="How many brokers.")] = 1,
+    directory: Annotated[Path, typer.Option("--dir", help="Directory of all data and logs.")] = Path("klamm-data"),
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of the first broker, the others follow; 0: any free ones.")
+    ] = 9092,
+    zookeeper_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 0,
+    override: Annotated[
+        list[str] | None,
+        typer.Option("--override", metavar="KEY=VALUE", help="A broker property for all brokers; may be repeated."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a cluster until Ctrl-C; then stop it cleanly. Called again it continues with the same data."""
+    started_at = time.monotonic()
+    overrides = parse_pairs("--override", override or [])
+    directory = directory.absolute()
+    check_overrides(overrides, directory, brokers)
+    signal.signal(signal.SIGTERM, _interrupt)
+    processes = Processes(directory)
+    view = make_view(as_json)
+    try:
+        cluster = Cluster(processes, brokers, port, zookeeper_port, overrides)
+        cluster.start(view)
+        view.told(
+            "ready",
+            bootstrap=cluster.bootstrap,
+            zookeeper=cluster.zookeeper_address,
+            seconds=round(time.monotonic() - started_at, 3),
+        )
+        with view.watching(cluster.bootstrap):
+            watch(cluster, view)
+    except ServerFailed as error:
+        raise ToolError(str(error)) from error
+    finally:
+        view.told("stopping")
+        stop(processes)
+        view.told("stopped")
+
+
+def _interrupt(_number: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+class Cluster:
+    """The servers of `klamm up`."""
+
+    def __init__(
+        self,
+        processes: Processes,
+        brokers: int,
+        port: int,
+        zookeeper_port: int,
+        overrides: Mapping[str, str],
+    ) -> None:
+        self.processes = processes
+        self.brokers: list[ServerProcess] = []
+        self.zookeeper_address = ""
+        self._count, self._port, self._zookeeper_port = brokers, port, zookeeper_port
+        self._overrides = overrides
+
+    def start(self, view: View) -> None:
+        """Returns when clients can connect to every broker. Raises ServerFailed."""
+        directory = self.processes.directory
+        view.told("starting", brokers=self._count, directory=str(directory))
+        zookeeper = self.processes.start(
+            "zookeeper",
+            EMBEDDED_ZOOKEEPER,
+            {"directory": str(directory / "zookeeper"), "host": HOST, "port": self._zookeeper_port},
+        )
+        details = zookeeper.wait_ready()
+        self.zookeeper_address = f"{details['host']}:{details['port']}"
+        view.told("zookeeper_ready", address=self.zookeeper_address, pid=zookeeper.pid)
+        for broker_id in range(self._count):
+            properties = broker_properties(
+                broker_id, self._count, directory, self._port, self.zookeeper_address, self._overrides
+            )
+            self.brokers.append(self.processes.start(f"broker-{broker_id}", BROKER, {"properties": properties}))
+        # Any of them may fail first, so they are waited for together.
+        self.processes.wait(
+            lambda: (
+                all(broker.details for broker in self.brokers) or not all(broker.running for broker in self.brokers)
+            ),
+            timeout_s=60,
+        )
+        for broker in sorted(self.brokers, key=lambda broker: broker.running):
+            broker.wait_ready(timeout_s=0)
+        for broker_id, broker in enumerate(self.brokers):
+            view.told("broker_ready", broker_id=broker_id, address=address_of(broker), pid=broker.pid)
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses of all brokers."""
+        return ",".join(map(address_of, self.brokers))
+
+    @property
+    def servers(self) -> Iterable[ServerProcess]:
+        return self.processes.servers.values()
+
+
+def broker_properties(
+    broker_id: int, count: int, directory: Path, port: int, zookeeper: str, overrides: Mapping[str, str]
+) -> dict[str, str]:
+    """The properties of one broker; the overrides win."""
+    return {
+        "broker.id": str(broker_id),
+        "listeners": f"PLAINTEXT://{HOST}:{port + broker_id if port else 0}",
+        "log.dirs": str(directory / f"broker-{broker_id}"),
+        "zookeeper.connect": zookeeper,
+        # The internal topics cannot have more replicas than there are brokers.
+        "offsets.topic.replication.factor": str(min(3, count)),
+        "transaction.state.log.replication.factor": str(min(3, count)),
+        "transaction.state.log.min.isr": str(min(2, count)),
+        "group.initial.rebalance.delay.ms": "0",
+        **overrides,
+    }
+
+
+def check_overrides(overrides: Mapping[str, str], directory: Path, brokers: int) -> None:
+    """Tells of bad overrides before anything is started. Raises ToolError."""
+    own = [key for key in ("broker.id", "zookeeper.connect", "log.dirs", "log.dir") if key in overrides]
+    if own:
+        raise ToolError(f"{own[0]} cannot be overridden: klamm up sets it for each broker (use klamm broker instead)")
+    try:
+        config = BrokerConfig.from_properties(broker_properties(0, brokers, directory, 0, HOST, overrides))
+    except ConfigError as error:
+        raise ToolError(str(error)) from error
+    unknown = [key for key in overrides if key in config.unknown_keys]
+    if unknown:
+        raise ToolError(f"{unknown[0]} is not a property of a broker")
+    if reasons := config.unsupported_reasons():
+        raise ToolError("; ".join(reasons))
+
+
+def address_of(broker: ServerProcess) -> str:
+    """Host and port of a broker's first listener."""
+    assert broker.details is not None
+    host, port = next(iter(broker.details["listeners"].values()))
+    return f"{host or HOST}:{port}"
+
+
+def watch(cluster: Cluster, view: View) -> None:
+    """Shows the cluster's life until it is interrupted; returns never otherwise.
+
+    A server that dies is reported. Raises ServerFailed when the cluster cannot go on: ZooKeeper is gone, or the last
+    broker.
+    """
+    dead: dict[str, ServerProcess] = {}
+
+    def newly_dead() -> list[ServerProcess]:
+        return [server for server in cluster.servers if not server.running and server.name not in dead]
+
+    try:
+        while True:
+            view.refresh(
+                brokers_up=sum(broker.running for broker in cluster.brokers),
+                brokers_down=[broker.name for broker in cluster.brokers if not broker.running],
+            )
+            cluster.processes.wait(lambda: bool(newly_dead()), REFRESH_S)
+            for server in newly_dead():
+                dead[server.name] = server
+                view.told("died", name=server.name, exit_code=server.exit_code, reason=server.obituary())
+            if "zookeeper" in dead or not any(broker.running for broker in cluster.brokers):
+                raise ServerFailed("the cluster cannot go on: " + "; ".join(server.name for server in dead.values()))
+    except KeyboardInterrupt:
+        if dead:
+            raise ServerFailed("these servers had died: " + ", ".join(dead)) from None
+
+
+def stop(processes: Processes) -> None:
+    """Stops the brokers together, then ZooKeeper. A second Ctrl-C kills what is left."""
+    try:
+        brokers = [server for server in processes.servers.values() if server.name != "zookeeper" and server.running]
+        for broker in brokers:
+            broker.end()
+        processes.wait(lambda: not any(broker.running for broker in brokers), timeout_s=30)
+        processes.close()
+    except KeyboardInterrupt:
+        processes.close(timeout_s=0)
+        raise

@@ -1,0 +1,187 @@
+"""What `klamm up` shows: lines of JSON, plain lines, or on a terminal lines above a live status.
+
+Events go through `told(event, **details)`; `refresh` is called about once a second with the state of the processes.
+The counts of topics and partitions come from the brokers themselves, asked in the background.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+ASK_EVERY_S = 2.0
+
+
+class TopicCounts:
+    """Asks the cluster for its topics from a thread of its own; `latest` is (topics, partitions), None if unknown."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.latest: tuple[int, int] | None = None
+        self._bootstrap = bootstrap
+        self._ended = threading.Event()
+        # A daemon: what the client is doing when everything ends must not hold the end up.
+        threading.Thread(target=self._ask, name="klamm-topic-counts", daemon=True).start()
+
+    def close(self) -> None:
+        self._ended.set()
+
+    def _ask(self) -> None:
+        from kafka.errors import KafkaError
+
+        from klamm.tools.clients import client_options
+
+        options = client_options(self._bootstrap, None)
+        from kafka.admin import KafkaAdminClient
+
+        while not self._ended.is_set():
+            try:
+                admin = KafkaAdminClient(**options)
+                try:
+                    while not self._ended.is_set():
+                        topics = admin.describe_topics()
+                        self.latest = len(topics), sum(len(topic["partitions"]) for topic in topics)
+                        self._ended.wait(ASK_EVERY_S)
+                finally:
+                    admin.close()
+            except KafkaError:
+                # Brokers come and go here; the next round asks whoever is there then.
+                self.latest = None
+                self._ended.wait(ASK_EVERY_S)
+
+
+class View:
+    """Base: what every way of showing has to do."""
+
+    def __init__(self) -> None:
+        self._started_at = time.monotonic()
+        self._counts: TopicCounts | None = None
+
+    def told(self, event: str, **details: Any) -> None:
+        """An event of the cluster's life."""
+        raise NotImplementedError
+
+    def watching(self, bootstrap: str) -> AbstractContextManager[None]:
+        """Around the time in which `refresh` is called."""
+        return self._count_topics(bootstrap)
+
+    @contextmanager
+    def _count_topics(self, bootstrap: str) -> Iterator[None]:
+        self._counts = TopicCounts(bootstrap)
+        try:
+            yield
+        finally:
+            self._counts.close()
+
+    def refresh(self, *, brokers_up: int, brokers_down: Sequence[str]) -> None:
+        """The present state of the processes."""
+        counts = self._counts.latest if self._counts is not None else None
+        self.show(
+            {
+                "brokers_up": brokers_up,
+                "brokers_down": list(brokers_down),
+                "topics": counts[0] if counts else None,
+                "partitions": counts[1] if counts else None,
+            },
+            int(time.monotonic() - self._started_at),
+        )
+
+    def show(self, status: dict[str, Any], uptime_s: int) -> None:
+        raise NotImplementedError
+
+
+class JsonView(View):
+    """One JSON object a line; a status when it has changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: dict[str, Any] = {}
+
+    def told(self, event: str, **details: Any) -> None:
+        print(json.dumps({"event": event, **details}), flush=True)
+
+    def show(self, status: dict[str, Any], uptime_s: int) -> None:
+        if status["topics"] is not None and status != self._last:
+            self._last = status
+            self.told("status", **status, uptime_s=uptime_s)
+
+
+class PlainView(JsonView):
+    """The same as sentences; what is bad news goes to stderr."""
+
+    def told(self, event: str, **details: Any) -> None:
+        print(sentence(event, details), file=sys.stderr if event == "died" else sys.stdout, flush=True)
+
+
+class TerminalView(View):
+    """Sentences above a status line that is always the present."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from rich.console import Console
+        from rich.live import Live
+
+        self._console = Console(highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+
+    def told(self, event: str, **details: Any) -> None:
+        style = {"died": "bold red", "ready": "bold green"}.get(event)
+        self._console.print(sentence(event, details), style=style, markup=False)
+
+    @contextmanager
+    def watching(self, bootstrap: str) -> Iterator[None]:
+        with self._count_topics(bootstrap), self._live:
+            yield
+
+    def show(self, status: dict[str, Any], uptime_s: int) -> None:
+        from rich.text import Text
+
+        style = "red" if status["brokers_down"] else "green"
+        self._live.update(
+            Text.assemble(("● ", style), sentence("status", {**status, "uptime_s": uptime_s}), "   Ctrl-C stops"),
+            refresh=True,
+        )
+
+
+def make_view(as_json: bool) -> View:
+    """The view for how the command was called."""
+    if as_json:
+        return JsonView()
+    return TerminalView() if sys.stdout.isatty() else PlainView()
+
+
+def sentence(event: str, details: dict[str, Any]) -> str:
+    """An event for people."""
+    match event:
+        case "starting":
+            return f"starting {_brokers(details['brokers'])} in {details['directory']}"
+        case "zookeeper_ready":
+            return f"ZooKeeper is ready at {details['address']} (pid {details['pid']})"
+        case "broker_ready":
+            return f"broker {details['broker_id']} is ready at {details['address']} (pid {details['pid']})"
+        case "ready":
+            return f"clients can connect to {details['bootstrap']} (after {details['seconds']} s)"
+        case "died":
+            return f"{details['name']} HAS DIED: {details['reason']}"
+        case "status":
+            down = f", down: {', '.join(details['brokers_down'])}" if details["brokers_down"] else ""
+            topics = (
+                f", {details['topics']} topics with {details['partitions']} partitions"
+                if details["topics"] is not None
+                else ""
+            )
+            return f"{_brokers(details['brokers_up'])} up{down}{topics}, for {_duration(details['uptime_s'])}"
+        case _:
+            return event
+
+
+def _brokers(count: int) -> str:
+    return "1 broker" if count == 1 else f"{count} brokers"
+
+
+def _duration(seconds: int) -> str:
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}"
