@@ -15,6 +15,10 @@ class Proxy:
         self._connections: list[tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = []
         self._open = asyncio.Event()  # Cleared: what the server says is kept back.
         self._open.set()
+        self._answers_to_pass = 0
+        self._deaf = False
+        self.held = asyncio.Event()
+        """Set once something that was said is kept back, or lost."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._garbage = b""
         self.refusing = False
@@ -45,12 +49,21 @@ class Proxy:
                 writer.transport.abort()
         self._connections.clear()
 
-    def hold_answers(self) -> None:
-        """From now on the client hears nothing; what it says still reaches the server."""
+    def hold_answers(self, after: int = 0) -> None:
+        """From now on (after so many more chunks of bytes) clients hear nothing; the server still hears them."""
+        self._answers_to_pass = after
         self._open.clear()
+        self.held.clear()
 
-    def release_answers(self) -> None:
+    def lose_requests(self) -> None:
+        """From now on, until the connection is cut, what clients say does not reach the server."""
+        self._deaf = True
+        self.held.clear()
+
+    def release(self) -> None:
+        """Connections made from now on work again, as do those that wait for held answers."""
         self._open.set()
+        self._deaf = False
 
     def garble(self, garbage: bytes) -> None:
         """Puts `garbage` in place of what the server says next."""
@@ -76,6 +89,9 @@ class Proxy:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
                 self.requests += data
+                if self._deaf:
+                    self.held.set()
+                    continue
                 async with self.pinged:
                     self.pings += data.count(PING)
                     self.pinged.notify_all()
@@ -86,7 +102,11 @@ class Proxy:
     async def _to_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
-                await self._open.wait()
+                if not self._open.is_set() and self._answers_to_pass > 0:
+                    self._answers_to_pass -= 1
+                elif not self._open.is_set():
+                    self.held.set()
+                    await self._open.wait()
                 if self._garbage:
                     data, self._garbage = self._garbage, b""
                 writer.write(data)

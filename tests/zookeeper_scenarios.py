@@ -309,7 +309,7 @@ async def a_cut_connection(scene: Scene) -> None:
         assert not any(call.done() for call in waiting)
         await other.create("/new")
 
-        proxy.release_answers()
+        proxy.release()
         proxy.refusing = False
         assert await states.next() is State.CONNECTED
         assert [getattr(answer, "version", None) or answer[0] for answer in await asyncio.gather(*waiting)] == [
@@ -335,7 +335,7 @@ async def reads_are_retried_over_cuts(scene: Scene) -> None:
         reading = asyncio.ensure_future(retrying(client.get, "/r"))
         await asyncio.sleep(0)
         proxy.cut()
-        proxy.release_answers()
+        proxy.release()
         assert (await reading)[0] == b"1"
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH
 from klamm.zookeeper.client import ZooKeeperClient, retrying
-from klamm.zookeeper.errors import BadVersion, ConnectionLoss, NoNode, ZooKeeperError
+from klamm.zookeeper.errors import BadVersion, ConnectionLoss, NoNode, ZooKeeperError, error_for
 from klamm.zookeeper.jute import Check, Create, Delete, MultiOperation, MultiResult, OpCode, SetData
 
 MAX_BATCH_OPERATIONS = 1_000
@@ -83,8 +83,7 @@ async def _after_failure(
     if error.index is None:  # Not about one znode: the session, or the request as a whole.
         raise error
     if len(operations) == 1:
-        error.index = None
-        return [error]
+        return [error_for(error.code, error.path)]  # As if it had been done alone.
     answers = await asyncio.gather(*(_write_batch(client, [operation], check) for operation in operations))
     return [answer[0] for answer in answers]
 

@@ -41,7 +41,7 @@ def test_a_restart_of_the_server(
     async def main() -> None:
         environment = SystemEnvironment()
         scene = Scene(environment, "127.0.0.1", server.port, "/restart")
-        async with scene.client(session_timeout_ms=60_000) as client:
+        async with scene.client(session_timeout_ms=15_000) as client:
             states, session_id = States(client), client.session_id
             await client.create("/e", b"1", ephemeral=True)
             changed = asyncio.get_running_loop().create_future()

@@ -1,0 +1,376 @@
+"""The store against the embedded server, also when the connection is lost after any of its requests."""
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+from uuid import UUID
+
+import pytest
+from zookeeper_proxy import Proxy
+from zookeeper_scenarios import Fired, Scene
+
+from klamm.environment import SystemEnvironment
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.znodes import cluster
+from klamm.znodes.brokers import BrokerRegistration, Endpoint
+from klamm.znodes.cluster import ProducerIdBlock
+from klamm.znodes.fields import ZnodeError
+from klamm.znodes.store import KafkaZooKeeper
+from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
+from klamm.zookeeper import errors
+from klamm.zookeeper.client import ZooKeeperClient
+from klamm.zookeeper.jute import EventType
+from klamm.zookeeper.server import ZooKeeperServer
+
+T = TypeVar("T")
+
+REGISTRATION = BrokerRegistration(0, (Endpoint("PLAINTEXT", "h", 9092),), timestamp_ms=1)
+
+
+def play(tmp_path: Path, scenario: Callable[[Scene, KafkaZooKeeper], Awaitable[None]]) -> None:
+    async def main() -> None:
+        environment = SystemEnvironment()
+        server = ZooKeeperServer(environment, str(tmp_path))
+        await server.start()
+        try:
+            scene = Scene(environment, "127.0.0.1", server.port, "/kafka")
+            async with scene.client() as client:
+                store = KafkaZooKeeper(client)
+                await store.create_persistent_paths()
+                await scenario(scene, store)
+        finally:
+            await server.stop()
+            environment.close()
+
+    asyncio.run(main())
+
+
+async def with_losses(proxy: Proxy, attempt: Callable[[int], Awaitable[T]]) -> list[T]:
+    """Does `attempt` again and again; in the n-th one the connection is lost after the server has answered n times.
+
+    Returns the results, up to the first attempt that was through before that.
+    """
+    results = []
+    for step in itertools.count():
+        proxy.hold_answers(after=step)
+        trying = asyncio.ensure_future(attempt(step))
+        held = asyncio.ensure_future(proxy.held.wait())
+        await asyncio.wait([trying, held], return_when=asyncio.FIRST_COMPLETED)
+        lost = held.done()
+        held.cancel()
+        if lost:
+            proxy.cut()
+        proxy.release()
+        results.append(await trying)
+        if not lost:
+            assert step > 0
+            return results
+    raise AssertionError
+
+
+def play_with_losses(
+    tmp_path: Path, scenario: Callable[[Proxy, KafkaZooKeeper, KafkaZooKeeper], Awaitable[None]]
+) -> None:
+    """The scenario gets a store whose connection the proxy can cut, and one that it cannot."""
+
+    async def main(scene: Scene, store: KafkaZooKeeper) -> None:
+        async with scene.proxy() as proxy, scene.client(proxy.address) as client:
+            await scenario(proxy, KafkaZooKeeper(client), store)
+
+    play(tmp_path, main)
+
+
+def test_the_persistent_paths_are_created_in_kafkas_order(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        await store.create_persistent_paths()
+        stats = [await store.client.exists(path) for path in cluster.PERSISTENT_PATHS]
+        zxids = [stat.czxid for stat in stats if stat is not None]
+        assert len(zxids) == 14
+        assert zxids == sorted(zxids)
+        assert await store.client.children("/config") == ["brokers", "changes", "clients", "ips", "topics", "users"]
+
+    play(tmp_path, scenario)
+
+
+def test_the_first_cluster_id_stays(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        ids = await asyncio.gather(*(store.get_or_create_cluster_id(f"id-{number}") for number in range(5)))
+        assert set(ids) == {await store.get_or_create_cluster_id("late")}
+        assert ids[0].startswith("id-")
+
+    play(tmp_path, scenario)
+
+
+def test_broker_ids_are_generated_above_the_reserved_ones(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        assert [await store.generate_broker_id() for _ in range(3)] == [1001, 1002, 1003]
+        await store.client.delete("/brokers/seqid")
+        assert await store.generate_broker_id(500) == 501
+
+    play(tmp_path, scenario)
+
+
+def test_a_broker_registers_once_per_session(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        changed = asyncio.Event()
+        assert await store.live_brokers(changed.set) == {}
+        epoch = await store.register_broker(REGISTRATION)
+        await changed.wait()
+        stat = await store.client.exists("/brokers/ids/0")
+        assert stat is not None
+        assert (stat.czxid, stat.version, stat.ephemeral_owner) == (epoch, 1, store.client.session_id)
+        assert await store.register_broker(REGISTRATION) == epoch
+        assert await store.live_brokers() == {0: (REGISTRATION, epoch)}
+
+        async with scene.client() as client:
+            other = KafkaZooKeeper(client)
+            for previous_session_id in (0, 12345):
+                with pytest.raises(KafkaError, match="broker id 0 is taken") as taken:
+                    await other.register_broker(REGISTRATION, previous_session_id)
+                assert taken.value.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION
+            # A znode left by this broker's expired session is replaced.
+            new_epoch = await other.register_broker(REGISTRATION, store.client.session_id)
+            assert new_epoch > epoch
+            await other.update_broker(BrokerRegistration(0, (Endpoint("PLAINTEXT", "moved", 1),)))
+            live = await store.live_brokers()
+            assert (live[0].registration.endpoints[0].host, live[0].epoch) == ("moved", new_epoch)
+        assert await store.broker_ids() == []
+
+    play(tmp_path, scenario)
+
+
+def test_a_znode_that_is_no_broker_is_named(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        await store.client.create("/brokers/ids/x")
+        with pytest.raises(ZnodeError, match="/brokers/ids/x"):
+            await store.live_brokers()
+
+    play(tmp_path, scenario)
+
+
+def test_blocks_of_producer_ids_are_given_out_once(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        async with scene.client() as client:
+            other = KafkaZooKeeper(client)
+            blocks = await asyncio.gather(
+                *(who.allocate_producer_id_block(broker) for broker, who in enumerate([store, other] * 5))
+            )
+        assert sorted(blocks) == [(1000 * number, 1000 * number + 999) for number in range(10)]
+
+    play(tmp_path, scenario)
+
+
+def test_topics(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        names_changed, topic_changed = asyncio.Event(), asyncio.Queue[str]()
+        assert await store.topic_names(names_changed.set) == []
+        first, second = UUID(int=1), UUID(int=2)
+        await store.create_topic("t", {1: [0], 0: [0, 1]}, first, {"retention.ms": "5"})
+        await names_changed.wait()
+        await store.create_topic("t", {1: [0], 0: [0, 1]}, first, {"retention.ms": "5"})  # Repeated.
+        for other_id in (second, None):
+            with pytest.raises(KafkaError, match="already exists") as exists:
+                await store.create_topic("t", {0: [0, 1], 1: [0]}, other_id, {"retention.ms": "99"})
+            assert exists.value.code is ErrorCode.TOPIC_ALREADY_EXISTS
+        assert await store.topic_configs(["t", "absent"]) == {"t": {"retention.ms": "5"}, "absent": {}}
+        assert await store.topic_names() == ["t"]
+        assert await store.topic_assignment("absent") is None
+        assignment = TopicAssignment({0: (0, 1), 1: (0,)}, first)
+        assert await store.topic_assignment("t") == assignment
+        for _ in range(2):  # Left twice, the watch fires once.
+            assert await store.topic_assignments(["absent", "t"], topic_changed.put_nowait) == {"t": assignment}
+
+        await store.add_partitions("t", {2: [1]})
+        assert await topic_changed.get() == "t"
+        assert topic_changed.empty()
+        await store.add_partitions("t", {2: [1]})
+        grown = await store.topic_assignment("t")
+        assert grown == TopicAssignment({0: (0, 1), 1: (0,), 2: (1,)}, first)
+        with pytest.raises(KafkaError, match="partition 2 of topic 't' exists") as taken:
+            await store.add_partitions("t", {2: [0]})
+        assert taken.value.code is ErrorCode.INVALID_PARTITIONS
+        with pytest.raises(KafkaError, match="does not exist") as unknown:
+            await store.add_partitions("absent", {2: [0]})
+        assert unknown.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    play(tmp_path, scenario)
+
+
+def test_an_unreadable_topic_does_not_hide_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        await store.create_topic("good", {0: [0]}, None, {})
+        await store.client.create("/brokers/topics/bad", b"garbage")
+        await store.client.create("/config/topics/bad", b"[]")
+        assert list(await store.topic_assignments(["bad", "good"])) == ["good"]
+        assert await store.topic_configs(["bad", "good"]) == {"bad": {}, "good": {}}
+        assert "/brokers/topics/bad" in caplog.text
+        assert "/config/topics/bad" in caplog.text
+
+    play(tmp_path, scenario)
+
+
+def test_a_config_left_by_another_topic_of_that_name_is_replaced(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        await store.set_config("topics/t", {"old": "1"})
+        await store.create_topic("t", {0: [0]}, None, {"new": "2"})
+        assert await store.topic_configs(["t"]) == {"t": {"new": "2"}}
+
+    play(tmp_path, scenario)
+
+
+def test_deletion(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        marked = asyncio.Event()
+        assert await store.topic_deletions(marked.set) == []
+        await store.create_topic("t", {0: [0]}, None, {"a": "b"})
+        await store.write_partition_states({("t", 0): LeaderAndIsr(0, 0, (0,), 0)})
+        with pytest.raises(KafkaError, match="does not exist") as unknown:
+            await store.mark_topic_for_deletion("absent")
+        assert unknown.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        await store.mark_topic_for_deletion("t")
+        await store.mark_topic_for_deletion("t")
+        await marked.wait()
+        assert await store.topic_deletions() == ["t"]
+        for _ in range(2):
+            await store.delete_topic("t")
+        assert (await store.topic_names(), await store.topic_deletions()) == ([], [])
+        assert await store.client.children("/config/topics") == []
+
+    play(tmp_path, scenario)
+
+
+def test_partition_states(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        keys = [(topic, number) for topic in ("t", "u") for number in range(3)]
+        for topic in ("t", "u"):
+            await store.create_topic(topic, {number: [0] for number in range(3)}, None, {})
+        states = {key: LeaderAndIsr(0, 0, (0,), 0) for key in keys}
+        assert await store.partition_states(keys) == {}
+        assert await store.write_partition_states({keys[1]: states[keys[1]]}) == {keys[1]: 0}
+        assert await store.write_partition_states(states) == {key: 1 if key == keys[1] else 0 for key in keys}
+        read = await store.partition_states([*keys, ("absent", 0)])
+        assert read == states
+        assert [state.zk_version for state in read.values()] == [0, 1, 0, 0, 0, 0]
+        with pytest.raises(errors.NoNode):
+            await store.write_partition_states({("absent", 0): states[keys[0]]})
+
+        # As a controller: conditional, and only in its epoch.
+        await store.client.create("/controller_epoch", b"1")
+        results = await store.update_partition_states(read | {keys[0]: LeaderAndIsr(0, 1, (0,), 1, 7)}, 0)
+        assert isinstance(results[keys[0]], errors.BadVersion)
+        assert [results[key] for key in keys[1:]] == [2, 1, 1, 1, 1]
+        created = await store.create_partition_states({keys[0]: states[keys[0]], ("u", 9): states[keys[0]]}, 0)
+        assert isinstance(created[keys[0]], errors.NodeExists)
+        assert created["u", 9] == 0
+
+    play(tmp_path, scenario)
+
+
+def test_a_partition_state_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    """To take it for absent would begin its leader epochs anew."""
+
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        await store.create_topic("t", {0: [0]}, None, {})
+        await store.write_partition_states({("t", 0): LeaderAndIsr(0, 0, (0,), 0)})
+        await store.client.set("/brokers/topics/t/partitions/0/state", b"{}")
+        with pytest.raises(ZnodeError, match="/brokers/topics/t/partitions/0/state: leader is missing"):
+            await store.partition_states([("t", 0)])
+
+    play(tmp_path, scenario)
+
+
+def test_a_changed_config_is_announced(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        fired = Fired()
+        await store.client.children("/config/changes", fired)
+        await store.set_config("users/u/clients/c", {"a": "1"})
+        assert await fired.next() == (EventType.NODE_CHILDREN_CHANGED, "/config/changes")
+        await store.set_config("users/u/clients/c", {"a": "2"})
+        assert await store.client.children("/config/changes") == [
+            "config_change_0000000000",
+            "config_change_0000000001",
+        ]
+        assert (await store.client.get("/config/users/u/clients/c"))[0] == b'{"version":1,"config":{"a":"2"}}'
+
+    play(tmp_path, scenario)
+
+
+# Every write, with the connection lost after each of its requests was done but not answered.
+
+
+def test_losses_during_creation_of_topics(tmp_path: Path) -> None:
+    async def scenario(proxy: Proxy, store: KafkaZooKeeper, safe: KafkaZooKeeper) -> None:
+        async def create(step: int) -> None:
+            await store.create_topic(f"t{step}", {0: [0]}, UUID(int=step + 1), {"a": "b"})
+            await store.add_partitions(f"t{step}", {1: [0]})
+            await store.write_partition_states({(f"t{step}", n): LeaderAndIsr(0, step, (0,), 0) for n in range(2)})
+            await store.set_config(f"topics/t{step}", {"c": "d"})
+
+        steps = len(await with_losses(proxy, create))
+        assert steps > 8
+        for step in range(steps):
+            assert await safe.topic_assignment(f"t{step}") == TopicAssignment({0: (0,), 1: (0,)}, UUID(int=step + 1))
+            assert await safe.topic_configs([f"t{step}"]) == {f"t{step}": {"c": "d"}}
+            assert len(await safe.partition_states([(f"t{step}", 0), (f"t{step}", 1)])) == 2
+
+    play_with_losses(tmp_path, scenario)
+
+
+def test_losses_during_allocation_of_producer_ids(tmp_path: Path) -> None:
+    async def scenario(proxy: Proxy, store: KafkaZooKeeper, safe: KafkaZooKeeper) -> None:
+        blocks = await with_losses(proxy, lambda step: store.allocate_producer_id_block(0))
+        assert len(blocks) == 3
+        assert blocks == [(1000 * number, 1000 * number + 999) for number in range(3)]
+        last = ProducerIdBlock.decode((await safe.client.get("/latest_producer_id_block"))[0])
+        assert (last.first, last.last) == blocks[-1]
+
+    play_with_losses(tmp_path, scenario)
+
+
+def test_losses_during_registration(tmp_path: Path) -> None:
+    async def scenario(proxy: Proxy, store: KafkaZooKeeper, safe: KafkaZooKeeper) -> None:
+        epochs = await with_losses(
+            proxy, lambda step: store.register_broker(BrokerRegistration(step, REGISTRATION.endpoints))
+        )
+        live = await safe.live_brokers()
+        assert [live[broker_id].epoch for broker_id in range(len(epochs))] == epochs
+        ids = await with_losses(proxy, lambda step: store.generate_broker_id())
+        assert ids == sorted(set(ids))
+        cluster_ids = await with_losses(proxy, lambda step: store.get_or_create_cluster_id(f"id-{step}"))
+        assert set(cluster_ids) == {"id-0"}
+
+    play_with_losses(tmp_path, scenario)
+
+
+def test_losses_during_deletion(tmp_path: Path) -> None:
+    async def scenario(proxy: Proxy, store: KafkaZooKeeper, safe: KafkaZooKeeper) -> None:
+        async def delete(step: int) -> None:
+            await store.mark_topic_for_deletion(f"t{step}")
+            await store.delete_topic(f"t{step}")
+
+        for number in range(20):
+            await safe.create_topic(f"t{number}", {0: [0]}, None, {})
+            await safe.write_partition_states({(f"t{number}", 0): LeaderAndIsr(0, 0, (0,), 0)})
+        steps = len(await with_losses(proxy, delete))
+        assert await safe.topic_names() == sorted(f"t{number}" for number in range(steps, 20))
+        assert await safe.topic_deletions() == []
+
+    play_with_losses(tmp_path, scenario)
+
+
+def test_store_survives_a_client_without_chroot(tmp_path: Path) -> None:
+    async def main() -> None:
+        environment = SystemEnvironment()
+        server = ZooKeeperServer(environment, str(tmp_path))
+        await server.start()
+        client = ZooKeeperClient(environment, f"127.0.0.1:{server.port}")
+        await client.start()
+        await KafkaZooKeeper(client).create_persistent_paths()
+        assert await client.children("/brokers") == ["ids", "seqid", "topics"]
+        await client.close()
+        await server.stop()
+        environment.close()
+
+    asyncio.run(main())
