@@ -77,7 +77,8 @@ def load_log(
 ) -> LoadedLog:
     """Opens the log in `directory`, which must exist; an empty one becomes an empty log at `log_start_offset`.
 
-    Raises OSError; KafkaError(KAFKA_STORAGE_ERROR) when partition.metadata is malformed, or when a part of the log
+    Raises OSError; KafkaError(KAFKA_STORAGE_ERROR) when partition.metadata is malformed after a clean
+    shutdown, or when a part of the log
     that was synced long ago is damaged: cutting there would lose what has been acknowledged.
     """
     loader = _Loader(file_system, directory, config, now_ms)
@@ -143,7 +144,7 @@ class _Loader:
             log_start_offset=log_start_offset,
             log_end_offset=end,
             recovery_point=end if is_clean else max(log_start_offset, min(recovery_point, end)),
-            topic_id=self._read_topic_id(),
+            topic_id=self._read_topic_id(is_clean),
         )
 
     # -- files ----------------------------------------------------------------------------------------------------
@@ -228,11 +229,18 @@ class _Loader:
         offsets = [int(match["offset"]) for match in matches if match and match["kind"] == SNAPSHOT_SUFFIX]
         return ProducerSnapshots(self._file_system, self._directory, self._unsynced, offsets)
 
-    def _read_topic_id(self) -> UUID | None:
+    def _read_topic_id(self, is_clean: bool) -> UUID | None:
         if PARTITION_METADATA_FILE not in self._names:
             return None
         path = self._path(PARTITION_METADATA_FILE)
-        return parse_partition_metadata(self._file_system.read_file(path), path)
+        try:
+            return parse_partition_metadata(self._file_system.read_file(path), path)
+        except KafkaError as error:
+            if is_clean:
+                raise
+            # The file is not synced when it is written, so the machine's death may tear it. The id will be given anew.
+            _LOGGER.warning("Ignoring a torn file: %s", error.message)
+            return None
 
     # -- batches --------------------------------------------------------------------------------------------------
 
