@@ -54,7 +54,7 @@ class BrokerKeys:
         None, "Longest wait for the first connection; the session timeout when not set.", importance=HIGH
     )
     zookeeper_max_in_flight_requests: int = integer(
-        10, "Unanswered requests allowed before the client waits.", at_least(1), importance=HIGH
+        10, "Unanswered requests allowed before the client waits.", at_least(1), importance=HIGH, effective=False
     )
     zookeeper_set_acl: bool = boolean(False, "Protect the cluster's znodes by ACLs.", importance=HIGH, effective=False)
     zookeeper_sync_time_ms: int = integer(2000, "No longer used by any broker.", importance=LOW, effective=False)
@@ -85,7 +85,10 @@ class BrokerKeys:
     reserved_broker_max_id: int = integer(1000, "Generated numbers are greater than this.", at_least(0))
     broker_rack: str | None = string(None, "Where the broker stands; replicas spread over racks.")
     inter_broker_protocol_version: ApiVersion = string(  # noqa: RUF009 - it declares a field
-        "2.8-IV1", "Version of the protocol between brokers; raise it after all run the new program.", SUPPORTED_VERSION
+        "2.8-IV1",
+        "Version of the protocol between brokers; raise it after all run the new program.",
+        SUPPORTED_VERSION,
+        effective=False,
     )
 
     # -- network --------------------------------------------------------------------------------------------------
@@ -104,9 +107,11 @@ class BrokerKeys:
         importance=LOW,
         update_mode=PER_BROKER,
     )
-    inter_broker_listener_name: str = string(None, "The listener that brokers use among themselves.")
+    inter_broker_listener_name: str = string(None, "The listener that brokers use among themselves.", effective=False)
     security_inter_broker_protocol: str = string(
-        "PLAINTEXT", "Names the brokers' listener by its protocol instead of by inter.broker.listener.name."
+        "PLAINTEXT",
+        "Names the brokers' listener by its protocol instead of by inter.broker.listener.name.",
+        effective=False,
     )
     control_plane_listener_name: str | None = string(
         None, "A listener of its own for the controller's requests.", importance=HIGH, effective=False
@@ -116,14 +121,16 @@ class BrokerKeys:
     advertised_host_name: str | None = string(None, "Old form of advertised.listeners: the host.", importance=HIGH)
     advertised_port: int | None = integer(None, "Old form of advertised.listeners: the port.", importance=HIGH)
     socket_send_buffer_bytes: int = integer(
-        102400, "SO_SNDBUF of connections; -1 leaves it to the system.", importance=HIGH
+        102400, "SO_SNDBUF of connections; -1 leaves it to the system.", importance=HIGH, effective=False
     )
     socket_receive_buffer_bytes: int = integer(
-        102400, "SO_RCVBUF of connections; -1 leaves it to the system.", importance=HIGH
+        102400, "SO_RCVBUF of connections; -1 leaves it to the system.", importance=HIGH, effective=False
     )
     socket_request_max_bytes: int = integer(104857600, "Largest request accepted.", at_least(1), importance=HIGH)
-    socket_connection_setup_timeout_ms: int = long(10000, "First wait for an outgoing connection.")
-    socket_connection_setup_timeout_max_ms: int = long(30000, "Longest wait for an outgoing connection.")
+    socket_connection_setup_timeout_ms: int = long(10000, "First wait for an outgoing connection.", effective=False)
+    socket_connection_setup_timeout_max_ms: int = long(
+        30000, "Longest wait for an outgoing connection.", effective=False
+    )
     connections_max_idle_ms: int = long(600000, "An idle connection is closed after this; negative never.")
     connection_failed_authentication_delay_ms: int = integer(
         100, "Wait before a failed login is answered.", at_least(0), importance=LOW, effective=False
@@ -134,14 +141,23 @@ class BrokerKeys:
         INT_MAX, "Connections allowed from one address.", at_least(0), update_mode=CLUSTER_WIDE
     )
     max_connections_per_ip_overrides: Mapping[str, int] = string(
-        "", "Exceptions to max.connections.per.ip: host:count, comma separated.", update_mode=CLUSTER_WIDE
+        "",
+        "Exceptions to max.connections.per.ip: host:count, comma separated.",
+        update_mode=CLUSTER_WIDE,
+        effective=False,
     )
     max_connection_creation_rate: int = integer(
         INT_MAX, "New connections allowed per second.", at_least(0), update_mode=CLUSTER_WIDE, effective=False
     )
-    queued_max_requests: int = integer(500, "Requests waiting before clients are muted.", at_least(1), importance=HIGH)
-    queued_max_request_bytes: int = long(-1, "Bytes of requests waiting before clients are muted; -1 no limit.")
-    request_timeout_ms: int = integer(30000, "Longest wait for another broker's answer.", importance=HIGH)
+    queued_max_requests: int = integer(
+        500, "Requests waiting before clients are muted.", at_least(1), importance=HIGH, effective=False
+    )
+    queued_max_request_bytes: int = long(
+        -1, "Bytes of requests waiting before clients are muted; -1 no limit.", effective=False
+    )
+    request_timeout_ms: int = integer(
+        30000, "Longest wait for another broker's answer.", importance=HIGH, effective=False
+    )
     num_network_threads: int = integer(
         3, "klamm has one loop per process.", at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE, effective=False
     )
@@ -174,7 +190,11 @@ class BrokerKeys:
         1, "In-sync replicas that acks=all needs.", at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE
     )
     compression_type: str = string(
-        "producer", "Compression of stored batches; producer keeps theirs.", importance=HIGH, update_mode=CLUSTER_WIDE
+        "producer",
+        "Compression of stored batches; producer keeps theirs.",
+        importance=HIGH,
+        update_mode=CLUSTER_WIDE,
+        effective=False,
     )
     log_segment_bytes: int = integer(
         1 << 30, "Size at which a segment is closed.", at_least(14), importance=HIGH, update_mode=CLUSTER_WIDE
@@ -262,12 +282,7 @@ class BrokerKeys:
         effective=False,
     )
     num_recovery_threads_per_data_dir: int = integer(
-        1,
-        "Logs loaded at once in each directory.",
-        at_least(1),
-        importance=HIGH,
-        update_mode=CLUSTER_WIDE,
-        effective=False,
+        1, "Logs loaded at once in each directory.", at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE
     )
     num_replica_alter_log_dirs_threads: int = integer(
         None, "Threads that move replicas between directories.", importance=HIGH, effective=False

@@ -99,7 +99,8 @@ def produce(
                 producer.flush()
             except KeyboardInterrupt:
                 print(
-                    f"klamm: interrupted: {deliveries.delivered} records delivered, of {deliveries.pending} it is not known",
+                    f"klamm: interrupted: {deliveries.delivered} records delivered,"
+                    f" of {deliveries.pending} it is not known",
                     file=sys.stderr,
                 )
                 raise
