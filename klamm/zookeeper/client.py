@@ -24,6 +24,7 @@ import asyncio
 import dataclasses
 import itertools
 import logging
+import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from enum import Enum
@@ -125,9 +126,14 @@ def _parse_server(server: str, text: str) -> tuple[str, int]:
         host, port = server, str(DEFAULT_PORT)
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
-    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+    if not _HOST.fullmatch(host) or not (_PORT.fullmatch(port) and 0 < int(port) < 65536):
         raise ValueError(f"{server!r} in {text!r} is not host or host:port with a port from 1 to 65535")
     return host, int(port)
+
+
+_HOST = re.compile(r"[0-9A-Za-z_-]{1,63}(\.[0-9A-Za-z_-]{1,63})*\.?|[0-9A-Fa-f]*:[0-9A-Fa-f:.]+(%[0-9A-Za-z_.-]+)?")
+"""A host's name or an address of IPv4 or IPv6."""
+_PORT = re.compile("[0-9]{1,5}")
 
 
 class ZooKeeperClient:
@@ -208,6 +214,7 @@ class ZooKeeperClient:
         self._loop = asyncio.get_running_loop()
         self._settled = self._loop.create_future()
         self._task = self._loop.create_task(self._keep_connected())
+        self._task.add_done_callback(_raise_program_error)
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 await self._settled
@@ -412,10 +419,6 @@ class ZooKeeperClient:
         """What the server is asked for; it checks the rest of the path's rules."""
         if not path.startswith("/") or (path.endswith("/") and path != "/" and not sequential):
             raise BadArguments(path, "a path begins with a slash and does not end with one")
-        try:
-            path.encode()
-        except UnicodeEncodeError:
-            raise BadArguments(repr(path), "a path is Unicode text without surrogates") from None
         if not self._chroot:
             return path
         return self._chroot if path == "/" else self._chroot + path
@@ -439,7 +442,10 @@ class ZooKeeperClient:
             future.set_exception(self._final_error(path))
             return future
         xid = next(self._xids) & 0x7FFFFFFF
-        frame = jute.encode_request(xid, request)
+        try:
+            frame = jute.encode_request(xid, request)
+        except UnicodeEncodeError:
+            raise BadArguments(ascii(path), "a path is Unicode text without surrogates") from None
         call = Call(xid, request.op, frame, path, full_path, future, convert, watch, absent)
         if self._connection is not None:
             self._connection.send(call)
@@ -579,6 +585,12 @@ class ZooKeeperClient:
         self._enter(State.DISCONNECTED)
         for call in connection.unanswered():
             call.fail(ConnectionLoss(call.path, reason))
+
+
+def _raise_program_error(task: "asyncio.Task[None]") -> None:
+    """The task that keeps the client connected ends by cancellation only: anything else goes to the loop's handler."""
+    if not task.cancelled():
+        task.result()
 
 
 async def retrying(call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -183,7 +183,7 @@ class Connection(asyncio.Protocol):
     # Inside.
 
     def _flush(self) -> None:
-        if self._outgoing and self._transport is not None:
+        if self._outgoing and self._transport is not None and not self._reason:
             self._idle_ticks = 0
             self._transport.write(b"".join(self._outgoing))
         self._outgoing.clear()

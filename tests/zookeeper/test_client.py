@@ -136,7 +136,8 @@ def test_connect_strings(text: str, servers: list[tuple[str, int]], chroot: str)
 
 
 @pytest.mark.parametrize(
-    "text", ["", ":2181", "a:", "a:x", "a:0", "a:65536", "a,,b", "a//b", "a/../b", "/kafka", "a:-1"]
+    "text",
+    ["", ":2181", "a:", "a:x", "a:0", "a:65536", "a,,b", "a//b", "a/../b", "/kafka", "a:-1", "a b", "a..b", "\x00"],
 )
 def test_bad_connect_strings(text: str) -> None:
     with pytest.raises(ValueError, match="is not"):
