@@ -14,6 +14,8 @@ from klamm import __version__
 from klamm.tools import broker, consume, produce, topics, up, zookeeper
 from klamm.tools.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ToolError, describe_os_error
 
+STDOUT = 1
+
 app = typer.Typer(
     name="klamm",
     help="A replicated log cluster that speaks Apache Kafka's protocol.",
@@ -64,13 +66,22 @@ def run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has enough (klamm consume | head); Python must not complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_OK
+        return _reader_gone()
+    except SystemExit as leaving:
+        # That is what typer makes of a broken pipe.
+        if isinstance(leaving.__context__, BrokenPipeError):
+            return _reader_gone()
+        raise
     except Exception as error:
         if _debugging(arguments):
             raise
         return _explain(error)
+
+
+def _reader_gone() -> int:
+    """Whoever read our output has enough (klamm consume | head); Python must not complain when it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
+    return EXIT_OK
 
 
 def _debugging(arguments: list[str]) -> bool:
