@@ -9,7 +9,7 @@ What must stay true:
 - Every function that takes bytes accepts any bytes: it returns a value or raises `JuteError`, nothing else. Bytes left
   over after a value are an error too.
 - What is encoded decodes to the same value. A null byte string and an empty one are told apart (`None`, `b""`); a null
-  list reads as an empty one.
+  list or a null string reads as an empty one.
 
 Source: `zookeeper.jute`, `MultiOperationRecord`, `MultiResponse` of Apache ZooKeeper.
 """
@@ -689,7 +689,7 @@ class _Reader:
     def string(self) -> str:
         data = self.buffer()
         if data is None:
-            raise JuteError("a string is null")
+            return ""  # kazoo sends an empty string so
         try:
             return data.decode()
         except UnicodeDecodeError as error:

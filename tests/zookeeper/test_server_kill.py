@@ -2,28 +2,14 @@
 
 import asyncio
 import random
-import sys
 from pathlib import Path
 
-from processes import ManagedProcess, free_port
+from embedded_zookeeper import EmbeddedZooKeeper
 from zookeeper_wire import WireClient
 
 from klamm.zookeeper import jute
 from klamm.zookeeper.jute import CreateMode
 
-SERVER = """
-import asyncio, sys, uvloop
-from klamm.environment import SystemEnvironment
-from klamm.zookeeper.server import ZooKeeperServer
-
-async def serve():
-    server = ZooKeeperServer(SystemEnvironment(), sys.argv[1], port=int(sys.argv[2]), snapshot_every=int(sys.argv[3]))
-    await server.start()
-    print("ready", flush=True)
-    await server.wait_closed()
-
-uvloop.run(serve())
-"""
 ROUNDS = 10
 
 
@@ -78,43 +64,32 @@ async def check(port: int, acknowledged: Acknowledged) -> None:
 
 def test_killed_ten_times_it_has_every_acknowledged_write(tmp_path: Path) -> None:
     chance = random.Random(1)
-    port = free_port()
+    server = EmbeddedZooKeeper(tmp_path)
     acknowledged = Acknowledged()
 
-    def start() -> ManagedProcess:
-        command = [sys.executable, "-c", SERVER, tmp_path / "data", str(port), str(chance.choice([300, 10**6]))]
-        process = ManagedProcess("zookeeper", command, tmp_path / "server.log")
-        process.wait_for("^ready$")
-        return process
-
-    async def attack(process: ManagedProcess) -> None:
-        writers = [asyncio.ensure_future(write(port, f"/{number}", acknowledged)) for number in range(3)]
+    async def attack() -> None:
+        writers = [asyncio.ensure_future(write(server.port, f"/{number}", acknowledged)) for number in range(3)]
         acknowledged.enough = asyncio.Event()
         acknowledged.target = acknowledged.count + chance.randrange(2000)
         async with asyncio.timeout(60):
             await acknowledged.enough.wait()
-        process.kill()
+        server.kill()
         for outcome in await asyncio.gather(*writers, return_exceptions=True):
             assert isinstance(outcome, OSError | EOFError), outcome
 
     for _ in range(ROUNDS):
-        process = start()
-        asyncio.run(check(port, acknowledged))
-        asyncio.run(attack(process))
-    process = start()
-    asyncio.run(check(port, acknowledged))
-    process.kill()
+        server.start(snapshot_every=chance.choice([300, 10**6]))
+        asyncio.run(check(server.port, acknowledged))
+        asyncio.run(attack())
+    server.start()
+    asyncio.run(check(server.port, acknowledged))
+    server.stop()
     assert acknowledged.count > 5000
 
 
 def test_a_directory_serves_one_server_at_a_time(tmp_path: Path) -> None:
-    def start(port: int) -> ManagedProcess:
-        command = [sys.executable, "-c", SERVER, tmp_path / "data", str(port), "1000"]
-        return ManagedProcess("zookeeper", command, tmp_path / "server.log")
-
-    first = start(free_port())
-    first.wait_for("^ready$")
-    second = start(free_port())
-    second.wait_for("BlockingIOError.*locked by another process")
+    first, second = EmbeddedZooKeeper(tmp_path), EmbeddedZooKeeper(tmp_path)
+    first.start()
+    second.launch().wait_for("BlockingIOError.*locked by another process")
     first.kill()
     second.kill()

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 import klamm
 
-WORDS: Final = (b"ruok", b"srvr", b"stat", b"mntr", b"conf", b"isro")
+WORDS: Final = (b"ruok", b"srvr", b"stat", b"mntr", b"conf", b"envi", b"isro")
 
 
 class ClientFigures(NamedTuple):
@@ -46,10 +46,14 @@ def answer(word: str, figures: Figures) -> bytes:
     return _ANSWERS[word](figures).encode()
 
 
+# The ZooKeeper whose behaviour this is: clients (kazoo) decide by it what they may ask for.
+_VERSION: Final = f"3.5.9-klamm-{klamm.__version__}, built on 01/01/1970 00:00 GMT"
+
+
 def _srvr(figures: Figures, clients: str = "") -> str:
     least, average, most = figures.latency_ms
     return (
-        f"Zookeeper version: 3.5.9-klamm-{klamm.__version__}, built on 01/01/1970 00:00 GMT\n"
+        f"Zookeeper version: {_VERSION}\n"
         f"{clients}"
         f"Latency min/avg/max: {least}/{average:.0f}/{most}\n"
         f"Received: {figures.received}\n"
@@ -70,7 +74,7 @@ def _stat(figures: Figures) -> str:
 def _mntr(figures: Figures) -> str:
     least, average, most = figures.latency_ms
     values = {
-        "version": f"3.5.9-klamm-{klamm.__version__}, built on 01/01/1970 00:00 GMT",
+        "version": _VERSION,
         "avg_latency": f"{average:.0f}",
         "max_latency": most,
         "min_latency": least,
@@ -89,6 +93,7 @@ def _mntr(figures: Figures) -> str:
 
 _ANSWERS: Final[dict[str, Callable[[Figures], str]]] = {
     "ruok": lambda figures: "imok",
+    "envi": lambda figures: f"Environment:\nzookeeper.version={_VERSION}\n",
     "isro": lambda figures: "rw",
     "srvr": _srvr,
     "stat": _stat,

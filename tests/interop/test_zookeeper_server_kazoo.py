@@ -1,0 +1,157 @@
+"""kazoo's own test classes (its wheel contains them), with the embedded server in place of their ZooKeeper cluster.
+
+What does not apply is listed in `EXCLUDED`, with the reason.
+"""
+
+import gc
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import types
+import unittest
+from collections.abc import Iterator
+from pathlib import Path
+
+from processes import ManagedProcess, free_port
+
+# Three libraries that kazoo's tests import: two to make certificates for TLS, of the third one function is used.
+for name in ("OpenSSL", "jks", "objgraph"):
+    sys.modules.setdefault(name, types.ModuleType(name))
+if not hasattr(sys.modules["objgraph"], "count"):
+    sys.modules["objgraph"].count = lambda name: sum(type(thing).__name__ == name for thing in gc.get_objects())  # type: ignore[attr-defined]
+os.environ.setdefault("ZOOKEEPER_VERSION", "3.5.9")
+
+from kazoo.testing import harness  # noqa: E402
+from kazoo.tests import (  # noqa: E402
+    test_barrier,
+    test_cache,
+    test_client,
+    test_connection,
+    test_counter,
+    test_election,
+    test_interrupt,
+    test_lease,
+    test_lock,
+    test_partitioner,
+    test_party,
+    test_queue,
+    test_watchers,
+)
+
+SERVER = """
+import asyncio, sys, uvloop
+from klamm.environment import SystemEnvironment
+from klamm.zookeeper.server import ZooKeeperServer
+
+async def serve():
+    server = ZooKeeperServer(SystemEnvironment(), sys.argv[1], port=int(sys.argv[2]))
+    await server.start()
+    print("ready", flush=True)
+    await server.wait_closed()
+
+uvloop.run(serve())
+"""
+
+
+class EmbeddedServer:
+    """What the harness expects of a server of its cluster."""
+
+    def __init__(self) -> None:
+        self.directory = Path(tempfile.mkdtemp(prefix="klamm-kazoo-"))
+        self.client_port = free_port()
+        self.address = f"127.0.0.1:{self.client_port}"
+        self.secure_address = self.address
+        self.process: ManagedProcess | None = None
+
+    @property
+    def running(self) -> bool:
+        return self.process is not None and self.process.alive()
+
+    def run(self) -> None:
+        if not self.running:
+            command = [sys.executable, "-c", SERVER, self.directory / "data", str(self.client_port)]
+            self.process = ManagedProcess("zookeeper", command, self.directory / "server.log")
+            self.process.wait_for("^ready$")
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+
+
+class EmbeddedCluster:
+    """A cluster of one."""
+
+    def __init__(self) -> None:
+        self.servers = [EmbeddedServer()]
+
+    def __getitem__(self, index: int) -> EmbeddedServer:
+        return self.servers[index]
+
+    def __iter__(self) -> Iterator[EmbeddedServer]:
+        return iter(self.servers)
+
+    def start(self) -> None:
+        for server in self.servers:
+            server.run()
+
+    def terminate(self) -> None:
+        """The harness calls this after every class: the next one finds an empty server."""
+        for server in self.servers:
+            server.stop()
+            shutil.rmtree(server.directory / "data", ignore_errors=True)
+
+    def get_logs(self) -> list[str]:
+        return [server.process.tail() for server in self.servers if server.process is not None]
+
+
+CLUSTER = EmbeddedCluster()
+harness.get_global_cluster = lambda: CLUSTER
+
+EXCLUDED: dict[str, str] = {
+    "TestSSLClient": "TLS",
+    "TestReconfig": "an ensemble of several servers and its reconfiguration",
+    "TestReadOnlyMode": "an ensemble that has lost its majority",
+    "TestClient.test_update_host_list": "an ensemble of which one server stops",
+    "KazooChildrenWatcherTests.test_child_watcher_remove_session_watcher": "ten seconds of kazoo's own timers",
+    "KazooPartitionerTests.test_race_condition_new_partitioner_during_the_lock": "ten seconds of kazoo's own timers",
+    "KazooPartitionerTests.test_race_condition_new_partitioner_steals_the_lock": "eight seconds of kazoo's own timers",
+}
+
+
+def _applicable(case: type[unittest.TestCase]) -> type[unittest.TestCase]:
+    """The class without the tests that are excluded."""
+    excluded = {name: None for name in dir(case) if f"{case.__name__}.{name}" in EXCLUDED}
+    return type(case.__name__, (case,), {**excluded, "__module__": __name__})
+
+
+def _collect() -> dict[str, type[unittest.TestCase]]:
+    """Every class of kazoo's tests that needs a server."""
+    cases = {}
+    for module in MODULES:
+        for name, case in vars(module).items():
+            is_own = isinstance(case, type) and case.__module__ == module.__name__
+            if is_own and issubclass(case, harness.KazooTestHarness) and name not in EXCLUDED:
+                cases[name] = _applicable(case)
+    return cases
+
+
+MODULES = (
+    test_barrier,
+    test_cache,
+    test_client,
+    test_connection,
+    test_counter,
+    test_election,
+    test_interrupt,
+    test_lease,
+    test_lock,
+    test_partitioner,
+    test_party,
+    test_queue,
+    test_watchers,
+)
+globals().update(_collect())
+
+logging.getLogger("kazoo").setLevel(logging.CRITICAL)
