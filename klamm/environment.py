@@ -125,6 +125,17 @@ class FileSystem(ABC):
         finally:
             file.close()
 
+    def make_durable_directories(self, path: str) -> None:
+        """As `make_directories`, and what is created inside can no longer be lost together with its directories."""
+        self.make_directories(path)
+        # An earlier process may have made them and died before this point, so they are synced even if they exist.
+        while path != os.path.dirname(path):
+            path = os.path.dirname(path)
+            try:
+                self.sync_directory(path)
+            except PermissionError:
+                return  # What we may not read we have not made.
+
     def replace_file(self, path: str, content: Buffer) -> None:
         """Atomically and durably gives the file this content: write `path`.tmp, sync, rename, sync the directory."""
         temporary = path + ".tmp"

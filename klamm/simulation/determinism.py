@@ -31,7 +31,7 @@ def assert_same_trace(scenario: str, seed: int) -> list[str]:
     if difference is not None:
         raise NotDeterministic(f"{scenario} with seed {seed}: {difference}")
     trace = traces[0]
-    print(f"{scenario} with seed {seed}: {len(trace)} lines, sha256 {trace_hash(trace)}")
+    print(f"{os.path.basename(scenario)} with seed {seed}: {len(trace)} lines, sha256 {trace_hash(trace)}")
     return trace
 
 

@@ -86,7 +86,7 @@ class LogDirectory:
 
         Raises KafkaError(KAFKA_STORAGE_ERROR) when another process has it, OSError.
         """
-        self.file_system.make_directories(self.path)
+        self.file_system.make_durable_directories(self.path)
         try:
             self._lock = self.file_system.lock(self.file(LOCK_FILE))
         except BlockingIOError:

@@ -77,9 +77,8 @@ def load_log(
 ) -> LoadedLog:
     """Opens the log in `directory`, which must exist; an empty one becomes an empty log at `log_start_offset`.
 
-    Raises OSError; KafkaError(KAFKA_STORAGE_ERROR) when partition.metadata is malformed after a clean
-    shutdown, or when a part of the log
-    that was synced long ago is damaged: cutting there would lose what has been acknowledged.
+    Raises OSError; KafkaError(KAFKA_STORAGE_ERROR) when partition.metadata is malformed after a clean shutdown, or when
+    a part of the log that was synced long ago is damaged: cutting there would lose what has been acknowledged.
     """
     loader = _Loader(file_system, directory, config, now_ms)
     try:

@@ -5,7 +5,8 @@ Every record that was acknowledged must be there afterwards, once and in order. 
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from klamm.protocol.record_batch import Record, build_batch, decode_records, ite
 from klamm.simulation.determinism import NotDeterministic, assert_same_trace
 from klamm.simulation.process import ProcessDead
 from klamm.simulation.world import World
+from klamm.storage.unsynced_files import UnsyncedFiles
 from klamm.zookeeper.server import ZooKeeperServer
 
 TOPIC = "events"
@@ -78,8 +80,14 @@ class OneBroker:
             "zookeeper.session.timeout.ms": "6000",
             **{key.replace("_", "."): value for key, value in self.properties.items()},
         }
-        broker = Broker(BrokerConfig.from_properties(properties), self.broker_node.environment)
+        broker = self.broker = Broker(BrokerConfig.from_properties(properties), self.broker_node.environment)
         await self.broker_node.run(broker.start())
+        self.broker_node.run(_run(broker))
+
+
+async def _run(broker: Broker) -> None:
+    """A broker that gives up fails the run: nothing in these scenarios entitles it to."""
+    raise await broker.failure
 
 
 class Producer:
@@ -125,10 +133,10 @@ class Producer:
         return int(result.base_offset)
 
 
-async def create_topic(cluster: ClusterClient, **configs: str) -> None:
+async def create_topic(cluster: ClusterClient, name: str, **configs: str) -> None:
     create = request_class(ApiKey.CREATE_TOPICS)
     topic = create.CreatableTopic(
-        name=TOPIC,
+        name=name,
         num_partitions=PARTITIONS,
         replication_factor=1,
         assignments=[],
@@ -140,6 +148,7 @@ async def create_topic(cluster: ClusterClient, **configs: str) -> None:
     response = await cluster.send_to_controller(
         ApiKey.CREATE_TOPICS,
         lambda version: create(version=version, topics=[topic], timeout_ms=10_000, validate_only=False),
+        errors_of=lambda response: [response.topics[0].error_code],
     )
     # It exists already when the answer to an earlier attempt was lost.
     assert response.topics[0].error_code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS), response
@@ -174,12 +183,10 @@ def records_of(data: Any) -> Iterator[Record]:
 async def work(world: World, **topic_configs: str) -> None:
     """What the client does: it creates a topic, produces through whatever happens, and reads everything back."""
     cluster = ClusterClient([("broker", 9092)], retry=RETRY)
-    await create_topic(cluster, **topic_configs)
+    await create_topic(cluster, TOPIC, **topic_configs)
     producers = [Producer(world, cluster, partition) for partition in range(PARTITIONS)]
     await asyncio.gather(*[producer.produce(BATCHES) for producer in producers])
-    read = await asyncio.gather(
-        *[consume(cluster, producer.partition, len(producer.values)) for producer in producers]
-    )
+    read = await asyncio.gather(*[consume(cluster, producer.partition, len(producer.values)) for producer in producers])
     assert read == [producer.values for producer in producers]
     await cluster.close()
 
@@ -259,3 +266,67 @@ async def session_expiry(world: World) -> None:
     await asyncio.sleep(20)
     world.network.heal("broker", "zookeeper")
     await working
+    await parts.client_node.run(create_later())
+
+
+async def create_later() -> None:
+    cluster = ClusterClient([("broker", 9092)], retry=RETRY)
+    await create_topic(cluster, "later")
+    await cluster.close()
+
+
+async def clean_stop(world: World) -> None:
+    """The broker is stopped as an operator does, under load, and started again on its clean logs."""
+    parts = OneBroker(world)
+    await parts.start()
+    working = parts.client_node.run(work(world))
+    for _ in range(3):
+        await asyncio.sleep(world.random.uniform(0, 0.3))
+        await parts.broker_node.run(parts.broker.stop())
+        assert parts.broker_node.environment.file_system.exists("/data/.kafka_cleanshutdown")
+        await parts.crash_broker()
+        await parts.start_broker()
+    await working
+
+
+async def planted_set(world: World) -> None:
+    """A fault planted into production code: the files of a log are synced in the order of a set."""
+
+    def pending(unsynced: UnsyncedFiles) -> dict[str, int]:
+        return {path: unsynced._versions[path] for path in set(unsynced._versions)}
+
+    UnsyncedFiles.pending = pending  # type: ignore[method-assign]
+    await machine_crash(world)
+
+
+# -- tests ----------------------------------------------------------------------------------------------------------
+
+SCENARIOS = [
+    process_crash,
+    machine_crash,
+    crash_while_starting,
+    clean_stop,
+    zookeeper_crash,
+    session_expiry,
+]
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_acknowledged_records_are_there_once_and_in_order(
+    scenario: Callable[[World], Coroutine[Any, Any, None]], seed: int
+) -> None:
+    world = World(seed)
+    world.run(scenario(world))
+
+
+@pytest.mark.parametrize("scenario", ["process_crash", "machine_crash", "session_expiry"])
+def test_two_processes_trace_the_same(scenario: str) -> None:
+    trace = assert_same_trace(f"{__file__}:{scenario}", seed=1)
+    happened = Counter(line.split()[2] for line in trace)
+    assert min(happened[what] for what in ("deliver", "znodes", "write", "sync")) > 10, happened
+
+
+def test_a_planted_iteration_over_a_set_is_found() -> None:
+    with pytest.raises(NotDeterministic, match="the traces part at line"):
+        assert_same_trace(f"{__file__}:planted_set", seed=1)

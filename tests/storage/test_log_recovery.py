@@ -402,8 +402,14 @@ def test_malformed_partition_metadata_is_named(environment):
     open_log(environment, SMALL)
     touch(environment, "partition.metadata", b"version: 1\ntopic_id: x")
     with pytest.raises(KafkaError, match=r"/data/t-0/partition\.metadata") as caught:
-        open_log(environment, SMALL)
+        open_log(environment, SMALL, is_clean=True)
     assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def test_a_torn_partition_metadata_counts_as_absent(environment):
+    open_log(environment, SMALL)
+    touch(environment, "partition.metadata", b"version: 0\ntopic_id: 8UR")
+    assert open_log(environment, SMALL).topic_id is None
 
 
 def test_damage_in_the_synced_part_is_an_error_when_it_must_be_read(environment):
