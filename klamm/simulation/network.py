@@ -9,7 +9,7 @@ What must stay true:
 - The buffer given to `write` is kept and copied only when it is delivered; if it has changed by then, the run fails.
 - A process that dies sends a seeded part of what was under way and then ends its connections; the death of its machine
   is noticed later.
-- Every delivery, connect, end and reset is in the trace.
+- Every delivery, every frame that a delivery completes, every connect, end and reset is in the trace.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from typing import Any
 from klamm.environment import Buffer
 from klamm.simulation.loop import SimulatedLoop
 from klamm.simulation.process import CURRENT, Process, SimulationFailure
-from klamm.simulation.trace import Trace, checksum
+from klamm.simulation.trace import FrameTracer, Trace, checksum
 
 FIRST_EPHEMERAL_PORT = 32768
 MAX_RECEIVE_BYTES = 256 * 1024
@@ -313,6 +313,8 @@ class Transport(asyncio.Transport):
         self._listener: Listener | None = None
         self._names = {"sockname": (host.address, port), "peername": (peer[0].address, peer[1])}
         self._label = f"{host.name}:{port}>{peer[0].name}:{peer[1]}"
+        self._incoming_label = f"{peer[0].name}:{peer[1]}>{host.name}:{port}"
+        self._frames = FrameTracer(lambda size_bytes, crc: self._trace("frame", size_bytes, crc))
         self._closing = False
         self._lost = False
         self._eof_written = False
@@ -428,11 +430,11 @@ class Transport(asyncio.Transport):
             del data[len(buffer) :]
             buffer[: len(data)] = data
             buffer.release()
-            self._trace("deliver", len(data), checksum(data))
+            self._trace_delivery(data)
             protocol.buffer_updated(len(data))
         else:
             assert isinstance(protocol, asyncio.Protocol)
-            self._trace("deliver", len(data), checksum(data))
+            self._trace_delivery(data)
             protocol.data_received(bytes(data))
         return len(data)
 
@@ -503,12 +505,11 @@ class Transport(asyncio.Transport):
         return self._protocol
 
     def _trace(self, what: str, *details: object) -> None:
-        self._network.trace.add(_incoming_label(self._label), what, *details)
+        self._network.trace.add(self._incoming_label, what, *details)
 
-
-def _incoming_label(label: str) -> str:
-    here, _, peer = label.partition(">")
-    return f"{peer}>{here}"
+    def _trace_delivery(self, data: bytearray) -> None:
+        self._trace("deliver", len(data), checksum(data))
+        self._frames.feed(data)
 
 
 def _reset_by_peer() -> OSError:

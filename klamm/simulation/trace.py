@@ -19,6 +19,41 @@ def checksum(data: Buffer) -> str:
     return f"{crc32c.crc32c(data):08x}"
 
 
+class FrameTracer:
+    """Finds the frames in one direction of a connection: a 4-byte size and that many bytes, as Kafka and ZooKeeper do.
+
+    `found(size_bytes, checksum)` hears of each frame when its last byte arrives. A stream of anything else has none.
+    """
+
+    def __init__(self, found: Callable[[int, str], None]) -> None:
+        self._found = found
+        self._head = bytearray()
+        self._missing = 0
+        self._size = 0
+        self._crc = 0
+        self._framed = True
+
+    def feed(self, data: Buffer) -> None:
+        """The next bytes of the stream."""
+        position = 0
+        while position < len(data) and self._framed:
+            if not self._missing:
+                taken = data[position : position + 4 - len(self._head)]
+                self._head += taken
+                if len(self._head) == 4:
+                    self._size = self._missing = int.from_bytes(self._head, signed=True)
+                    self._head.clear()
+                    self._crc = 0
+                    self._framed = self._size > 0
+            else:
+                taken = data[position : position + self._missing]
+                self._crc = crc32c.crc32c(taken, self._crc)
+                self._missing -= len(taken)
+                if not self._missing:
+                    self._found(self._size, f"{self._crc:08x}")
+            position += len(taken)
+
+
 class Trace:
     """The lines of a run, in order."""
 

@@ -385,6 +385,25 @@ def test_a_fault_of_a_protocol_fails_the_run():
     assert isinstance(failure.value.__cause__, KeyError)
 
 
+def test_frames_are_traced():
+    async def scenario(world):
+        client, server = await pair(world)
+        for size in (9, 1, 5_000):
+            client.transport.write(size.to_bytes(4))
+            client.transport.write(b"123456789" if size == 9 else bytes(size))
+        await server.until(lambda: len(server.received) == 5_022)
+        return [line.split()[1:] for line in world.trace.lines if " frame " in line]
+
+    for seed in SEEDS:
+        frames = run(scenario, seed)
+        assert [(where, int(size)) for where, _, size, _ in frames] == [
+            ("b:32768>a:9000", 9),
+            ("b:32768>a:9000", 1),
+            ("b:32768>a:9000", 5_000),
+        ]
+        assert frames[0][3] == "e3069283"
+
+
 def test_deliveries_are_traced():
     async def scenario(world):
         client, server = await pair(world)
