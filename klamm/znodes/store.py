@@ -70,8 +70,8 @@ class KafkaZooKeeper:
     async def create_persistent_paths(self) -> None:
         """Creates the chroot and the znodes that every broker expects; those that exist stay as they are."""
         await retrying(self.client.ensure_chroot)
-        for path in cluster.PERSISTENT_PATHS:
-            await retrying(self.client.ensure_path, path)
+        # Pipelined: they reach the server in this order, and share its syncs of the disk.
+        await asyncio.gather(*(retrying(self.client.ensure_path, path) for path in cluster.PERSISTENT_PATHS))
 
     async def get_or_create_cluster_id(self, proposed: str) -> str:
         """The cluster's id; `proposed` becomes it when there is none yet. Safe to repeat: the first one stays."""
