@@ -206,7 +206,7 @@ class ZooKeeperClient:
         self._listeners.append(listener)
 
     async def start(self, timeout_ms: int | None = None) -> None:
-        """Connects. When it fails, the client is finished.
+        """Connects. When it fails or is cancelled, the client is finished.
 
         Raises ConnectionLoss when no server took the session within `timeout_ms`, AuthFailed, SessionExpired (only when
         a session was to be taken over).
@@ -223,6 +223,9 @@ class ZooKeeperClient:
             reason = f"no session with {servers} within {timeout_ms} ms; {self._failure or 'no answer'}"
             await self.close()
             raise ConnectionLoss(message=reason) from None
+        except asyncio.CancelledError:
+            self._finish(State.CLOSED, "its start was cancelled")
+            raise
         if self._state in _FINAL_ERRORS:
             raise self._final_error()
 

@@ -110,6 +110,20 @@ def test_no_server_is_an_error_that_names_the_servers() -> None:
     asyncio.run(main())
 
 
+def test_a_cancelled_start_finishes_the_client() -> None:
+    async def main() -> None:
+        environment = SystemEnvironment()
+        client = ZooKeeperClient(environment, "127.0.0.1:1")
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.start(), 0.05)
+        assert client.state is State.CLOSED
+        await client.close()
+        environment.close()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
 def test_a_client_that_never_started_can_be_closed() -> None:
     async def main() -> None:
         environment = SystemEnvironment()
