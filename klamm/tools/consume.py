@@ -20,6 +20,7 @@ from klamm.tools.clients import (
     client_errors,
     client_options,
 )
+from klamm.tools.codecs import use_cramjam
 from klamm.tools.errors import ToolError
 from klamm.tools.text import RecordFormat, parse_separator, record_json
 
@@ -66,6 +67,7 @@ def consume(
         target: BinaryIO = stack.enter_context(output.open("wb")) if output is not None else sys.stdout.buffer
         from kafka import KafkaConsumer
 
+        use_cramjam()
         with client_errors(bootstrap_server):
             consumer = stack.enter_context(KafkaConsumer(**options))
             _begin(consumer, topic, partition or [], offset)

@@ -24,6 +24,7 @@ from klamm.tools.clients import (
     client_options,
     explain,
 )
+from klamm.tools.codecs import use_cramjam
 from klamm.tools.errors import ToolError
 from klamm.tools.text import BadRecord, parse_record, parse_separator, split_records
 
@@ -81,6 +82,7 @@ def produce(
         streams: list[BinaryIO] = [stack.enter_context(path.open("rb")) for path in file or []]
         from kafka import KafkaProducer
 
+        use_cramjam()
         with client_errors(bootstrap_server):
             producer = KafkaProducer(**options)
             try:
@@ -96,7 +98,8 @@ def produce(
                         topic, value=value, key=key, headers=record_headers or None, partition=partition
                     )
                     deliveries.sent(future, len(line))
-                producer.flush()
+                # Not flush: it fails when the client has split a batch that was too large.
+                deliveries.wait_for_all()
             except KeyboardInterrupt:
                 print(
                     f"klamm: interrupted: {deliveries.delivered} records delivered,"
@@ -105,8 +108,10 @@ def produce(
                 )
                 raise
             finally:
-                # What is unfinished after an interruption or an error is given up.
-                producer.close(timeout=0 if deliveries.pending else None)
+                if deliveries.pending:
+                    # An interruption or an error: what is unfinished is given up, where close would wait for it.
+                    producer._sender.force_close()
+                producer.close()
     if as_json:
         print(json.dumps({"topic": topic, "delivered": deliveries.delivered, "failed": deliveries.failed}))
     elif sys.stderr.isatty():
@@ -154,6 +159,11 @@ class Deliveries:
             self._changed.wait_for(
                 lambda: self.pending < PENDING_LIMIT_RECORDS and self._pending_bytes < PENDING_LIMIT_BYTES
             )
+
+    def wait_for_all(self) -> None:
+        """Waits until every record is delivered or has failed, which each does after the client's delivery.timeout."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.pending == 0)
 
     def stop_because(self, reason: str) -> None:
         """The input cannot be read on."""

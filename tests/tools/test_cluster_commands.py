@@ -1,0 +1,351 @@
+"""The commands against a cluster that `klamm up` runs: everything real, from the shell's side."""
+
+import io
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import ManagedProcess, free_port
+
+from klamm.tools import main
+
+KLAMM = [sys.executable, "-m", "klamm.tools.main"]
+
+
+class Up:
+    """A running `klamm up --json`."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        self.directory = directory
+        log = directory.with_suffix(".out")
+        self.process = ManagedProcess("up", [*KLAMM, "up", "--json", "--dir", directory, *options], log)
+
+    def event(self, name: str) -> dict[str, Any]:
+        """Waits for an event's first line."""
+        found: dict[str, Any] = json.loads(self.process.wait_for(rf'^{{"event": "{name}".*').group())
+        return found
+
+    def start(self) -> "Up":
+        self.bootstrap = self.event("ready")["bootstrap"]
+        return self
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Callable[..., Up]]:
+    started: list[Up] = []
+
+    def start(*options: str, directory: str = "data") -> Up:
+        started.append(Up(tmp_path / directory, *options))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.process.kill()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """A cluster for the tests that leave it as it is; each uses topics of its own."""
+    running = Up(tmp_path_factory.mktemp("cluster") / "data", "--port", "0")
+    try:
+        yield running.start()
+        assert running.process.stop() == 0
+    finally:
+        running.process.kill()
+
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def klamm(cluster: Up, capsysbinary: pytest.CaptureFixture[bytes]) -> Run:
+    """Runs a command against the cluster and returns what it prints; its error goes into the failure."""
+
+    def run(*arguments: str, code: int = 0) -> str:
+        ended = main.run([*arguments, "--bootstrap-server", cluster.bootstrap])
+        output = capsysbinary.readouterr()
+        assert ended == code, output.err
+        return (output.err if code else output.out).decode()
+
+    return run
+
+
+def ends(pid: int, timeout_s: float = 20) -> bool:
+    """Waits until a process has ended."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([descriptor], [], [], timeout_s)[0])
+    finally:
+        os.close(descriptor)
+
+
+# -- topics -------------------------------------------------------------------------------------------------------
+
+
+def test_topics_from_creation_to_deletion(klamm: Run) -> None:
+    topic = ("--topic", "life")
+    create = ("topics", "create", *topic, "--partitions", "2")
+    assert klamm(*create, "--config", "retention.ms=60000", "--config", "segment.ms=1000") == "Created topic life.\n"
+    assert klamm(*create, code=1) == "klamm: TOPIC_ALREADY_EXISTS: Topic 'life' already exists.\n"
+    assert klamm(*create, "--if-not-exists") == ""
+    first, *partitions = klamm("topics", "describe", *topic).splitlines()
+    assert re.fullmatch(
+        r"Topic: life\tTopicId: [\w-]{22}\tPartitionCount: 2\tReplicationFactor: 1"
+        r"\tConfigs: retention\.ms=60000,segment\.ms=1000",
+        first,
+    )
+    assert partitions == [
+        "\tTopic: life\tPartition: 0\tLeader: 0\tReplicas: 0\tIsr: 0",
+        "\tTopic: life\tPartition: 1\tLeader: 0\tReplicas: 0\tIsr: 0",
+    ]
+    assert klamm("topics", "describe", *topic, "--under-replicated-partitions", "--unavailable-partitions") == ""
+    klamm("topics", "alter", *topic, "--partitions", "3")
+    (described,) = json.loads(klamm("topics", "describe", "--topic", "li.e", "--json"))
+    assert described["partition_count"] == 3
+    assert described["partitions"][2] == {"partition": 2, "leader": 0, "replicas": [0], "isr": [0]}
+    assert described["configs"] == {"retention.ms": "60000", "segment.ms": "1000"}
+    assert "INVALID_PARTITIONS" in klamm("topics", "alter", *topic, "--partitions", "1", code=1)
+    klamm("topics", "delete", *topic)
+    assert "life" not in klamm("topics", "list").split()
+    missing = "klamm: Topic 'life' does not exist as expected\n"
+    assert klamm("topics", "delete", *topic, code=1) == missing
+    assert klamm("topics", "describe", *topic, code=1) == missing
+    assert klamm("topics", "delete", *topic, "--if-exists") == ""
+
+
+def test_lists_and_patterns(klamm: Run) -> None:
+    for name in ("list-a", "list-b"):
+        klamm("topics", "create", "--topic", name)
+    assert klamm("topics", "list", "--topic", "list-.*") == "list-a\nlist-b\n"
+    assert json.loads(klamm("topics", "list", "--topic", "list-a,list-b", "--exclude-internal", "--json")) == [
+        "list-a",
+        "list-b",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--config", "no.such=1"], "klamm: INVALID_CONFIG: no.such is not a topic config\n"),
+        (["--replication-factor", "2"], "klamm: INVALID_REPLICATION_FACTOR: "),
+    ],
+)
+def test_what_the_broker_refuses_is_told_in_its_words(klamm: Run, options: list[str], message: str) -> None:
+    assert klamm("topics", "create", "--topic", "refused", *options, code=1).startswith(message)
+    assert "refused" not in klamm("topics", "list").split()
+
+
+def test_assigned_replicas(klamm: Run) -> None:
+    klamm("topics", "create", "--topic", "assigned", "--replica-assignment", "0,0,0")
+    assert "PartitionCount: 3" in klamm("topics", "describe", "--topic", "assigned")
+
+
+def test_no_broker_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("klamm.tools.clients.BOOTSTRAP_TIMEOUT_MS", 500)
+    nobody = f"127.0.0.1:{free_port()}"
+    assert main.run(["topics", "list", "--bootstrap-server", nobody]) == 1
+    assert capsys.readouterr().err.startswith(f"klamm: no broker answers at {nobody}: ")
+
+
+# -- produce and consume ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression_type", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_bytes_come_back_as_they_were(klamm: Run, tmp_path: Path, compression_type: str) -> None:
+    topic = f"bytes-{compression_type}"
+    content = b"plain\n\n \xff\xfe binary \x00 \r\n" + b"x" * 100_000 + b"\nno end of line"
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.write_bytes(content)
+    told = klamm("produce", "--topic", topic, "--file", str(source), "--compression-type", compression_type, "--json")
+    assert json.loads(told) == {"topic": topic, "delivered": 5, "failed": 0}
+    klamm("consume", "--topic", topic, "--offset", "earliest", "--max-messages", "5", "--output", str(target))
+    assert target.read_bytes() == content + b"\n"
+
+
+def test_keys_headers_and_partitions(klamm: Run, tmp_path: Path) -> None:
+    klamm("topics", "create", "--topic", "full", "--partitions", "2")
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.write_bytes(b"a:1,b:\tk1=v1\0\tk2=v\xff\0")
+    second.write_bytes(b"\t=")
+    produce = ("produce", "--topic", "full", "--null", "--key-separator", "=", "--headers", "--partition", "1")
+    klamm(*produce, "--file", str(first), "--file", str(second))
+    consume = ("consume", "--topic", "full", "--partition", "1", "--offset", "0", "--max-messages", "3")
+    records = [json.loads(line) for line in klamm(*consume, "--json").splitlines()]
+    assert [(record["partition"], record["offset"], record["key"]) for record in records] == [
+        (1, 0, "k1"),
+        (1, 1, "k2"),
+        (1, 2, ""),
+    ]
+    assert records[0]["headers"] == [{"name": "a", "value": "1"}, {"name": "b", "value": ""}]
+    assert records[1]["value_base64"] == "dv8="
+    assert records[2]["value"] == ""
+    lines = klamm(*consume[:-4], "--offset", "2", "--max-messages", "1", "--print-key", "--print-offset",
+                  "--print-timestamp", "--print-headers", "--separator", "|")  # fmt: skip
+    assert re.fullmatch(r"CreateTime:\d{13}\tPartition:1\tOffset:2\tNO_HEADERS\t\t\|", lines)
+
+
+def test_standard_input_and_the_end_by_silence(klamm: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
+    klamm("produce", "--topic", "silent", "--acks", "1")
+    assert klamm("consume", "--topic", "silent", "--offset", "earliest", "--timeout-ms", "300") == "one\ntwo\n"
+    assert klamm("consume", "--topic", "silent", "--timeout-ms", "0") == ""
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--topic", "never-made"], "klamm: topic never-made does not exist\n"),
+        (["--topic", "few", "--partition", "5"], "klamm: few has no partition 5, it has 1 partitions\n"),
+        (["--topic", "few", "--offset", "9"], "klamm: offset 9 is not in partition 0 of few, which has 0 to 0\n"),
+    ],
+)
+def test_what_cannot_be_consumed(klamm: Run, options: list[str], message: str) -> None:
+    klamm("topics", "create", "--topic", "few", "--if-not-exists")
+    assert klamm("consume", *options, code=1) == message
+    assert "never-made" not in klamm("topics", "list").split()
+
+
+def test_records_that_are_not_delivered_are_counted(klamm: Run, tmp_path: Path) -> None:
+    klamm("topics", "create", "--topic", "narrow", "--config", "max.message.bytes=1000")
+    source = tmp_path / "source"
+    source.write_bytes(b"small\n" + b"x" * 5000 + b"\n")
+    told = klamm("produce", "--topic", "narrow", "--file", str(source), code=1)
+    assert told.startswith("klamm: 1 records were not delivered: MESSAGE_SIZE_TOO_LARGE: ")
+    assert klamm("consume", "--topic", "narrow", "--offset", "earliest", "--timeout-ms", "300") == "small\n"
+
+
+def test_input_that_is_not_as_promised(klamm: Run, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(b"k=v\nk=v\nnothing\nk=v\n")
+    produce = ("produce", "--topic", "keyed", "--file", str(source), "--key-separator", "=")
+    assert klamm(*produce, code=1) == (
+        "klamm: record 3: it has no key separator '='; the 2 records before it were delivered\n"
+    )
+    assert klamm("produce", "--topic", "keyed", "--partition", "4", "--file", str(source), code=1) == (
+        "klamm: keyed has no partition 4, it has 1 partitions\n"
+    )
+
+
+def test_ctrl_c_ends_consume_with_130(cluster: Up, klamm: Run, tmp_path: Path) -> None:
+    klamm("topics", "create", "--topic", "endless")
+    source = tmp_path / "source"
+    source.write_text("seen\n")
+    klamm("produce", "--topic", "endless", "--file", str(source))
+    command = [*KLAMM, "consume", "--topic", "endless", "--offset", "earliest", "--bootstrap-server", cluster.bootstrap]
+    consumer = ManagedProcess("consume", command, tmp_path / "consume.out")
+    try:
+        consumer.wait_for("^seen$")
+        assert consumer.stop(number=signal.SIGINT) == 130
+        assert consumer.output() == "seen\n"
+    finally:
+        consumer.kill()
+
+
+# -- the life of a cluster ----------------------------------------------------------------------------------------
+
+
+def test_a_cluster_comes_back_with_its_data(up: Callable[..., Up], tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_text("kept\n")
+    first = up("--port", "0").start()
+    assert main.run(["produce", "--topic", "t", "--file", str(source), "--bootstrap-server", first.bootstrap]) == 0
+    assert first.process.stop(number=signal.SIGINT) == 0
+    events = [json.loads(line)["event"] for line in first.process.output().splitlines()]
+    assert events[:4] == ["starting", "zookeeper_ready", "broker_ready", "ready"]
+    assert events[-2:] == ["stopping", "stopped"]
+    second = up("--port", "0").start()
+    target = tmp_path / "target"
+    consume = ["consume", "--topic", "t", "--offset", "earliest", "--max-messages", "1", "--output", str(target)]
+    assert main.run([*consume, "--bootstrap-server", second.bootstrap]) == 0
+    assert target.read_text() == "kept\n"
+
+
+def test_kill_9_leaves_no_process(up: Callable[..., Up]) -> None:
+    cluster = up("--port", "0").start()
+    pids = [cluster.event("zookeeper_ready")["pid"], cluster.event("broker_ready")["pid"]]
+    os.kill(cluster.process.pid, signal.SIGKILL)
+    assert all(map(ends, pids))
+
+
+def test_the_last_brokers_death_is_told_and_ends_the_cluster(up: Callable[..., Up]) -> None:
+    cluster = up("--port", "0").start()
+    zookeeper, broker = cluster.event("zookeeper_ready")["pid"], cluster.event("broker_ready")["pid"]
+    os.kill(broker, signal.SIGKILL)
+    died = cluster.event("died")
+    assert died["name"] == "broker-0"
+    assert died["exit_code"] == -9
+    assert died["reason"].startswith("broker-0 was ended by SIGKILL; the end of ")
+    assert cluster.process.wait() == 1
+    assert "klamm: the cluster cannot go on: broker-0" in cluster.process.output()
+    assert ends(zookeeper)
+
+
+def test_a_port_in_use_is_told(up: Callable[..., Up], cluster: Up) -> None:
+    port = cluster.bootstrap.rpartition(":")[2]
+    refused = up("--port", port)
+    assert refused.process.wait() == 1
+    assert re.search(rf"klamm: broker-0: .*{port}.*in use", refused.process.output())
+
+
+def test_a_directory_in_use_is_told(cluster: Up) -> None:
+    command = [*KLAMM, "up", "--port", "0", "--dir", str(cluster.directory)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == f"klamm: zookeeper: {cluster.directory / 'zookeeper'} is in use by another server\n"
+
+
+def test_plain_words_when_it_is_not_a_terminal(tmp_path: Path) -> None:
+    process = ManagedProcess("up", [*KLAMM, "up", "--port", "0", "--dir", tmp_path / "data"], tmp_path / "out")
+    try:
+        process.wait_for(r"^ZooKeeper is ready at 127\.0\.0\.1:\d+ \(pid \d+\)$")
+        process.wait_for(r"^clients can connect to 127\.0\.0\.1:\d+ \(after [\d.]+ s\)$")
+        process.wait_for(r"^1 broker up, 0 topics with 0 partitions, for 0:00:\d\d$")
+        assert process.stop() == 0
+        assert process.output().endswith("stopping\nstopped\n")
+    finally:
+        process.kill()
+
+
+# -- single servers -----------------------------------------------------------------------------------------------
+
+
+def test_zookeeper_and_a_broker_alone(tmp_path: Path) -> None:
+    command = [*KLAMM, "zookeeper", "--port", "0", "--dir", tmp_path / "zookeeper"]
+    zookeeper = ManagedProcess("zookeeper", command, tmp_path / "zookeeper.out")
+    broker = None
+    try:
+        address = zookeeper.wait_for(r"^127\.0\.0\.1:\d+$").group()
+        file = tmp_path / "server.properties"
+        file.write_text(f"broker.id=5\nzookeeper.connect={address}\nlog.dirs=logs\nlisteners=PLAINTEXT://127.0.0.1:0\n")
+        command = [*KLAMM, "broker", file, "--override", f"log.dirs={tmp_path / 'logs'}", "--override", "odd.key=1"]
+        broker = ManagedProcess("broker", command, tmp_path / "broker.out")
+        broker.wait_for("unknown configuration key: odd.key")
+        broker.wait_for("broker 5 of cluster .* serves")
+        assert broker.stop() == 0
+        assert zookeeper.stop(number=signal.SIGINT) == 0
+    finally:
+        for process in (broker, zookeeper):
+            if process is not None:
+                process.kill()
+
+
+def test_a_broker_without_zookeeper_gives_up(tmp_path: Path) -> None:
+    file = tmp_path / "server.properties"
+    nobody = f"127.0.0.1:{free_port()}"
+    file.write_text(f"zookeeper.connect={nobody}\nzookeeper.connection.timeout.ms=300\nlog.dir={tmp_path}\n")
+    done = subprocess.run([*KLAMM, "broker", file], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"klamm: ZooKeeper at {nobody} does not answer (waited zookeeper.connection.timeout.ms=300)"
+    )
