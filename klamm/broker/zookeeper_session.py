@@ -44,7 +44,8 @@ class ZooKeeperSession:
         self._on_session = on_session
         self._on_failure = on_failure
         self._client: ZooKeeperClient | None = None
-        self._renewal: asyncio.Task[None] | None = None
+        self._expired = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
         self._session_id = 0
         # The session before this one; 0 if there was none. What it owned may outlive it for a moment.
         self.previous_session_id = 0
@@ -52,12 +53,14 @@ class ZooKeeperSession:
     async def start(self) -> None:
         """Opens the first session. Raises ConnectionLoss after zookeeper.connection.timeout.ms."""
         await self._open(self._config.zookeeper_connection_timeout_ms)
+        self._task = asyncio.ensure_future(self._renew())
+        self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
         """Ends the session, and with it the broker's registration."""
-        if self._renewal is not None:
-            self._renewal.cancel()
-            await asyncio.gather(self._renewal, return_exceptions=True)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
         if self._client is not None:
             await self._client.close()
 
@@ -75,21 +78,25 @@ class ZooKeeperSession:
 
     def _state_changed(self, state: State) -> None:
         if state is State.EXPIRED:
-            _log.warning("the ZooKeeper session has expired; opening a new one")
-            self._renewal = asyncio.ensure_future(self._renew())
-            self._renewal.add_done_callback(self._renewed)
+            self._expired.set()
 
     async def _renew(self) -> None:
+        """The one task that replaces sessions, one after another."""
         while True:
+            await self._expired.wait()
+            self._expired.clear()
+            _log.warning("the ZooKeeper session has expired; opening a new one")
             try:
                 await self._open(None)
                 await self._on_session(self.store)
-                return
             except ZooKeeperError as error:
-                # The new session was lost before the broker was set up in it: the next one tries again.
-                _log.warning("the new ZooKeeper session did not last: %s", error)
+                # The broker is not set up in the new session, so that session must end, too.
+                _log.warning("the new ZooKeeper session cannot be used: %s", error)
+                if self._client is not None:
+                    await self._client.close()
                 await asyncio.sleep(RENEWAL_BACK_OFF_MS / 1000)
+                self._expired.set()
 
-    def _renewed(self, task: "asyncio.Task[None]") -> None:
+    def _ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_failure(error)
