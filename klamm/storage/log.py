@@ -68,7 +68,7 @@ class LogHost(Protocol):
         """A segment has become inactive; it should be flushed."""
 
     def log_truncated(self, log: "Log") -> None:
-        """The recovery point may have gone back; it should be checkpointed before more is written."""
+        """The recovery point may have gone back and should be checkpointed; then a flush saves the next append one."""
 
     def delete_later(self, log: "Log", paths: Sequence[str]) -> None:
         """These files are garbage after file.delete.delay.ms."""
@@ -118,6 +118,9 @@ class Log:
         self._high_watermark = loaded.log_start_offset
         self._is_closed = False
         self._is_abandoned = False
+        # Set by a truncation until it is durable: should a machine crash undo it under newer records, the log would
+        # mix two histories, and no recovery could tell.
+        self._is_truncation_unsynced = False
         self._reader = LogReader(environment, loaded.segments, lambda: self._log_end_offset)
         self.leader_epochs = LeaderEpochCache(loaded.leader_epochs, self._write_leader_epochs)
 
@@ -327,6 +330,8 @@ class Log:
         return groups
 
     def _append(self, records: Buffer, batches: Sequence[_Batch], now_ms: int) -> None:
+        if self._is_truncation_unsynced:
+            self._flush_now(now_ms)
         first, last = batches[0].header, batches[-1].header
         newest = first
         for batch in batches:
@@ -490,7 +495,8 @@ class Log:
     def truncate_to(self, offset: int) -> bool:
         """Removes everything from `offset` on; whether there was anything.
 
-        When `offset` lies within a batch, the batch goes, too, and the log ends where it began.
+        When `offset` lies within a batch, the batch goes, too, and the log ends where it began. The next append waits
+        for the disk, unless a `flush` has come before it.
         """
         self._check_usable()
         if offset >= self._log_end_offset:
@@ -532,6 +538,7 @@ class Log:
         self._log_start_offset = start
         self._log_end_offset = end
         self.recovery_point = min(self.recovery_point, end)
+        self._is_truncation_unsynced = True
         self._rebuild_producer_state()
         self.update_high_watermark(min(self._high_watermark, end))
         self._host.log_truncated(self)
@@ -644,9 +651,12 @@ class Log:
             self._flushed(end, now_ms)
 
     def _flush_now(self, now_ms: int) -> None:
-        """As `flush`, but the appending client's records may not be acknowledged before (flush.messages)."""
-        for segment in self._segments.starting_with(self.recovery_point):
-            segment.write_pending()
+        """As `flush`, but nothing may happen before it is done."""
+        try:
+            for segment in self._segments.starting_with(self.recovery_point):
+                segment.write_pending()
+        except OSError as error:
+            raise self._storage_error(error, "flushing") from error
         pending = self._unsynced.pending()
         try:
             self._unsynced.settle(pending, sync(self._file_system, pending))
@@ -657,6 +667,7 @@ class Log:
     def _flushed(self, end: int, now_ms: int) -> None:
         self.recovery_point = max(self.recovery_point, end)
         self.last_flush_ms = now_ms
+        self._is_truncation_unsynced = False
 
     def release_unused(self) -> None:
         """Gives back memory and file handles of segments that nobody has used since the last call."""

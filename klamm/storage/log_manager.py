@@ -344,7 +344,11 @@ class LogManager:
         self._spawn(self._flush(log))
 
     def log_truncated(self, log: Log) -> None:
-        self._spawn(self._checkpoint_recovery_points(log.log_directory))
+        self._spawn(self._settle_truncation(log))
+
+    async def _settle_truncation(self, log: Log) -> None:
+        await self._checkpoint_recovery_points(log.log_directory)
+        await self._flush(log)
 
     def delete_later(self, log: Log, paths: Sequence[str]) -> None:
         self._remove_later(log.config.file_delete_delay_ms, _remove_files, list(paths))

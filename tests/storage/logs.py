@@ -80,7 +80,10 @@ def open_log(
     file_system = environment.file_system
     failures: list[OSError] = []
     directory = LogDirectory(file_system, DIRECTORY, lambda path, error: failures.append(error))
-    file_system.make_directories(f"{DIRECTORY}/t-0")
+    if not file_system.exists(f"{DIRECTORY}/t-0"):
+        file_system.make_directories(f"{DIRECTORY}/t-0")
+        file_system.sync_directory("/")
+        file_system.sync_directory(DIRECTORY)
     loaded = load_log(
         file_system,
         f"{DIRECTORY}/t-0",

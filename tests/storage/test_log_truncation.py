@@ -1,0 +1,247 @@
+"""Truncation, retention, the log start offset and flushing."""
+
+import asyncio
+import errno
+from uuid import UUID
+
+import pytest
+from logs import DIRECTORY, NOW_MS, DiskEnvironment, append, marker, open_log, read_all
+
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.record_batch import ControlRecordType
+from klamm.storage.log import AppendOrigin
+from klamm.storage.log_config import LogConfig
+
+SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=150)
+
+
+@pytest.fixture
+def environment():
+    return DiskEnvironment()
+
+
+@pytest.fixture
+def log(environment):
+    """100 batches of one record in several segments, three epochs."""
+    log = open_log(environment, SMALL)
+    for i in range(100):
+        append(log, b"%d" % i, timestamp_ms=NOW_MS + i, leader_epoch=i // 40)
+    log.update_high_watermark(100)
+    return log
+
+
+ALL = [(i, b"%d" % i) for i in range(100)]
+
+
+@pytest.mark.parametrize("offset", [0, 1, 13, 50, 99])
+def test_truncating(environment, log, offset):
+    assert log.truncate_to(offset)
+    assert (log.log_end_offset, log.high_watermark) == (offset, offset)
+    assert asyncio.run(read_all(log, max_bytes=300)) == ALL[:offset]
+    assert all(start < offset for _, start in log.leader_epochs.entries)
+    assert log._host.truncated == 1
+    assert append(log, b"next", leader_epoch=9).first_offset == offset
+    assert asyncio.run(read_all(open_log(environment, SMALL))) == [*ALL[:offset], (offset, b"next")]
+
+
+def test_truncating_behind_the_end_only_drops_an_epoch_without_records(log):
+    log.leader_epochs.assign(7, 100)
+    assert not log.truncate_to(100)
+    assert not log.truncate_to(500)
+    assert log.leader_epochs.latest_epoch == 2
+    assert log.log_end_offset == 100
+
+
+def test_truncating_within_a_batch_removes_all_of_it(environment):
+    log = open_log(environment, SMALL)
+    append(log, b"a")
+    append(log, b"b", b"c", b"d")
+    log.truncate_to(3)
+    assert log.log_end_offset == 1
+    assert asyncio.run(read_all(log)) == [(0, b"a")]
+
+
+def test_truncating_moves_the_recovery_point_back(log):
+    asyncio.run(log.flush())
+    assert log.recovery_point == 100
+    log.truncate_to(30)
+    assert log.recovery_point == 30
+
+
+def test_a_truncation_while_a_flush_is_under_way(environment, log):
+    environment.before_blocking = lambda: log.truncate_to(30)
+    asyncio.run(log.flush())
+    assert log.recovery_point == 0
+    assert not log.failures
+    append(log, b"x")
+    assert log.recovery_point == 30
+
+
+def test_appends_while_a_flush_is_under_way_are_not_promised(environment, log):
+    environment.before_blocking = lambda: append(log, b"later")
+    asyncio.run(log.flush())
+    assert log.recovery_point == 100
+    environment.disk.crash(lose_unsynced=True)
+    assert asyncio.run(read_all(open_log(environment, SMALL)))[:100] == ALL
+
+
+def test_truncating_forgets_producers_and_transactions(environment):
+    log = open_log(environment, SMALL)
+    header = {"producer_id": 5, "producer_epoch": 0, "is_transactional": True}
+    append(log, b"a", base_sequence=0, **header)
+    append(log, b"b", base_sequence=1, **header)
+    log.append_as_leader(marker(ControlRecordType.ABORT, 5), 0, origin=AppendOrigin.COORDINATOR, now_ms=NOW_MS)
+    log.update_high_watermark(3)
+    assert (log.last_stable_offset, log.aborted_transactions(0, 3)) == (3, [(5, 0)])
+    log.truncate_to(2)
+    assert (log.last_stable_offset, log.aborted_transactions(0, 3)) == (0, [])
+    log.truncate_to(1)
+    assert log.producer_state.entries[5].last_sequence == 0
+    log.truncate_to(0)
+    assert not log.producer_state.entries
+    assert log.last_stable_offset == 0
+
+
+def test_starting_anew(environment, log):
+    log.truncate_fully_and_start_at(500)
+    assert (log.log_start_offset, log.high_watermark, log.log_end_offset) == (500, 500, 500)
+    assert not log.leader_epochs.entries
+    assert append(log, b"x").first_offset == 500
+    assert environment.file_system.list_directory(f"{DIRECTORY}/t-0")[0] == f"{500:020d}.index"
+    again = open_log(environment, SMALL)
+    assert asyncio.run(read_all(again)) == [(500, b"x")]
+    again.truncate_to(3)
+    assert (again.log_start_offset, again.log_end_offset) == (3, 3)
+
+
+# Retention
+
+
+def retained(log, now_ms=NOW_MS, **config):
+    log.config = LogConfig(segment_bytes=1000, index_interval_bytes=150, **config)
+    return log.delete_old_segments(now_ms)
+
+
+def test_retention_by_time(log):
+    bases = log.segment_base_offsets
+    config = {"retention_ms": 1000}
+    assert retained(log, NOW_MS + 1000, **config) == 0
+    # A segment goes when its newest record is too old.
+    last_of_second = NOW_MS + bases[2] - 1
+    assert retained(log, last_of_second + 1000, **config) == 1
+    assert retained(log, last_of_second + 1001, **config) == 1
+    assert (log.log_start_offset, log.segment_base_offsets) == (bases[2], bases[2:])
+    assert asyncio.run(read_all(log)) == ALL[bases[2] :]
+    assert retained(log, NOW_MS + 10_000, **config) == len(bases) - 2
+    assert (log.log_start_offset, log.log_end_offset, log.segment_base_offsets) == (100, 100, [100])
+    assert retained(log, NOW_MS + 20_000, **config) == 0
+    assert append(log, b"x").first_offset == 100
+
+
+def test_retention_by_size(log):
+    first, second = list(log._segments)[:2]
+    assert retained(log, retention_bytes=log.size_bytes - first.size_bytes + 1) == 0
+    assert retained(log, retention_bytes=log.size_bytes - first.size_bytes) == 1
+    assert log.log_start_offset == second.base_offset
+
+
+def test_retention_stops_at_the_high_watermark(log):
+    bases = log.segment_base_offsets
+    log.update_high_watermark(bases[2] - 1)
+    assert retained(log, NOW_MS + 10**6, retention_ms=1) == 1
+    assert log.log_start_offset == bases[1]
+
+
+def test_retention_of_records_without_timestamps_goes_by_the_file(environment):
+    log = open_log(environment, SMALL)
+    append(log, b"a", timestamp_ms=-1)
+    log.update_high_watermark(1)
+    assert retained(log, environment.clock_ms + 100, retention_ms=100) == 0
+    assert retained(log, environment.clock_ms + 101, retention_ms=100) == 1
+
+
+def test_compacted_logs_lose_only_what_lies_before_the_log_start_offset(log):
+    config = {"retention_ms": 1, "retention_bytes": 1, "cleanup_policy": ("compact",)}
+    assert retained(log, NOW_MS + 10**6, **config) == 0
+    bases = log.segment_base_offsets
+    log.update_log_start_offset(bases[2] + 1)
+    assert retained(log, **config) == 2
+    assert log.segment_base_offsets == bases[2:]
+    assert asyncio.run(read_all(log)) == ALL[bases[2] + 1 :]
+
+
+def test_no_retention(log):
+    assert retained(log, NOW_MS + 10**12, retention_ms=-1, retention_bytes=-1) == 0
+
+
+def test_the_log_start_offset_only_moves_forward_and_not_beyond_the_high_watermark(log):
+    log.update_high_watermark(60)
+    assert log.update_log_start_offset(50)
+    assert not log.update_log_start_offset(40)
+    assert log.log_start_offset == 50
+    assert list(log.leader_epochs.entries) == [(1, 50), (2, 80)]
+    with pytest.raises(KafkaError) as caught:
+        log.update_log_start_offset(61)
+    assert caught.value.code == ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_the_high_watermark_stays_within_the_log(log):
+    assert log.update_high_watermark(1000) == 100
+    assert log.update_high_watermark(-5) == 0
+    log.update_high_watermark(100)
+    log.update_log_start_offset(50)
+    assert log.update_high_watermark(10) == 50
+
+
+# What survives the machine
+
+
+def test_everything_flushed_survives_the_death_of_the_machine(environment, log):
+    for seed in range(20):
+        fresh = DiskEnvironment(seed=seed)
+        log = open_log(fresh, SMALL)
+        for i in range(60):
+            append(log, b"%d" % i, leader_epoch=i // 20, producer_id=4, producer_epoch=0, base_sequence=i)
+        log.assign_topic_id(UUID(int=77))
+        asyncio.run(log.flush())
+        for i in range(60, 90):
+            append(log, b"%d" % i, leader_epoch=3, producer_id=4, producer_epoch=0, base_sequence=i)
+        fresh.disk.crash(lose_unsynced=True)
+        again = open_log(fresh, SMALL, recovery_point=60)
+        found = asyncio.run(read_all(again))
+        assert found == [(i, b"%d" % i) for i in range(len(found))]
+        assert len(found) >= 60
+        assert again.topic_id == UUID(int=77)
+        assert list(again.leader_epochs.entries)[:3] == [(0, 0), (1, 20), (2, 40)]
+        assert again.producer_state.entries[4].last_sequence == len(found) - 1
+
+
+def test_closing_makes_everything_durable(environment, log):
+    asyncio.run(log.close())
+    environment.disk.crash(lose_unsynced=True)
+    again = open_log(environment, SMALL, is_clean=True)
+    assert asyncio.run(read_all(again)) == ALL
+    with pytest.raises(KafkaError, match="closed"):
+        append(log, b"x")
+    asyncio.run(log.close())
+
+
+def test_a_roll_that_finds_no_room_changes_nothing(environment, log):
+    names = environment.file_system.list_directory(f"{DIRECTORY}/t-0")
+    environment.disk.fail("truncate", "*.timeindex", errno.ENOSPC)
+    with pytest.raises(KafkaError):
+        log.roll()
+    assert environment.file_system.list_directory(f"{DIRECTORY}/t-0") == names
+    assert not log.failures
+    append(log, b"x")
+    log.roll()
+    assert log.segment_base_offsets[-1] == 101
+
+
+def test_topic_ids(environment, log):
+    log.assign_topic_id(UUID(int=5))
+    log.assign_topic_id(UUID(int=5))
+    with pytest.raises(KafkaError) as caught:
+        log.assign_topic_id(UUID(int=6))
+    assert caught.value.code == ErrorCode.INCONSISTENT_TOPIC_ID
+    assert open_log(environment, SMALL).topic_id == UUID(int=5)
