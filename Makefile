@@ -4,7 +4,7 @@ PORT ?= 9092
 BIN := .venv/bin
 PYTHON := $(BIN)/python
 
-.PHONY: help venv run test check bench format lock system clean
+.PHONY: help venv run test check bench format docs lock system clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ bench: venv system  ## klamm and Apache Kafka 2.8.2 side by side, as ratios
 format: venv  ## apply the formatter and the safe fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: venv  ## write the generated parts of docs/ again
+	$(PYTHON) -m klamm.broker.protocol_table > docs/protocol.md
+	$(PYTHON) -m klamm.config.unsupported_table docs/unsupported.md
 
 lock: venv  ## write requirements/*.txt again from pyproject.toml
 	scripts/lock
