@@ -20,7 +20,15 @@ def use_cramjam() -> None:
         compress=lambda data: bytes(cramjam.snappy.compress_raw(data)),
         decompress=lambda data: bytes(cramjam.snappy.decompress_raw(data)),
     )
+    compressors = {"lz4": _compress_lz4, "zstd": lambda data: bytes(cramjam.zstd.compress(data))}
     for name, library in (("lz4", cramjam.lz4), ("zstd", cramjam.zstd)):
         setattr(codec, name, library)
-        setattr(default_records, f"{name}_encode", lambda data, library=library: bytes(library.compress(data)))
+        setattr(default_records, f"{name}_encode", compressors[name])
         setattr(default_records, f"{name}_decode", lambda data, library=library: bytes(library.decompress(data)))
+
+
+def _compress_lz4(data: bytes) -> bytes:
+    # Java's reader takes only frames whose blocks do not depend on each other.
+    compressor = cramjam.lz4.Compressor(block_linked=False, content_checksum=False)
+    compressor.compress(data)
+    return bytes(compressor.finish())

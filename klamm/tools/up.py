@@ -6,7 +6,7 @@ says. Called again with the same directory, the cluster is back with all its dat
 
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -52,8 +52,8 @@ def up(
     signal.signal(signal.SIGTERM, _interrupt)
     processes = Processes(directory)
     view = make_view(as_json)
+    cluster = Cluster(processes, brokers, port, zookeeper_port, overrides)
     try:
-        cluster = Cluster(processes, brokers, port, zookeeper_port, overrides)
         cluster.start(view)
         view.told(
             "ready",
@@ -65,9 +65,17 @@ def up(
             watch(cluster, view)
     except ServerFailed as error:
         raise ToolError(str(error)) from error
+    except KeyboardInterrupt:
+        # The usual end of a cluster that has run is no failure; that of one that never did is an interruption.
+        if not cluster.ready:
+            raise
+        if cluster.dead:
+            raise ToolError("these servers had died: " + ", ".join(cluster.dead)) from None
     finally:
-        view.told("stopping")
-        stop(processes)
+        try:
+            view.told("stopping")
+        finally:
+            stop(processes)
         view.told("stopped")
 
 
@@ -89,6 +97,8 @@ class Cluster:
         self.processes = processes
         self.brokers: list[ServerProcess] = []
         self.zookeeper_address = ""
+        self.ready = False
+        self.dead: dict[str, ServerProcess] = {}
         self._count, self._port, self._zookeeper_port = brokers, port, zookeeper_port
         self._overrides = overrides
 
@@ -120,15 +130,18 @@ class Cluster:
             broker.wait_ready(timeout_s=0)
         for broker_id, broker in enumerate(self.brokers):
             view.told("broker_ready", broker_id=broker_id, address=address_of(broker), pid=broker.pid)
+        self.ready = True
 
     @property
     def bootstrap(self) -> str:
         """The addresses of all brokers."""
         return ",".join(map(address_of, self.brokers))
 
-    @property
-    def servers(self) -> Iterable[ServerProcess]:
-        return self.processes.servers.values()
+    def newly_dead(self) -> list[ServerProcess]:
+        """The servers that have ended and are not in `dead` yet."""
+        return [
+            server for server in self.processes.servers.values() if not server.running and server.name not in self.dead
+        ]
 
 
 def broker_properties(
@@ -173,31 +186,21 @@ def address_of(broker: ServerProcess) -> str:
 
 
 def watch(cluster: Cluster, view: View) -> None:
-    """Shows the cluster's life until it is interrupted; returns never otherwise.
+    """Shows the cluster's life until Ctrl-C raises KeyboardInterrupt. A server that dies is reported.
 
-    A server that dies is reported. Raises ServerFailed when the cluster cannot go on: ZooKeeper is gone, or the last
-    broker.
+    Raises ServerFailed when the cluster cannot go on: ZooKeeper is gone, or the last broker.
     """
-    dead: dict[str, ServerProcess] = {}
-
-    def newly_dead() -> list[ServerProcess]:
-        return [server for server in cluster.servers if not server.running and server.name not in dead]
-
-    try:
-        while True:
-            view.refresh(
-                brokers_up=sum(broker.running for broker in cluster.brokers),
-                brokers_down=[broker.name for broker in cluster.brokers if not broker.running],
-            )
-            cluster.processes.wait(lambda: bool(newly_dead()), REFRESH_S)
-            for server in newly_dead():
-                dead[server.name] = server
-                view.told("died", name=server.name, exit_code=server.exit_code, reason=server.obituary())
-            if "zookeeper" in dead or not any(broker.running for broker in cluster.brokers):
-                raise ServerFailed("the cluster cannot go on: " + "; ".join(server.name for server in dead.values()))
-    except KeyboardInterrupt:
-        if dead:
-            raise ServerFailed("these servers had died: " + ", ".join(dead)) from None
+    while True:
+        view.refresh(
+            brokers_up=sum(broker.running for broker in cluster.brokers),
+            brokers_down=[broker.name for broker in cluster.brokers if not broker.running],
+        )
+        cluster.processes.wait(lambda: bool(cluster.newly_dead()), REFRESH_S)
+        for server in cluster.newly_dead():
+            cluster.dead[server.name] = server
+            view.told("died", name=server.name, exit_code=server.exit_code, reason=server.obituary())
+        if "zookeeper" in cluster.dead or not any(broker.running for broker in cluster.brokers):
+            raise ServerFailed("the cluster cannot go on without " + ", ".join(cluster.dead))
 
 
 def stop(processes: Processes) -> None:

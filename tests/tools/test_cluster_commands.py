@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import pty
 import re
 import select
 import signal
@@ -271,6 +272,43 @@ def test_a_cluster_comes_back_with_its_data(up: Callable[..., Up], tmp_path: Pat
     assert target.read_text() == "kept\n"
 
 
+def test_ctrl_c_before_it_is_ready_is_an_interruption(up: Callable[..., Up]) -> None:
+    cluster = up("--port", "0")
+    cluster.event("starting")
+    assert cluster.process.stop(number=signal.SIGINT) == 130
+    assert "Traceback" not in cluster.process.output()
+
+
+def test_one_of_several_brokers_dies(up: Callable[..., Up]) -> None:
+    cluster = up("--port", "0", "--brokers", "2").start()
+    assert len(cluster.bootstrap.split(",")) == 2
+    os.kill(cluster.event("broker_ready")["pid"], signal.SIGKILL)
+    assert cluster.event("died")["name"] == "broker-0"
+    assert cluster.process.stop() == 1
+    assert "klamm: these servers had died: broker-0" in cluster.process.output()
+
+
+def test_on_a_terminal_the_status_is_live(tmp_path: Path) -> None:
+    terminal, inside = pty.openpty()
+    command = [*KLAMM, "up", "--port", "0", "--dir", str(tmp_path / "data")]
+    process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, env={**os.environ, "TERM": "xterm"})
+    os.close(inside)
+    shown = b""
+    try:
+        while b"0 topics with 0 partitions" not in shown:
+            shown += os.read(terminal, 4096)
+        assert b"clients can connect to 127.0.0.1:" in shown
+        assert b"Ctrl-C stops" in shown
+        process.send_signal(signal.SIGINT)
+        while b"stopped" not in shown:
+            shown += os.read(terminal, 4096)
+        assert process.wait(20) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+
 def test_kill_9_leaves_no_process(up: Callable[..., Up]) -> None:
     cluster = up("--port", "0").start()
     pids = [cluster.event("zookeeper_ready")["pid"], cluster.event("broker_ready")["pid"]]
@@ -287,7 +325,7 @@ def test_the_last_brokers_death_is_told_and_ends_the_cluster(up: Callable[..., U
     assert died["exit_code"] == -9
     assert died["reason"].startswith("broker-0 was ended by SIGKILL; the end of ")
     assert cluster.process.wait() == 1
-    assert "klamm: the cluster cannot go on: broker-0" in cluster.process.output()
+    assert "klamm: the cluster cannot go on without broker-0" in cluster.process.output()
     assert ends(zookeeper)
 
 

@@ -1,0 +1,60 @@
+"""The `klamm` command with Apache Kafka 2.8.2: it describes topics as kafka-topics does, and shares records with it."""
+
+from pathlib import Path
+
+import pytest
+from oracles import RealKafka, java_tool
+
+from klamm.tools import main
+
+
+def klamm(kafka: RealKafka, capsysbinary: pytest.CaptureFixture[bytes], *arguments: str) -> bytes:
+    code = main.run([*arguments, "--bootstrap-server", kafka.bootstrap])
+    output = capsysbinary.readouterr()
+    assert code == 0, output.err
+    return output.out
+
+
+def test_topics_are_described_as_kafka_topics_does(
+    real_kafka: RealKafka, kafka_jars: Path, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    kafka_topics = ("kafka.admin.TopicCommand", "--bootstrap-server", real_kafka.bootstrap)
+    configs = ("--config", "segment.bytes=100000", "--config", "cleanup.policy=compact,delete")
+    klamm(real_kafka, capsysbinary, "topics", "create", "--topic", "tools-a", "--partitions", "3", *configs)
+    java_tool(kafka_jars, *kafka_topics, "--create", "--topic", "tools-b", "--replica-assignment", "0,0")
+    ours = klamm(real_kafka, capsysbinary, "topics", "describe", "--topic", "tools-.*")
+    theirs = java_tool(kafka_jars, *kafka_topics, "--describe", "--topic", "tools-.*")
+    assert blocks(ours) == blocks(theirs)
+    klamm(real_kafka, capsysbinary, "topics", "alter", "--topic", "tools-b", "--partitions", "4")
+    assert b"PartitionCount: 4" in java_tool(kafka_jars, *kafka_topics, "--describe", "--topic", "tools-b")
+    klamm(real_kafka, capsysbinary, "topics", "delete", "--topic", "tools-.*")
+    listed = java_tool(kafka_jars, *kafka_topics, "--list").split()
+    assert b"tools-a" not in listed and b"tools-b" not in listed
+
+
+def blocks(described: bytes) -> list[bytes]:
+    """The description of each topic, in any order: Kafka's tool has none."""
+    return sorted(described.strip().replace(b"\nTopic: ", b"\n\nTopic: ").split(b"\n\n"))
+
+
+@pytest.mark.parametrize("compression_type", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_records_are_shared_with_the_console_clients(
+    real_kafka: RealKafka,
+    kafka_jars: Path,
+    capsysbinary: pytest.CaptureFixture[bytes],
+    tmp_path: Path,
+    compression_type: str,
+) -> None:
+    topic = f"tools-{compression_type}"
+    content = b"".join(b"%d:x\xc3\xa9%s\n" % (number, b"y" * number) for number in range(300))
+    source = tmp_path / "source"
+    source.write_bytes(content)
+    produce = ("produce", "--topic", topic, "--file", str(source), "--compression-type", compression_type)
+    klamm(real_kafka, capsysbinary, *produce)
+    consumer = ("kafka.tools.ConsoleConsumer", "--bootstrap-server", real_kafka.bootstrap, "--topic", topic)
+    assert java_tool(kafka_jars, *consumer, "--from-beginning", "--max-messages", "300") == content
+
+    producer = ("kafka.tools.ConsoleProducer", "--bootstrap-server", real_kafka.bootstrap, "--topic", topic)
+    java_tool(kafka_jars, *producer, "--compression-codec", compression_type, stdin=content)
+    consume = ("consume", "--topic", topic, "--offset", "earliest", "--max-messages", "600")
+    assert klamm(real_kafka, capsysbinary, *consume) == content * 2
