@@ -51,6 +51,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.outside = Process("scenario", "scenario")
         self.processes = [self.outside]
         self.steps = 0
+        self._steps_now = 0
         self._now = START_S
         self._ready: deque[tuple[asyncio.Handle, Process]] = deque()
         self._timers: list[_Timer] = []
@@ -278,8 +279,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._steps_now = 0
         if self._now - START_S > time_limit_s:
             raise SimulationFailure(f"not done after {time_limit_s} virtual seconds:\n{self.describe_waiting()}")
-
-    _steps_now = 0
 
     def _count_step(self) -> None:
         self.steps += 1

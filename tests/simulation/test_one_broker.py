@@ -20,8 +20,9 @@ from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
 from klamm.simulation.determinism import NotDeterministic, assert_same_trace
-from klamm.simulation.process import ProcessDead
+from klamm.simulation.process import ProcessDead, SimulationFailure
 from klamm.simulation.world import World
+from klamm.storage.log import Log
 from klamm.storage.unsynced_files import UnsyncedFiles
 from klamm.zookeeper.server import ZooKeeperServer
 
@@ -345,6 +346,14 @@ def test_acknowledged_records_are_there_once_and_in_order(
 ) -> None:
     world = World(seed)
     world.run(scenario(world))
+
+
+def test_a_broker_that_does_not_flush_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Log, "_flush_now", lambda log, now_ms: None)
+    world = World(0)
+    with pytest.raises(AssertionError) as failure:
+        world.run(machine_crash(world))
+    assert not isinstance(failure.value, SimulationFailure)
 
 
 @pytest.mark.parametrize("scenario", ["process_crash", "machine_crash", "session_expiry"])
