@@ -1,7 +1,7 @@
 """kafka-python's clients as the commands use them: how they are configured, and what their errors mean."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -56,16 +56,24 @@ def client_options(bootstrap_server: str, command_config: Path | None) -> dict[s
 
 
 @contextmanager
-def client_errors(bootstrap_server: str) -> Iterator[None]:
+def client_errors() -> Iterator[None]:
     """Turns the errors of kafka-python's clients into ToolErrors."""
-    from kafka.errors import KafkaConnectionError, KafkaError, KafkaTimeoutError
+    from kafka.errors import KafkaError
 
     try:
         yield
-    except (KafkaConnectionError, KafkaTimeoutError) as error:
-        raise ToolError(f"no broker answers at {bootstrap_server}: {explain(error)}") from error
     except KafkaError as error:
         raise ToolError(explain(error)) from error
+
+
+def connected(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
+    """A client of kafka-python, made by its class. Raises ToolError when no broker answers it."""
+    from kafka.errors import KafkaConnectionError, KafkaTimeoutError
+
+    try:
+        return make(**options)
+    except (KafkaConnectionError, KafkaTimeoutError) as error:
+        raise ToolError(f"no broker answers at {','.join(options['bootstrap_servers'])}: {explain(error)}") from error
 
 
 def explain(error: BaseException) -> str:

@@ -19,9 +19,11 @@ from klamm.tools.clients import (
     CommandConfig,
     client_errors,
     client_options,
+    connected,
 )
 from klamm.tools.codecs import use_cramjam
 from klamm.tools.errors import ToolError
+from klamm.tools.progress import progress
 from klamm.tools.text import RecordFormat, parse_separator, record_json
 
 POLL_TIMEOUT_MS = 200
@@ -68,9 +70,11 @@ def consume(
         from kafka import KafkaConsumer
 
         use_cramjam()
-        with client_errors(bootstrap_server):
-            consumer = stack.enter_context(KafkaConsumer(**options))
+        with client_errors():
+            consumer = stack.enter_context(connected(KafkaConsumer, options))
             _begin(consumer, topic, partition or [], offset)
+            # A terminal that shows the records needs no bar.
+            advance = stack.enter_context(progress("consume", max_messages, visible=not target.isatty()))
             count = 0
             last_record_at = time.monotonic()
             while max_messages is None or count < max_messages:
@@ -79,6 +83,7 @@ def consume(
                     target.write(record_json(record) if as_json else record_format.format(record))
                 target.flush()
                 count += len(records)
+                advance(len(records))
                 now = time.monotonic()
                 if records:
                     last_record_at = now

@@ -8,10 +8,11 @@ import json
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -22,14 +23,18 @@ from klamm.tools.clients import (
     CommandConfig,
     client_errors,
     client_options,
+    connected,
     explain,
 )
 from klamm.tools.codecs import use_cramjam
 from klamm.tools.errors import ToolError
+from klamm.tools.progress import progress
 from klamm.tools.text import BadRecord, parse_record, parse_separator, split_records
 
 PENDING_LIMIT_BYTES = 64 * 1024 * 1024
 PENDING_LIMIT_RECORDS = 100_000
+# How long a record may wait for its topic to have a leader.
+MAX_BLOCK_MS = 20_000
 
 COMPRESSION_TYPES = ("none", "gzip", "snappy", "lz4", "zstd")
 ACKS = {"all": "all", "-1": "all", "0": 0, "1": 1}
@@ -74,20 +79,21 @@ def produce(
         "compression_type": None if compression_type == "none" else compression_type,
         "linger_ms": 5,
         "batch_size": 256 * 1024,
+        "max_block_ms": MAX_BLOCK_MS,
         # How large a record may be is for the broker to say.
         "max_request_size": 100 * 1024 * 1024,
     }
     deliveries = Deliveries()
     with ExitStack() as stack:
-        streams: list[BinaryIO] = [stack.enter_context(path.open("rb")) for path in file or []]
+        streams: list[BufferedReader] = [stack.enter_context(path.open("rb")) for path in file or []]
         from kafka import KafkaProducer
 
         use_cramjam()
-        with client_errors(bootstrap_server):
-            producer = KafkaProducer(**options)
+        with client_errors():
+            producer = connected(KafkaProducer, options)
             try:
                 _require_partition(producer, topic, partition)
-                for number, line in enumerate(_progress(streams or [sys.stdin.buffer], record_end), start=1):
+                for number, line in enumerate(_read(streams, record_end), start=1):
                     try:
                         key, value, record_headers = parse_record(line, key_separator=key_end, with_headers=headers)
                     except BadRecord as error:
@@ -186,19 +192,13 @@ def _require_partition(producer: Any, topic: str, partition: int | None) -> None
         raise ToolError(f"{topic} has no partition {partition}, it has {len(existing)} partitions")
 
 
-def _progress(streams: list[BinaryIO], separator: bytes) -> Iterator[bytes]:
-    """The records of all streams; on a terminal with a bar of the bytes read."""
-    if not sys.stderr.isatty() or sys.stdin.isatty():
-        for stream in streams:
-            yield from split_records(stream.read, separator)
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    total = sum(Path(stream.name).stat().st_size for stream in streams) if streams != [sys.stdin.buffer] else None
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("produce", total=total)
-        for stream in streams:
-            for record in split_records(stream.read, separator):
+def _read(streams: Sequence[BufferedReader], separator: bytes) -> Iterator[bytes]:
+    """The records of all streams, or of standard input when there are none; with a bar of the bytes read."""
+    total = sum(Path(stream.name).stat().st_size for stream in streams) if streams else None
+    # Whoever types the records needs no bar.
+    with progress("produce", total, visible=bool(streams) or not sys.stdin.isatty()) as advance:
+        for stream in streams or [cast(BufferedReader, sys.stdin.buffer)]:
+            # read1: records from a pipe go out as they come.
+            for record in split_records(stream.read1, separator):
                 yield record
-                progress.advance(task, len(record) + len(separator))
+                advance(len(record) + len(separator))

@@ -19,6 +19,7 @@ from klamm.tools.clients import (
     CommandConfig,
     client_errors,
     client_options,
+    connected,
     explain_code,
 )
 from klamm.tools.errors import ToolError
@@ -305,8 +306,8 @@ def connect(bootstrap_server: str, command_config: Any) -> Iterator[Any]:
     options = client_options(bootstrap_server, command_config)
     from kafka.admin import KafkaAdminClient
 
-    with client_errors(bootstrap_server):
-        admin = KafkaAdminClient(**options)
+    with client_errors():
+        admin = connected(KafkaAdminClient, options)
         try:
             yield admin
         finally:

@@ -152,10 +152,11 @@ def test_assigned_replicas(klamm: Run) -> None:
     assert "PartitionCount: 3" in klamm("topics", "describe", "--topic", "assigned")
 
 
-def test_no_broker_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("command", ["topics list", "consume --topic t", "produce --topic t --file /dev/null"])
+def test_no_broker_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.setattr("klamm.tools.clients.BOOTSTRAP_TIMEOUT_MS", 500)
     nobody = f"127.0.0.1:{free_port()}"
-    assert main.run(["topics", "list", "--bootstrap-server", nobody]) == 1
+    assert main.run([*command.split(), "--bootstrap-server", nobody]) == 1
     assert capsys.readouterr().err.startswith(f"klamm: no broker answers at {nobody}: ")
 
 
@@ -201,6 +202,25 @@ def test_standard_input_and_the_end_by_silence(klamm: Run, monkeypatch: pytest.M
     klamm("produce", "--topic", "silent", "--acks", "1")
     assert klamm("consume", "--topic", "silent", "--offset", "earliest", "--timeout-ms", "300") == "one\ntwo\n"
     assert klamm("consume", "--topic", "silent", "--timeout-ms", "0") == ""
+
+
+def test_records_of_a_pipe_are_sent_as_they_come(cluster: Up, klamm: Run) -> None:
+    command = [*KLAMM, "produce", "--topic", "piped", "--bootstrap-server", cluster.bootstrap]
+    klamm("topics", "create", "--topic", "piped")
+    producer = subprocess.Popen(command, stdin=subprocess.PIPE)
+    assert producer.stdin is not None
+    try:
+        producer.stdin.write(b"first\nsecond\n")
+        producer.stdin.flush()
+        consume = ("consume", "--topic", "piped", "--offset", "earliest", "--max-messages")
+        assert klamm(*consume, "2") == "first\nsecond\n"
+        producer.stdin.write(b"third")
+        producer.stdin.close()
+        assert producer.wait(30) == 0
+        assert klamm(*consume, "3").endswith("third\n")
+    finally:
+        producer.kill()
+        producer.wait()
 
 
 @pytest.mark.parametrize(
