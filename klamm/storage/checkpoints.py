@@ -79,14 +79,14 @@ def _parse(content: bytes, path: str, form: str) -> list[tuple[int, list[str]]]:
         lines = content.decode().split("\n")
     except UnicodeDecodeError as error:
         raise _malformed(path, content[: error.start].count(b"\n") + 1, "not UTF-8") from None
-    if lines[-1] == "":
-        lines.pop()
-    if not lines:
+    if not content:
         return []
+    if lines.pop() != "":
+        raise _malformed(path, len(lines) + 1, "the file ends within a line")
     if _number(path, 1, lines[0]) != _VERSION:
         raise _malformed(path, 1, f"version {lines[0]}, only {_VERSION} is known")
     if len(lines) == 1:
-        return []
+        raise _malformed(path, 2, "the number of entries is missing")
     count = _number(path, 2, lines[1])
     if count != len(lines) - 2:
         raise _malformed(path, 2, f"{count} entries are announced, {len(lines) - 2} are there")

@@ -118,16 +118,22 @@ class _Loader:
         self._names = self._list()
         self._open_segments()
         self._snapshots = self._find_snapshots()
-        self._epochs, epochs_known = self._read_leader_epochs()
+        known_epochs = self._read_leader_epochs()
+        # Written down once, at the end: a crash must not leave a version from halfway, which looks as good as any.
+        self._epochs = LeaderEpochCache(known_epochs or [], persist=lambda entries: None)
         if len(self._segments):
             log_start_offset = max(log_start_offset, self._segments.first.base_offset)
+        if not is_clean:
+            self._mark_unsynced(recovery_point)
         end, state = self._load_batches(recovery_point, is_clean)
         if end < log_start_offset:
             end, state = self._start_anew(log_start_offset, end)
-        if not epochs_known:
+        if known_epochs is None:
             self._rebuild_leader_epochs()
         self._epochs.truncate_from_end(end)
         self._epochs.truncate_from_start(log_start_offset)
+        if list(self._epochs.entries) != (known_epochs or []):
+            self._write_leader_epochs(self._epochs.entries)
         self._snapshots.delete_after(end)
         self._snapshots.take(state)
         self._snapshots.keep_only(self._segments.base_offsets)
@@ -227,6 +233,17 @@ class _Loader:
         matches = [_SEGMENT_FILE.fullmatch(name) for name in self._names]
         offsets = [int(match["offset"]) for match in matches if match and match["kind"] == SNAPSHOT_SUFFIX]
         return ProducerSnapshots(self._file_system, self._directory, self._unsynced, offsets)
+
+    def _mark_unsynced(self, recovery_point: int) -> None:
+        """What a killed process has written may be in nothing but the kernel's memory: the next flush must sync it."""
+        suspect = self._segments.starting_with(recovery_point) if len(self._segments) else []
+        first = suspect[0].base_offset if suspect else 0
+        for name in self._names:
+            match = _SEGMENT_FILE.fullmatch(name)
+            if match is None or int(match["offset"]) >= first:
+                self._unsynced.mark(self._path(name))
+        self._unsynced.mark(self._directory)
+        self._unsynced.mark(self._directory.rpartition("/")[0])
 
     def _read_topic_id(self, is_clean: bool) -> UUID | None:
         if PARTITION_METADATA_FILE not in self._names:
@@ -382,17 +399,16 @@ class _Loader:
 
     # -- leader epochs --------------------------------------------------------------------------------------------
 
-    def _read_leader_epochs(self) -> tuple[LeaderEpochCache, bool]:
-        """The cache, and whether it can be trusted."""
+    def _read_leader_epochs(self) -> list[EpochEntry] | None:
+        """None when they have to be found in the batches."""
         path = self._path(LEADER_EPOCH_CHECKPOINT)
-        entries: list[EpochEntry] = []
-        known = False
-        if LEADER_EPOCH_CHECKPOINT in self._names and (content := self._file_system.read_file(path)):
-            try:
-                entries, known = parse_leader_epoch_checkpoint(content, path), True
-            except KafkaError as error:
-                _LOGGER.warning("Rebuilding the leader epochs from the log: %s", error.message)
-        return LeaderEpochCache(entries, self._write_leader_epochs), known
+        if LEADER_EPOCH_CHECKPOINT not in self._names or not (content := self._file_system.read_file(path)):
+            return None
+        try:
+            return parse_leader_epoch_checkpoint(content, path)
+        except KafkaError as error:
+            _LOGGER.warning("Rebuilding the leader epochs from the log: %s", error.message)
+            return None
 
     def _rebuild_leader_epochs(self) -> None:
         self._epochs.clear()

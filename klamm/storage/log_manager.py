@@ -279,14 +279,26 @@ class LogManager:
         online = [directory for directory in self._directories if directory.is_online]
         failure: KafkaError | None = None
         for directory in sorted(online, key=lambda directory: counts[directory.path]):
+            path = directory.file(partition_directory_name(topic, partition))
+            existed = self._file_system.exists(path)
             try:
                 log = self._create_in(directory, topic, partition, config)
             except OSError as error:
                 failure = directory.storage_error(error, f"creating the log of {topic}-{partition}")
+                if not existed:
+                    self._remove_half_created(directory, path)
                 continue
             self._logs[topic, partition] = log
             return log
         raise failure or KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "no log directory is online")
+
+    def _remove_half_created(self, directory: LogDirectory, path: str) -> None:
+        """The log may be created in another directory next, and two directories for one partition stop a start."""
+        if directory.is_online:
+            try:
+                self._file_system.remove_tree(path)
+            except OSError as error:
+                directory.fail(error, f"removing {path}")
 
     def _create_in(self, directory: LogDirectory, topic: str, partition: int, config: LogConfig) -> Log:
         path = directory.file(partition_directory_name(topic, partition))

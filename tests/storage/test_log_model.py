@@ -155,4 +155,4 @@ class LogMachine(RuleBasedStateMachine):
 
 
 TestLogModel = LogMachine.TestCase
-TestLogModel.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestLogModel.settings = settings(max_examples=30, stateful_step_count=30, deadline=None)
