@@ -1,6 +1,7 @@
 """kafka-python's clients as the commands use them: how they are configured, and what their errors mean."""
 
 import logging
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,14 @@ import typer
 from klamm.tools.errors import ToolError
 from klamm.tools.properties import read_properties
 
+
+def _check_topic_name(name: str) -> str:
+    if not re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", name) or name in (".", ".."):
+        raise typer.BadParameter(f"{name!r} is not 1 to 249 letters, digits, '.', '_' or '-'")
+    return name
+
+
+TopicName = Annotated[str, typer.Option("--topic", callback=_check_topic_name, help="The topic's name.")]
 BootstrapServer = Annotated[
     str, typer.Option("--bootstrap-server", metavar="HOST:PORT,...", help="Brokers to connect to first.")
 ]

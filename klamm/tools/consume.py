@@ -17,6 +17,7 @@ from klamm.tools.clients import (
     AsJson,
     BootstrapServer,
     CommandConfig,
+    TopicName,
     client_errors,
     client_options,
     connected,
@@ -30,7 +31,7 @@ POLL_TIMEOUT_MS = 200
 
 
 def consume(
-    topic: Annotated[str, typer.Option("--topic", help="The topic to read.")],
+    topic: TopicName,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     partition: Annotated[
         list[int] | None, typer.Option(min=0, help="Read this partition only; may be repeated.")

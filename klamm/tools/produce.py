@@ -21,6 +21,7 @@ from klamm.tools.clients import (
     AsJson,
     BootstrapServer,
     CommandConfig,
+    TopicName,
     client_errors,
     client_options,
     connected,
@@ -41,7 +42,7 @@ ACKS = {"all": "all", "-1": "all", "0": 0, "1": 1}
 
 
 def produce(
-    topic: Annotated[str, typer.Option("--topic", help="The topic to write to.")],
+    topic: TopicName,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     file: Annotated[
         list[Path] | None, typer.Option("--file", help="Read this instead of standard input; may be repeated.")
@@ -93,17 +94,8 @@ def produce(
             producer = connected(KafkaProducer, options)
             try:
                 _require_partition(producer, topic, partition)
-                for number, line in enumerate(_read(streams, record_end), start=1):
-                    try:
-                        key, value, record_headers = parse_record(line, key_separator=key_end, with_headers=headers)
-                    except BadRecord as error:
-                        deliveries.stop_because(f"record {number}: {error}")
-                        break
-                    deliveries.wait_for_room()
-                    future = producer.send(
-                        topic, value=value, key=key, headers=record_headers or None, partition=partition
-                    )
-                    deliveries.sent(future, len(line))
+                lines = _read(streams, record_end)
+                _send(producer, deliveries, topic, partition, lines, key_end, headers)
                 # Not flush: it fails when the client has split a batch that was too large.
                 deliveries.wait_for_all()
             except KeyboardInterrupt:
@@ -115,7 +107,7 @@ def produce(
                 raise
             finally:
                 if deliveries.pending:
-                    # An interruption or an error: what is unfinished is given up, where close would wait for it.
+                    # After an interruption: what is unfinished is given up, where close would wait for it.
                     producer._sender.force_close()
                 producer.close()
     if as_json:
@@ -123,6 +115,32 @@ def produce(
     elif sys.stderr.isatty():
         print(f"{deliveries.delivered} records delivered to {topic}", file=sys.stderr)
     deliveries.require_success()
+
+
+def _send(
+    producer: Any,
+    deliveries: "Deliveries",
+    topic: str,
+    partition: int | None,
+    lines: Iterator[bytes],
+    key_separator: bytes | None,
+    with_headers: bool,
+) -> None:
+    """Sends a record for each line, up to the first that cannot be sent."""
+    from kafka.errors import KafkaError
+
+    for number, line in enumerate(lines, start=1):
+        deliveries.wait_for_room()
+        try:
+            key, value, headers = parse_record(line, key_separator=key_separator, with_headers=with_headers)
+            future = producer.send(topic, value=value, key=key, headers=headers or None, partition=partition)
+        except BadRecord as error:
+            deliveries.stop_because(f"record {number}: {error}")
+            return
+        except KafkaError as error:
+            deliveries.stop_because(f"record {number}: {explain(error)}")
+            return
+        deliveries.sent(future, len(line))
 
 
 class Deliveries:

@@ -17,6 +17,7 @@ from klamm.tools.clients import (
     AsJson,
     BootstrapServer,
     CommandConfig,
+    TopicName,
     client_errors,
     client_options,
     connected,
@@ -27,7 +28,6 @@ from klamm.tools.properties import parse_pairs
 
 app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True, rich_markup_mode=None)
 
-TopicName = Annotated[str, typer.Option("--topic", help="The topic's name.")]
 TopicPattern = Annotated[str, typer.Option("--topic", help="The topic's name, or a regular expression for several.")]
 OptionalPattern = Annotated[
     str | None, typer.Option("--topic", help="The topic's name, or a regular expression for several.")

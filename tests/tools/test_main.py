@@ -41,6 +41,8 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
             ["topics", "create", "--topic", "t", "--replica-assignment", "0", "--partitions", "1"],
             "Invalid value for --replica-assignment: replaces --partitions and --replication-factor",
         ),
+        (["produce", "--topic", "a/b"], "Invalid value for '--topic': 'a/b' is not 1 to 249 letters, digits, "),
+        (["topics", "create", "--topic", ".."], "Invalid value for '--topic': '..' is not "),
         (["produce", "--topic", "t", "--acks", "2"], "Invalid value for --acks: '2' is not one of all, 1, 0"),
         (
             ["produce", "--topic", "t", "--acks", "1", "--idempotence"],
