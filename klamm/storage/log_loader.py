@@ -46,6 +46,8 @@ from klamm.storage.transaction_index import AbortedTransaction
 from klamm.storage.unsynced_files import UnsyncedFiles
 
 _LOGGER = logging.getLogger(__name__)
+_HALF_WRITTEN_SUFFIX = ".tmp"
+_TEMPORARY_SUFFIXES = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, _HALF_WRITTEN_SUFFIX)
 _SEGMENT_FILE = re.compile(r"(?P<offset>[0-9]{20})(?P<kind>\.log|\.index|\.timeindex|\.txnindex|\.snapshot)")
 
 
@@ -63,6 +65,7 @@ class LoadedLog:
     log_end_offset: int
     recovery_point: int
     topic_id: UUID | None
+    is_clean: bool
 
 
 def load_log(
@@ -91,7 +94,7 @@ def load_log(
 
 def write_unsynced(file_system: FileSystem, path: str, content: bytes, unsynced: UnsyncedFiles) -> None:
     """Replaces a small file in one step, which a process crash does not undo; durable after the next sync."""
-    temporary = path + ".tmp"
+    temporary = path + _HALF_WRITTEN_SUFFIX
     file = file_system.open(temporary, create=True)
     try:
         file.truncate(0)
@@ -99,6 +102,8 @@ def write_unsynced(file_system: FileSystem, path: str, content: bytes, unsynced:
     finally:
         file.close()
     file_system.rename(temporary, path)
+    # A killed process may have left one, which the loader then marks with all other files.
+    unsynced.forget(temporary)
     unsynced.mark(path)
     unsynced.mark(path.rpartition("/")[0])
 
@@ -113,7 +118,7 @@ class _Loader:
         self._segments = LogSegments()
 
     def load(self, log_start_offset: int, recovery_point: int, is_clean: bool) -> LoadedLog:
-        if any(name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX)) for name in self._list()):
+        if any(name.endswith(_TEMPORARY_SUFFIXES) for name in self._list()):
             self._remove_temporary_files()
         self._names = self._list()
         self._open_segments()
@@ -150,6 +155,7 @@ class _Loader:
             log_end_offset=end,
             recovery_point=end if is_clean else max(log_start_offset, min(recovery_point, end)),
             topic_id=self._read_topic_id(is_clean),
+            is_clean=is_clean,
         )
 
     # -- files ----------------------------------------------------------------------------------------------------
@@ -165,11 +171,11 @@ class _Loader:
             self._file_system.remove(self._path(name))
 
     def _remove_temporary_files(self) -> None:
-        """Removes .deleted and .cleaned files, and ends an interrupted swap: forwards if every part was ready."""
+        """Removes .deleted, .cleaned and .tmp files, and ends an interrupted swap: forwards if every part was ready."""
         names = self._list()
         cleaned = [_offset_of(name) for name in names if name.endswith(LOG_SUFFIX + CLEANED_SUFFIX)]
         for name in names:
-            if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX)):
+            if name.endswith((DELETED_SUFFIX, CLEANED_SUFFIX, _HALF_WRITTEN_SUFFIX)):
                 self._remove_if_exists(name)
         swaps = [_offset_of(name) for name in names if name.endswith(LOG_SUFFIX + SWAP_SUFFIX)]
         for base_offset in swaps:
