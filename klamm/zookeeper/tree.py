@@ -677,9 +677,9 @@ class ZnodeTree:
         tree.data_size_bytes = 0
         # Children of one parent come back in the order in which they were created.
         for image in sorted(images, key=lambda image: (image.path.count("/"), image.czxid, image.path)):
-            node = _Node(image.data, image.acl)
-            for name in _STAT_SLOTS:
-                setattr(node, name, getattr(image, name))
+            node = _Node(image.data, image.acl, image.czxid, image.ctime, image.ephemeral_owner)
+            node.mzxid, node.pzxid, node.mtime = image.mzxid, image.pzxid, image.mtime
+            node.version, node.cversion, node.aversion = image.version, image.cversion, image.aversion
             try:
                 tree._insert(image.path, node)
             except (KeyError, ValueError):
@@ -717,8 +717,7 @@ class NodeImage(NamedTuple):
     ephemeral_owner: int
 
 
-_STAT_SLOTS: Final = NodeImage._fields[3:]
-_image_of: Final = operator.attrgetter("data", "acl", *_STAT_SLOTS)
+_image_of: Final = operator.attrgetter(*NodeImage._fields[1:])
 
 
 class Capture:

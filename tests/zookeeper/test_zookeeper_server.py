@@ -2,14 +2,18 @@
 
 import asyncio
 import struct
+import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zookeeper_wire import Reply, WireClient
 
+from klamm.environment import SystemEnvironment
 from klamm.simulation.world import Node, World
 from klamm.zookeeper import jute
 from klamm.zookeeper.errors import ZooKeeperErrorCode
@@ -169,6 +173,47 @@ def test_requests_pipelined_behind_the_connect_request_are_answered() -> None:
         client.send(jute.Create("/a", b""))
         client.session = jute.decode_connect_response(await client.frame())
         assert (await client.reply()).error == 0
+
+    run(scenario)
+
+
+def test_a_pause_of_the_server_is_not_held_against_its_clients(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        environment = SystemEnvironment()
+        server = ZooKeeperServer(environment, str(tmp_path / "data"), min_session_timeout_ms=300)
+        await server.start()
+        alive = await WireClient.connect(server.port, timeout_ms=300)
+        await alive.call(jute.Create("/e", b"", flags=CreateMode.EPHEMERAL))
+        silent = await WireClient.connect(server.port, timeout_ms=300)
+        alive.send(jute.Ping())
+        time.sleep(1)  # noqa: ASYNC251  # the whole process stands still
+        assert (await alive.reply()).error == 0
+        while len(server._sessions) == 2:
+            await alive.call(jute.Ping())
+        assert (await alive.call(jute.Exists("/e"))).error == 0
+        await silent.wait_closed_by_server()
+        await server.stop()
+        environment.close()
+
+    uvloop.run(scenario())
+
+
+def test_a_client_that_waits_for_the_disk_does_not_expire() -> None:
+    async def scenario(stage: Stage) -> None:
+        client = await stage.client(timeout_ms=4000)
+        release = stage.world.loop.create_future()
+        run_blocking = stage.node.environment.run_blocking
+
+        async def slow_disk(function: Any, *arguments: Any) -> Any:
+            await release
+            return await run_blocking(function, *arguments)
+
+        stage.node.environment.run_blocking = slow_disk  # type: ignore[method-assign]
+        client.send(jute.Create("/e", b"", flags=CreateMode.EPHEMERAL))
+        await asyncio.sleep(20)
+        release.set_result(None)
+        assert (await client.reply()).error == 0
+        assert (await client.call(jute.Exists("/e"))).error == 0
 
     run(scenario)
 

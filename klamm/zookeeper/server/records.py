@@ -68,6 +68,9 @@ def _acl(acl: tuple[Acl, ...]) -> bytes:
     return _INT.pack(len(acl)) + b"".join(entries)
 
 
+_OPEN_ACL_BYTES: Final = _acl(OPEN_ACL)
+
+
 def _encode_set_data(txn: SetDataTxn) -> bytes:
     path = txn.path.encode()
     return _SET_DATA.pack(_SET_DATA_KIND, txn.version, len(path)) + path + _data(txn.data)
@@ -162,8 +165,10 @@ class _Reader:
         return tuple([read() for _ in range(self.integer())])
 
     def acl(self) -> tuple[Acl, ...]:
-        acl = self.list_of(lambda: Acl(self.integer(), self.text(), self.text()))
-        return OPEN_ACL if acl == OPEN_ACL else acl
+        if self.payload.startswith(_OPEN_ACL_BYTES, self.position):  # nearly always
+            self.position += len(_OPEN_ACL_BYTES)
+            return OPEN_ACL
+        return self.list_of(lambda: Acl(self.integer(), self.text(), self.text()))
 
     def session(self) -> tuple[int, SessionState]:
         session_id, timeout_ms = self.unpack(_SESSION)

@@ -4,8 +4,8 @@ What must stay true:
 - A session expires when nothing has been heard from it for its timeout, and never earlier. Touching one is an
   assignment; the timer looks at its deadline and, if the session was heard meanwhile, waits for the rest.
 - After a restart every session has its whole timeout again.
-- A pause of this process is not held against the clients: when a timer comes late, what they sent meanwhile is read
-  before their sessions are judged.
+- The server's own slowness is not held against the clients: when a timer comes late, what they sent meanwhile is read
+  before their sessions are judged, and a client whose replies wait for the disk may be muted, so it is not silent.
 """
 
 import asyncio
@@ -75,7 +75,9 @@ class SessionTracker:
         deadline_s = session.last_heard_s + session.timeout_ms / 1000
         if now_s < deadline_s:
             session.timer = self._loop.call_at(deadline_s, self._check, session)
-        elif now_s > deadline_s + _LATE_S and session.connection is not None:
+        elif session.connection is not None and session.connection.held:
+            session.timer = self._loop.call_later(session.timeout_ms / 1000, self._check, session)
+        elif now_s > deadline_s + _LATE_S:
             session.timer = self._loop.call_later(_LATE_S / 2, self._check_again, session, session.last_heard_s)
         else:
             self._on_expired(session)
