@@ -118,9 +118,9 @@ class Log:
         self._high_watermark = loaded.log_start_offset
         self._is_closed = False
         self._is_abandoned = False
-        # Set by a truncation until it is durable: should a machine crash undo it under newer records, the log would
-        # mix two histories, and no recovery could tell.
-        self._is_truncation_unsynced = False
+        # Whether a truncation, perhaps by a process that was killed since, may not be durable: should a machine crash
+        # undo it under newer records, the log would mix two histories, and no recovery could tell.
+        self.is_truncation_unsynced = not loaded.is_clean
         self._reader = LogReader(environment, loaded.segments, lambda: self._log_end_offset)
         self.leader_epochs = LeaderEpochCache(loaded.leader_epochs, self._write_leader_epochs)
 
@@ -330,7 +330,7 @@ class Log:
         return groups
 
     def _append(self, records: Buffer, batches: Sequence[_Batch], now_ms: int) -> None:
-        if self._is_truncation_unsynced:
+        if self.is_truncation_unsynced:
             self._flush_now(now_ms)
         first, last = batches[0].header, batches[-1].header
         newest = first
@@ -538,7 +538,7 @@ class Log:
         self._log_start_offset = start
         self._log_end_offset = end
         self.recovery_point = min(self.recovery_point, end)
-        self._is_truncation_unsynced = True
+        self.is_truncation_unsynced = True
         self._rebuild_producer_state()
         self.update_high_watermark(min(self._high_watermark, end))
         self._host.log_truncated(self)
@@ -667,7 +667,7 @@ class Log:
     def _flushed(self, end: int, now_ms: int) -> None:
         self.recovery_point = max(self.recovery_point, end)
         self.last_flush_ms = now_ms
-        self._is_truncation_unsynced = False
+        self.is_truncation_unsynced = False
 
     def release_unused(self) -> None:
         """Gives back memory and file handles of segments that nobody has used since the last call."""

@@ -402,6 +402,13 @@ class LogManager:
             (settings.producer_expiration_check_ms, self._expire_producers),
         ):
             self._after(min(interval_ms, _INITIAL_DELAY_MS), functools.partial(self._repeat, interval_ms, action))
+        self._spawn(self._flush_recovered())
+
+    async def _flush_recovered(self) -> None:
+        """What a killed process left unsynced; without this, each log's first append would have to wait for it."""
+        async for log in self._in_slices():
+            if log.is_truncation_unsynced:
+                await self._flush(log)
 
     async def _repeat(self, interval_ms: int, action: Callable[[], Awaitable[None]]) -> None:
         await action()

@@ -116,6 +116,9 @@ def test_recovery_may_itself_be_killed(environment, operation, monkeypatch):
     stopped = 0
     for survived in range(0, 60, 3):
         left = survived
+        touch(environment, f"{0:020d}.log.deleted")
+        swap = environment.file_system.read_file(f"{PARTITION}/{14:020d}.log")
+        touch(environment, f"{14:020d}.log.swap", swap)
 
         def fail_later(name, path):
             nonlocal left
@@ -130,8 +133,6 @@ def test_recovery_may_itself_be_killed(environment, operation, monkeypatch):
                 open_log(environment, SMALL)
             except OSError:
                 stopped += 1
-        touch(environment, f"{0:020d}.log.deleted")
-        touch(environment, f"{14:020d}.log.swap", environment.file_system.read_file(f"{PARTITION}/{14:020d}.log"))
     assert stopped > 0
     assert state_of(open_log(environment, SMALL)) == before
 
