@@ -1,9 +1,9 @@
 """Fixtures that run Apache Kafka 2.8.2 and Apache ZooKeeper beside klamm.
 
-Every test in this directory is marked `java`. Without Java it is skipped; where Java exists, a skip is a failure.
+Every test in this directory is marked `java`; tests/conftest.py says what that means and has the jars' fixtures.
 """
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +20,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def java() -> None:
-    """Skips the test where there is no Java runtime."""
-    if not oracles.java_available():
-        pytest.skip("no Java runtime on this machine")
-
-
-@pytest.fixture(scope="session")
-def kafka_jars(java: None) -> Path:
-    """Directory with the jars of Apache Kafka 2.8.2, its tools and ZooKeeper 3.5.9."""
-    return oracles.kafka_jars()
-
-
-@pytest.fixture(scope="session")
-def zookeeper39_jars(java: None) -> Path:
-    """Directory with the jars of Apache ZooKeeper 3.9."""
-    return oracles.zookeeper39_jars()
+def needs_java(java: None) -> None:
+    """Every test here needs it, with or without a fixture of its own."""
 
 
 Server = oracles.RealZooKeeper | oracles.RealKafka
@@ -90,12 +76,3 @@ def real_kafka(
         yield server
     finally:
         server.kill()
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.skipped and not hasattr(report, "wasxfail") and HERE in item.path.parents and oracles.java_available():
-        report.outcome = "failed"
-        report.longrepr = f"Java is installed, so this test may not be skipped: {report.longrepr}"
-    return report

@@ -1,0 +1,89 @@
+"""A klamm cluster of processes whose broker can be killed, with the face of oracles.RealZooKeeper and RealKafka."""
+
+import sys
+from pathlib import Path
+
+from kazoo.client import KazooClient
+from oracles import RealKafka, RealZooKeeper
+from processes import ManagedProcess, free_port
+
+KLAMM = Path(sys.executable).with_name("klamm")
+
+
+class KlammCluster:
+    """`klamm up` with one broker, as a user starts it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.bootstrap = ""
+        self.process: ManagedProcess | None = None
+
+    def start(self) -> None:
+        command = [KLAMM, "up", "--dir", self.directory / "data", "--port", "0"]
+        self.process = ManagedProcess("klamm up", command, self.directory / "up.log")
+        self.bootstrap = self.process.wait_for(r"clients can connect to (\S+)").group(1)
+
+    def stop(self) -> int:
+        assert self.process is not None
+        return self.process.stop()
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+
+
+class KlammZooKeeper:
+    """`klamm zookeeper`."""
+
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory, self.port = directory, free_port()
+        self.connect = f"127.0.0.1:{self.port}"
+        self.process: ManagedProcess | None = None
+
+    def start(self) -> None:
+        command = [KLAMM, "zookeeper", "--dir", self.directory / "data", "--port", str(self.port)]
+        self.process = ManagedProcess("klamm zookeeper", command, self.directory / "zookeeper.log")
+        self.process.wait_for(r"is ready")
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+
+
+class KlammBroker:
+    """`klamm broker` on a properties file."""
+
+    def __init__(self, directory: Path, zookeeper_connect: str) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.directory = directory
+        self.bootstrap = f"127.0.0.1:{free_port()}"
+        self.process: ManagedProcess | None = None
+        self._file = directory / "server.properties"
+        self._file.write_text(
+            f"broker.id=0\nlisteners=PLAINTEXT://{self.bootstrap}\nlog.dirs={directory / 'data'}\n"
+            f"zookeeper.connect={zookeeper_connect}\n",
+            encoding="utf-8",
+        )
+
+    def start(self) -> None:
+        self.process = ManagedProcess("klamm broker", [KLAMM, "broker", self._file], self.directory / "broker.log")
+        self.process.wait_for(r"broker 0 of cluster \S+ serves")
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+
+
+ZooKeeper = KlammZooKeeper | RealZooKeeper
+Broker = KlammBroker | RealKafka
+
+
+def forget_dead_broker(zookeeper: ZooKeeper) -> None:
+    """Removes what a killed broker 0 still holds in ZooKeeper, as the end of its session would seconds later."""
+    client = KazooClient(zookeeper.connect)
+    client.start()
+    for path in ("/brokers/ids/0", "/controller"):
+        if client.exists(path):
+            client.delete(path)
+    client.stop()

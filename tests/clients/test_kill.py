@@ -1,0 +1,131 @@
+"""kill -9 under an idempotent producer: all that was acknowledged is there, once and in order."""
+
+import itertools
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+from clients import TIMEOUT_S
+from clusters import Broker, KlammBroker, KlammZooKeeper, ZooKeeper, forget_dead_broker
+from confluent_kafka.admin import AdminClient, NewTopic
+from oracles import RealKafka, RealZooKeeper
+
+KILLS = 20
+ACKNOWLEDGED_BETWEEN_KILLS = 2000
+TOPIC = "killed"
+
+
+@pytest.fixture
+def broker(against_kafka: bool, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[ZooKeeper, Broker]]:
+    zookeeper: ZooKeeper
+    killed: Broker
+    if against_kafka:
+        jars: Path = request.getfixturevalue("kafka_jars")
+        zookeeper = RealZooKeeper(jars, tmp_path / "zookeeper")
+        killed = RealKafka(jars, tmp_path / "broker", zookeeper.connect)
+    else:
+        zookeeper = KlammZooKeeper(tmp_path / "zookeeper")
+        killed = KlammBroker(tmp_path / "broker", zookeeper.connect)
+    try:
+        zookeeper.start()
+        killed.start()
+        yield zookeeper, killed
+    finally:
+        killed.kill()
+        zookeeper.kill()
+
+
+class NumberProducer:
+    """Writes 0, 1, 2, ... from a thread without a pause, many in flight, and notes what has been acknowledged."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.acknowledged: dict[int, int] = {}
+        self.failed: list[Any] = []
+        self.progress = threading.Condition()
+        self._stop = threading.Event()
+        # librdkafka's own retries and time-outs; only its back-off is shorter, so that twenty restarts pass quickly.
+        self._producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "enable.idempotence": True,
+                "acks": "all",
+                "reconnect.backoff.max.ms": 200,
+                "batch.num.messages": 100,
+                "queue.buffering.max.messages": 20_000,
+                "log_level": 2,
+            }
+        )
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        for number in itertools.count():
+            if self._stop.is_set():
+                return
+            while True:
+                try:
+                    self._producer.produce(TOPIC, str(number).encode(), partition=0, on_delivery=self._delivered)
+                    break
+                except BufferError:
+                    self._producer.poll(0.1)
+            self._producer.poll(0)
+
+    def _delivered(self, error: Any, message: Any) -> None:
+        number = int(message.value())
+        with self.progress:
+            if error is None:
+                self.acknowledged[number] = message.offset()
+            else:
+                self.failed.append((number, error))
+            self.progress.notify_all()
+
+    def wait_for(self, count: int) -> None:
+        with self.progress:
+            arrived = self.progress.wait_for(lambda: self.failed or len(self.acknowledged) >= count, TIMEOUT_S)
+        assert not self.failed, self.failed[:3]
+        assert arrived, f"only {len(self.acknowledged)} of {count} records were acknowledged in {TIMEOUT_S} s"
+
+    def finish(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        assert self._producer.flush(TIMEOUT_S) == 0
+        assert not self.failed, self.failed[:3]
+
+
+@pytest.mark.timeout(600)
+def test_twenty_kills_lose_nothing(broker: tuple[ZooKeeper, Broker]) -> None:
+    zookeeper, killed = broker
+    AdminClient({"bootstrap.servers": killed.bootstrap}).create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(30)
+    producer = NumberProducer(killed.bootstrap)
+    for _ in range(KILLS):
+        producer.wait_for(len(producer.acknowledged) + ACKNOWLEDGED_BETWEEN_KILLS)
+        killed.kill()
+        forget_dead_broker(zookeeper)
+        killed.start()
+    producer.wait_for(len(producer.acknowledged) + ACKNOWLEDGED_BETWEEN_KILLS)
+    producer.finish()
+
+    stored = read_all(killed.bootstrap)
+    print(f"kills: {KILLS}; acknowledged: {len(producer.acknowledged)}; stored: {len(stored)}")
+    # The producer has ended with nothing unacknowledged, so the log is exactly the numbers in order.
+    assert len(producer.acknowledged) == len(stored)
+    assert stored == list(range(len(stored)))
+    assert all(stored[offset] == number for number, offset in producer.acknowledged.items() if offset >= 0)
+
+
+def read_all(bootstrap: str) -> list[int]:
+    config = {"bootstrap.servers": bootstrap, "group.id": "none", "enable.auto.commit": False, "check.crcs": True}
+    consumer = confluent_kafka.Consumer(config)
+    where = confluent_kafka.TopicPartition(TOPIC, 0, 0)
+    _, end = consumer.get_watermark_offsets(where, TIMEOUT_S)
+    consumer.assign([where])
+    numbers: list[int] = []
+    while len(numbers) < end:
+        messages = consumer.consume(min(1000, end - len(numbers)), TIMEOUT_S)
+        assert messages, f"only {len(numbers)} of {end} records came"
+        numbers += [int(message.value()) for message in messages]
+    consumer.close()
+    return numbers

@@ -1,0 +1,48 @@
+"""What all tests share: options, and the rule for tests that need Java.
+
+A test marked `java`, as all of tests/interop are, is skipped without a Java runtime; where one exists, a skip is a
+failure.
+"""
+
+from collections.abc import Generator
+from pathlib import Path
+
+import oracles
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--bootstrap",
+        metavar="HOST:PORT",
+        help="run tests/clients against this broker instead of klamm; `kafka`: against Apache Kafka 2.8.2",
+    )
+
+
+@pytest.fixture(scope="session")
+def java() -> None:
+    """Skips the test where there is no Java runtime."""
+    if not oracles.java_available():
+        pytest.skip("no Java runtime on this machine")
+
+
+@pytest.fixture(scope="session")
+def kafka_jars(java: None) -> Path:
+    """Directory with the jars of Apache Kafka 2.8.2, its tools and ZooKeeper 3.5.9."""
+    return oracles.kafka_jars()
+
+
+@pytest.fixture(scope="session")
+def zookeeper39_jars(java: None) -> Path:
+    """Directory with the jars of Apache ZooKeeper 3.9."""
+    return oracles.zookeeper39_jars()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    marked = item.get_closest_marker("java") is not None
+    if marked and report.skipped and not hasattr(report, "wasxfail") and oracles.java_available():
+        report.outcome = "failed"
+        report.longrepr = f"Java is installed, so this test may not be skipped: {report.longrepr}"
+    return report
