@@ -1,6 +1,7 @@
 """The embedded server as its clients see it: sessions, order, watches, bounds, bad input, operators' words."""
 
 import asyncio
+import socket
 import struct
 import time
 from collections.abc import Awaitable, Callable
@@ -179,19 +180,36 @@ def test_requests_pipelined_behind_the_connect_request_are_answered() -> None:
 
 def test_a_pause_of_the_server_is_not_held_against_its_clients(tmp_path: Path) -> None:
     async def scenario() -> None:
+        loop = asyncio.get_running_loop()
+        client = socket.socket()
+
+        def stand_still(zxid: int, description: str) -> None:
+            if "/pause" in description:
+                client.sendall(jute.encode_request(jute.XID_PING, jute.Ping()))  # arrives, and is not read yet
+                time.sleep(1)
+
         environment = SystemEnvironment()
-        server = ZooKeeperServer(environment, str(tmp_path / "data"), min_session_timeout_ms=300)
+        server = ZooKeeperServer(
+            environment, str(tmp_path / "data"), min_session_timeout_ms=300, on_transaction=stand_still
+        )
         await server.start()
-        alive = await WireClient.connect(server.port, timeout_ms=300)
-        await alive.call(jute.Create("/e", b"", flags=CreateMode.EPHEMERAL))
-        silent = await WireClient.connect(server.port, timeout_ms=300)
-        alive.send(jute.Ping())
-        time.sleep(1)  # noqa: ASYNC251  # the whole process stands still
-        assert (await alive.reply()).error == 0
-        while len(server._sessions) == 2:
-            await alive.call(jute.Ping())
-        assert (await alive.call(jute.Exists("/e"))).error == 0
-        await silent.wait_closed_by_server()
+        other = await WireClient.connect(server.port)
+        client.setblocking(False)
+        await loop.sock_connect(client, ("127.0.0.1", server.port))
+        await loop.sock_sendall(client, jute.encode_connect_request(jute.ConnectRequest(0, 300, 0, bytes(16))))
+        response = jute.decode_connect_response((await loop.sock_recv(client, 100))[4:])
+        await loop.sock_sendall(
+            client, jute.encode_request(1, jute.Create("/e", b"", flags=CreateMode.EPHEMERAL, op=OpCode.CREATE))
+        )
+        await loop.sock_recv(client, 100)
+        await other.call(jute.Create("/pause", b""))
+        assert (await other.call(jute.Exists("/e"))).error == 0
+        header = jute.decode_reply_header((await loop.sock_recv(client, 100))[4:])
+        assert header.xid == jute.XID_PING
+        await other.call(jute.Exists("/e", True))
+        assert (await other.next_event()).type == EventType.NODE_DELETED, "silence still ends a session"
+        assert response.session_id not in [session.id for session in server._sessions]
+        client.close()
         await server.stop()
         environment.close()
 
