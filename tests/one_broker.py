@@ -5,6 +5,7 @@ Production code from end to end, on real sockets and files, without processes.
 
 import asyncio
 import struct
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -16,6 +17,7 @@ from klamm.protocol import messages
 from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponsePartition
 from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
 from klamm.protocol.produce import PartitionProduceResponse, ProduceRequest
+from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
 from klamm.zookeeper.server import ZooKeeperServer
 
 
@@ -149,3 +151,31 @@ class OneBroker:
         client = Client(*await asyncio.open_connection(host, port))
         self._clients.append(client)
         return client
+
+
+Scenario = Callable[[OneBroker, Client], Awaitable[None]]
+
+
+def run(tmp_path: Path, scenario: Scenario, *, may_fail: bool = False, **properties: Any) -> None:
+    """Plays the scenario with a client of a running broker, which must not have failed at the end."""
+
+    async def main() -> None:
+        async with asyncio.timeout(60), OneBroker(tmp_path, **properties) as cluster:
+            await scenario(cluster, await cluster.connect())
+            assert may_fail or not cluster.broker.failure.done(), cluster.broker.failure
+
+    asyncio.run(main())
+
+
+def batch(*values: bytes, **options: Any) -> bytearray:
+    """A record batch of these values."""
+    return build_batch([Record(key=None, value=value, timestamp_ms=1000) for value in values], **options)
+
+
+def values(records: Any) -> list[bytes | None]:
+    """The values of the records in a fetch response."""
+    return [
+        record.value
+        for position, header in iterate_batches(records or b"", allow_partial_end=True)
+        for record in decode_records(records, position, header)
+    ]

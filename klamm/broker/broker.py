@@ -38,6 +38,7 @@ from klamm.storage.log_directory import MetaProperties, read_meta_properties
 from klamm.storage.log_manager import LogManager, LogManagerSettings
 from klamm.znodes import brokers as znodes
 from klamm.znodes.brokers import BrokerRegistration
+from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import encode_topic_id
 
@@ -48,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 class BrokerStartError(Exception):
-    """The broker cannot start; the message says why and what would be needed."""
+    """The broker cannot be part of its cluster, or not any more; the message says why and what would be needed."""
 
 
 class Broker:
@@ -73,13 +74,14 @@ class Broker:
         self._quotas = quotas or NoQuotas()
         self._metadata_cache = MetadataCache()
         self._topic_configs = TopicConfigs(config)
-        self._zookeeper = ZooKeeperSession(environment, config, self._set_up_session, self._fail)
+        self._zookeeper = ZooKeeperSession(environment, config, self._renew_session, self._fail)
         self._topic_admin = TopicAdmin(environment, config, self._metadata_cache, lambda: self._zookeeper.store)
         self._producer_ids = ProducerIds(self._allocate_producer_ids)
         self._log_manager: LogManager | None = None
         self._replica_manager: ReplicaManager | None = None
         self._controller: StandaloneController | None = None
         self._listeners: dict[str, SocketServer] = {}
+        self._log_dirs = [os.path.abspath(directory) for directory in config.log_dirs]
         self.broker_id = config.broker_id
         self.cluster_id = ""
 
@@ -100,6 +102,12 @@ class Broker:
         self.failure = asyncio.get_running_loop().create_future()
         if reasons := self._config.unsupported_reasons():
             raise BrokerStartError("; ".join(reasons))
+        try:
+            await self._start()
+        except ZnodeError as error:
+            raise BrokerStartError(f"ZooKeeper at {self._config.zookeeper_connect}: {error}") from error
+
+    async def _start(self) -> None:
         await self._zookeeper.start()
         store = self._zookeeper.store
         await store.create_persistent_paths()
@@ -115,6 +123,7 @@ class Broker:
         await self._bind_listeners(self._log_manager, self._replica_manager)
         await self._set_up_session(store)
         await self._producer_ids.start()
+        self._zookeeper.keep()
         self._log_manager.start()
         for server in self._listeners.values():
             await server.start()
@@ -122,16 +131,15 @@ class Broker:
 
     async def _open_logs(self, store: KafkaZooKeeper) -> LogManager:
         config = self._config
-        directories = [os.path.abspath(directory) for directory in config.log_dirs]
         if self.broker_id < 0:
-            stored = [read_meta_properties(self._environment.file_system, directory) for directory in directories]
+            stored = [read_meta_properties(self._environment.file_system, path) for path in self._log_dirs]
             ids = [meta.broker_id for meta in stored if meta is not None]
             self.broker_id = ids[0] if ids else await store.generate_broker_id(config.reserved_broker_max_id)
         topics = await store.topic_names()
         await self._topic_configs.load(store, topics)
         self._log_manager = LogManager(
             self._environment,
-            directories,
+            self._log_dirs,
             meta_properties=MetaProperties(self.cluster_id, self.broker_id),
             default_config=log_config(self._topic_configs.of("")),
             settings=LogManagerSettings(
@@ -188,6 +196,19 @@ class Broker:
             )
             await server.bind()
             self._listeners[listener.name] = server
+
+    async def _renew_session(self, store: KafkaZooKeeper) -> None:
+        """Raises BrokerStartError when this is not the broker's cluster any more: ZooKeeper was wiped, or replaced.
+
+        To go on would be to serve topics that nobody else knows of; the logs stay as they are.
+        """
+        cluster_id = await store.cluster_id()
+        if cluster_id != self.cluster_id:
+            found = "no cluster" if cluster_id is None else f"cluster {cluster_id}"
+            raise BrokerStartError(
+                f"ZooKeeper at {self._config.zookeeper_connect} holds {found}; this broker belongs to {self.cluster_id}"
+            )
+        await self._set_up_session(store)
 
     async def _set_up_session(self, store: KafkaZooKeeper) -> None:
         """Everything that lives as long as a ZooKeeper session: the registration and the controller's watches."""

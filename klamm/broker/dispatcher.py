@@ -18,6 +18,7 @@ from klamm.net.server import InvalidRequest, Response, ServerConnection
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, InvalidFrame
+from klamm.znodes.fields import ZnodeError
 from klamm.zookeeper.errors import ZooKeeperError
 
 NO_RESPONSE = Response(None)
@@ -78,6 +79,9 @@ class Dispatcher:
             # ZooKeeper is away or has ended the session; whether a write that was under way was done is unknown.
             timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"ZooKeeper: {error}")
             body = request.api.error_response(request, timed_out)
+        except ZnodeError as error:
+            # Somebody else has written a znode that the request is about; the others can still be served.
+            body = request.api.error_response(request, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)))
         return self._respond(request, correlation_id, request_bytes, body)
 
     def _respond(self, request: Request, correlation_id: int, request_bytes: int, body: Body | None) -> Response:

@@ -7,25 +7,40 @@ controller would send LeaderAndIsr and UpdateMetadata.
 What must stay true:
 - Watches only enqueue; one task consumes the events, one after another. Register the watch, then read.
 - A partition's leader epoch grows with every start of the broker, as it would with an election.
-- A failed ZooKeeper call drops the event; a new session starts over by reading everything.
+- A failed ZooKeeper call drops the event; a while later, or in a new session, everything is read again.
+- What is wrong with one topic or partition (a znode that nobody can read, a log that cannot be opened) is logged and
+  concerns no other. A log that cannot be opened is tried again from time to time, as a full disk may have room again.
 """
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from uuid import UUID
 
-from klamm.broker.metadata_cache import LEADER_DURING_DELETE, BrokerMetadata, MetadataCache, PartitionMetadata
-from klamm.broker.topic_admin import TopicAdmin
+from klamm.broker.metadata_cache import (
+    LEADER_DURING_DELETE,
+    NO_LEADER,
+    BrokerMetadata,
+    MetadataCache,
+    PartitionMetadata,
+)
+from klamm.broker.topic_admin import TopicAdmin, validate_topic_name
 from klamm.broker.topic_configs import TopicConfigs
 from klamm.protocol.errors import KafkaError
 from klamm.replication.partition import PartitionState
 from klamm.replication.replica_manager import ReplicaManager, TopicPartition
+from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
+from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.errors import ZooKeeperError
 
 # Below every epoch that a real controller writes, so that one can take over.
 CONTROLLER_EPOCH = 0
+
+# How long until something that failed is tried again, and how many logs at once.
+RETRY_MS = 1_000
+LOGS_TRIED_AT_ONCE = 100
 
 _log = logging.getLogger(__name__)
 
@@ -55,8 +70,14 @@ class StandaloneController:
         self._deletions_changed = False
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        # What has been announced: topic -> the partitions that this broker leads in this session.
+        # What has been announced: topic -> the partitions that this broker is the leader of in this session.
         self._led: dict[str, dict[int, PartitionState]] = {}
+        # Those of them whose log could not be opened.
+        self._unopened: dict[TopicPartition, UUID | None] = {}
+        self._retry: asyncio.TimerHandle | None = None
+        self._retry_due = False
+        # Topics to be looked at again when something is retried.
+        self._postponed: dict[str, None] = {}
 
     async def start(self) -> None:
         """Takes up all topics that exist, finishes deletions, and from then on follows the znodes."""
@@ -67,6 +88,8 @@ class StandaloneController:
         self._task.add_done_callback(self._ended)
 
     async def stop(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -85,6 +108,15 @@ class StandaloneController:
         self._deletions_changed = True
         self._wake.set()
 
+    def _on_retry(self) -> None:
+        self._retry = None
+        self._retry_due = True
+        self._wake.set()
+
+    def _retry_later(self) -> None:
+        if self._retry is None:
+            self._retry = asyncio.get_running_loop().call_later(RETRY_MS / 1000, self._on_retry)
+
     async def _run(self) -> None:
         while True:
             await self._wake.wait()
@@ -92,14 +124,21 @@ class StandaloneController:
             try:
                 await self._process()
             except ZooKeeperError as error:
-                # The session is gone or going: its successor reads everything anew.
                 _log.warning("controller event dropped: %s", error)
+                self._topics_changed = self._deletions_changed = True
+                self._postponed.update(dict.fromkeys(self._led))
+                self._retry_later()
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_failure(error)
 
     async def _process(self) -> None:
+        if self._retry_due:
+            self._retry_due = False
+            self._changed_topics.update(self._postponed)
+            self._postponed.clear()
+            self._open_logs_again()
         if self._topics_changed:
             self._topics_changed = False
             names = await self._zookeeper.topic_names(watch=self._on_topics)
@@ -117,7 +156,8 @@ class StandaloneController:
 
     async def _take_up(self, names: list[str]) -> None:
         """Leads every partition of these topics that is not led yet."""
-        assignments = await self._zookeeper.topic_assignments(names, watch=self._on_topic)
+        legal = [name for name in names if _is_legal(name)]
+        assignments = await self._zookeeper.topic_assignments(legal, watch=self._on_topic)
         await self._topic_configs.load(self._zookeeper, list(assignments))
         new = {
             (topic, number): replicas
@@ -127,59 +167,93 @@ class StandaloneController:
         }
         states = await self._elect(new)
         for topic, assignment in assignments.items():
-            mine = {number: state for (name, number), state in states.items() if name == topic}
-            self._announce(topic, assignment, mine)
+            mine = {number: states[topic, number] for number in assignment.partitions if (topic, number) in states}
+            self._announce(topic, assignment.topic_id, mine)
 
     async def _elect(self, partitions: Mapping[TopicPartition, Sequence[int]]) -> dict[TopicPartition, PartitionState]:
         """Writes this broker into the state znodes of the partitions that it is a replica of."""
-        old = await self._zookeeper.partition_states(list(partitions))
-        elected = {
-            key: LeaderAndIsr(
-                leader=self._broker.id,
-                leader_epoch=old[key].leader_epoch + 1 if key in old else 0,
-                isr=(self._broker.id,),
-                controller_epoch=CONTROLLER_EPOCH,
-            )
-            for key, replicas in partitions.items()
-            if self._broker.id in replicas
-        }
-        versions = await self._zookeeper.write_partition_states(elected)
-        return {
-            key: PartitionState(
+        states = await self._zookeeper.partition_states(list(partitions))
+        created, updated = {}, {}
+        for key, replicas in partitions.items():
+            old = states.get(key)
+            if self._broker.id not in replicas:
+                continue
+            if isinstance(old, ZnodeError):
+                _log.error("%s-%d is not led: %s", *key, old)
+            elif old is None:
+                created[key] = LeaderAndIsr(self._broker.id, 0, (self._broker.id,), CONTROLLER_EPOCH)
+            else:
+                epoch = old.leader_epoch + 1
+                updated[key] = LeaderAndIsr(
+                    self._broker.id, epoch, (self._broker.id,), CONTROLLER_EPOCH, old.zk_version
+                )
+        versions = await self._zookeeper.create_partition_states(created, None)
+        versions.update(await self._zookeeper.update_partition_states(updated, None))
+        elected = {}
+        for key, state in itertools.chain(created.items(), updated.items()):
+            version = versions[key]
+            if isinstance(version, ZooKeeperError):
+                # Somebody else has changed or removed the znode since it was read.
+                _log.warning("%s-%d is not led: %s", *key, version)
+                self._postponed[key[0]] = None
+                self._retry_later()
+                continue
+            elected[key] = PartitionState(
                 state.leader,
                 state.leader_epoch,
                 state.isr,
                 tuple(partitions[key]),
                 state.controller_epoch,
-                versions[key],
-                is_new=key not in old,
+                version,
+                is_new=key in created,
             )
-            for key, state in elected.items()
-        }
+        return elected
 
-    def _announce(self, topic: str, assignment: TopicAssignment, states: dict[int, PartitionState]) -> None:
-        led = {}
-        for number, state in states.items():
-            try:
-                self._replica_manager.become_leader(assignment.topic_id, {(topic, number): state})
-            except KafkaError as error:
-                _log.error("%s-%d is not led: %s", topic, number, error)
-                continue
-            led[number] = state
-        self._led.setdefault(topic, {}).update(led)
-        metadata = {
-            number: PartitionMetadata(state.leader, state.leader_epoch, state.isr, state.replicas)
-            for number, state in led.items()
-        }
-        ids = {} if assignment.topic_id is None else {topic: assignment.topic_id}
+    def _announce(self, topic: str, topic_id: UUID | None, states: Mapping[int, PartitionState]) -> None:
+        metadata = {number: self._lead(topic, number, topic_id, state) for number, state in states.items()}
+        self._led.setdefault(topic, {}).update(states)
+        ids = {} if topic_id is None else {topic: topic_id}
         brokers = {self._broker.id: self._broker}
         self._metadata_cache.update(self._broker.id, brokers, {topic: metadata}, ids)
         self._topic_admin.metadata_changed(topic)
 
+    def _lead(self, topic: str, number: int, topic_id: UUID | None, state: PartitionState) -> PartitionMetadata:
+        try:
+            self._replica_manager.become_leader(topic_id, {(topic, number): state})
+        except KafkaError as error:
+            _log.error("%s-%d has no leader: %s", topic, number, error)
+            self._unopened[topic, number] = topic_id
+            self._retry_later()
+            offline = (self._broker.id,)
+            return PartitionMetadata(NO_LEADER, state.leader_epoch, state.isr, state.replicas, offline)
+        return PartitionMetadata(state.leader, state.leader_epoch, state.isr, state.replicas)
+
+    def _open_logs_again(self) -> None:
+        for (topic, number), topic_id in list(self._unopened.items())[:LOGS_TRIED_AT_ONCE]:
+            # One that fails again queues up behind the others.
+            del self._unopened[topic, number]
+            state = self._led[topic][number]
+            try:
+                self._replica_manager.become_leader(topic_id, {(topic, number): state})
+            except KafkaError:
+                self._unopened[topic, number] = topic_id
+            else:
+                _log.info("%s-%d has a leader again", topic, number)
+                self._announce(topic, topic_id, {number: state})
+        if self._unopened:
+            self._retry_later()
+
     async def _delete(self, topic: str) -> None:
         led = self._led.get(topic, {})
+        try:
+            for number in led:
+                self._replica_manager.stop_replica(topic, number, delete=True)
+        except KafkaError as error:
+            # The topic stays marked, and the next session or start tries again.
+            _log.error("topic %s cannot be deleted now: %s", topic, error)
+            return
         for number in led:
-            self._replica_manager.stop_replica(topic, number, delete=True)
+            self._unopened.pop((topic, number), None)
         await self._zookeeper.delete_topic(topic)
         self._led.pop(topic, None)
         self._topic_configs.forget(topic)
@@ -189,3 +263,13 @@ class StandaloneController:
         }
         self._metadata_cache.update(self._broker.id, {self._broker.id: self._broker}, {topic: gone} if gone else {}, {})
         self._topic_admin.metadata_changed(topic)
+
+
+def _is_legal(topic: str) -> bool:
+    """Whether clients could have created the topic: the name of anything else may not even be a directory's."""
+    try:
+        validate_topic_name(topic)
+    except KafkaError as error:
+        _log.error("a topic's znode is left out: %s", error)
+        return False
+    return True

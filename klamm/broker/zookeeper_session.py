@@ -6,7 +6,8 @@ this module makes the next client and lets the broker set itself up anew.
 What must stay true:
 - `store` is always the current session's; while ZooKeeper is away its calls wait or fail with ConnectionLoss, and the
   data path does not notice.
-- `on_session` runs once for each session, and for the next only after the last has ended.
+- `on_session` runs once for each session (again when ZooKeeper fails it), and never twice at a time.
+- A session that expires before `keep` fails the broker's start, like every call that was made in it.
 """
 
 import asyncio
@@ -25,9 +26,10 @@ _log = logging.getLogger(__name__)
 
 
 class ZooKeeperSession:
-    """Keeps a session from `start` to `stop`. `on_session(store)` sets the broker up in each but the first.
+    """`start`, and once the broker is set up `keep`; at the end `stop`.
 
-    `on_failure` hears of an `on_session` that failed for another reason than ZooKeeper.
+    `on_session(store)` sets the broker up in each session but the first. `on_failure` hears of an `on_session` that
+    failed for another reason than ZooKeeper.
     """
 
     store: KafkaZooKeeper
@@ -44,8 +46,8 @@ class ZooKeeperSession:
         self._on_session = on_session
         self._on_failure = on_failure
         self._client: ZooKeeperClient | None = None
-        self._expired = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
+        self._renewal: asyncio.Task[None] | None = None
+        self._keeping = False
         self._session_id = 0
         # The session before this one; 0 if there was none. What it owned may outlive it for a moment.
         self.previous_session_id = 0
@@ -53,50 +55,55 @@ class ZooKeeperSession:
     async def start(self) -> None:
         """Opens the first session. Raises ConnectionLoss after zookeeper.connection.timeout.ms."""
         await self._open(self._config.zookeeper_connection_timeout_ms)
-        self._task = asyncio.ensure_future(self._renew())
-        self._task.add_done_callback(self._ended)
+
+    def keep(self) -> None:
+        """From now on a session that has expired is followed by a new one."""
+        self._keeping = True
+        self._check_session()
 
     async def stop(self) -> None:
         """Ends the session, and with it the broker's registration."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        self._keeping = False
+        if self._renewal is not None:
+            self._renewal.cancel()
+            await asyncio.gather(self._renewal, return_exceptions=True)
         if self._client is not None:
             await self._client.close()
 
     async def _open(self, timeout_ms: int | None) -> None:
-        client = ZooKeeperClient(
+        # Kept at once, so that `stop` also ends a client that is still looking for a server.
+        self._client = client = ZooKeeperClient(
             self._environment,
             self._config.zookeeper_connect,
             session_timeout_ms=self._config.zookeeper_session_timeout_ms,
         )
+        client.add_listener(lambda _state: self._check_session())
         await client.start(timeout_ms)
-        client.add_listener(self._state_changed)
-        self._client = client
         self.store = KafkaZooKeeper(client)
         self.previous_session_id, self._session_id = self._session_id, client.session_id
 
-    def _state_changed(self, state: State) -> None:
-        if state is State.EXPIRED:
-            self._expired.set()
+    @property
+    def _has_expired(self) -> bool:
+        return self._client is not None and self._client.state is State.EXPIRED
+
+    def _check_session(self) -> None:
+        if self._has_expired and self._keeping and (self._renewal is None or self._renewal.done()):
+            _log.warning("the ZooKeeper session has expired; opening a new one")
+            self._renewal = asyncio.ensure_future(self._renew())
+            self._renewal.add_done_callback(self._renewed)
 
     async def _renew(self) -> None:
-        """The one task that replaces sessions, one after another."""
-        while True:
-            await self._expired.wait()
-            self._expired.clear()
-            _log.warning("the ZooKeeper session has expired; opening a new one")
+        is_set_up = False
+        while not is_set_up:
             try:
-                await self._open(None)
+                if self._has_expired:
+                    await self._open(None)
                 await self._on_session(self.store)
+                is_set_up = not self._has_expired
             except ZooKeeperError as error:
-                # The broker is not set up in the new session, so that session must end, too.
-                _log.warning("the new ZooKeeper session cannot be used: %s", error)
-                if self._client is not None:
-                    await self._client.close()
+                _log.warning("setting the broker up in a new ZooKeeper session failed: %s", error)
                 await asyncio.sleep(RENEWAL_BACK_OFF_MS / 1000)
-                self._expired.set()
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _renewed(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             self._on_failure(error)

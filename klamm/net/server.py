@@ -115,6 +115,8 @@ class ServerConnection(FrameReader):
         self._server.closed(self)
 
     def frame_received(self, frame: bytearray) -> None:
+        if self._server.stopping:
+            return  # A client that gets no answer sends it again, to whoever serves it next.
         self._held_bytes += len(frame)
         self._waiting.append(frame)
         self._start_requests()

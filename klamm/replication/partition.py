@@ -54,13 +54,16 @@ class Partition:
         return self.leader_id == self._broker_id
 
     def make_leader(self, state: PartitionState) -> None:
-        """Takes leadership as `state` says. The epoch starts at the log's end even when no record ever follows."""
+        """Takes leadership as `state` says. The epoch starts at the log's end even when no record ever follows.
+
+        Raises KafkaError KAFKA_STORAGE_ERROR when the epoch cannot be written down; then everything is as before.
+        """
+        self.log.leader_epochs.assign(state.leader_epoch, self.log.log_end_offset)
         self.leader_id = state.leader
         self.leader_epoch = state.leader_epoch
         self.isr = state.isr
         self.replicas = state.replicas
         self.zk_version = state.zk_version
-        self.log.leader_epochs.assign(state.leader_epoch, self.log.log_end_offset)
         self._advance_high_watermark()
 
     def append_records_as_leader(
@@ -99,8 +102,8 @@ class Partition:
     def diverging_epoch(self, fetch_offset: int, last_fetched_epoch: int) -> tuple[int, int] | None:
         """Where a reader's log must be cut because it differs from this one: (epoch, end offset); None if it agrees.
 
-        `last_fetched_epoch` is the epoch of the reader's last record, -1 if it does not say (KIP-595). Raises KafkaError
-        OFFSET_OUT_OF_RANGE when this log knows nothing of that epoch or begins after the offset.
+        `last_fetched_epoch` is the epoch of the reader's last record, -1 if it does not say (KIP-595). Raises
+        KafkaError OFFSET_OUT_OF_RANGE when this log knows nothing of that epoch or begins after the offset.
         """
         if last_fetched_epoch == NO_EPOCH:
             return None

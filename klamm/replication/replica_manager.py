@@ -72,21 +72,35 @@ class ReplicaManager:
     def become_leader(self, topic_id: UUID | None, states: Mapping[TopicPartition, PartitionState]) -> None:
         """Hosts and leads these partitions of one topic.
 
-        Raises KafkaError KAFKA_STORAGE_ERROR when the log of one of them cannot be opened.
+        Raises KafkaError when the log of one of them cannot be opened: KAFKA_STORAGE_ERROR, which clients of that
+        partition are answered from then on, or INCONSISTENT_TOPIC_ID.
         """
         for (topic, number), state in states.items():
             partition = self._partitions.get((topic, number))
             if partition is None:
-                config = self._topic_config_of(topic)
-                log = self._log_manager.get_or_create(topic, number, topic_id, log_config(config), is_new=state.is_new)
-                partition = self._partitions[topic, number] = Partition(topic, number, self._broker_id, log, config)
+                partition = self._open_partition(topic, number, topic_id, is_new=state.is_new)
             if state.leader_epoch > partition.leader_epoch:
                 partition.make_leader(state)
             self._partition_changed((topic, number))
         self._start_checkpoints()
 
+    def _open_partition(self, topic: str, number: int, topic_id: UUID | None, *, is_new: bool) -> Partition:
+        config = self._topic_config_of(topic)
+        try:
+            log = self._log_manager.get_or_create(topic, number, topic_id, log_config(config), is_new=is_new)
+        except KafkaError as error:
+            if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
+                self._offline[topic, number] = None
+            raise
+        self._offline.pop((topic, number), None)
+        partition = self._partitions[topic, number] = Partition(topic, number, self._broker_id, log, config)
+        return partition
+
     def stop_replica(self, topic: str, partition: int, *, delete: bool) -> None:
-        """Stops hosting a partition; `delete` also removes its log."""
+        """Stops hosting a partition; `delete` also removes its log.
+
+        Raises KafkaError KAFKA_STORAGE_ERROR when the log cannot be removed now, or may be in an offline directory.
+        """
         self._partitions.pop((topic, partition), None)
         self._offline.pop((topic, partition), None)
         self._partition_changed((topic, partition))
@@ -96,7 +110,7 @@ class ReplicaManager:
     def directory_failed(self, directory: str) -> None:
         """Takes every partition whose log is in `directory` offline."""
         for key, partition in list(self._partitions.items()):
-            if partition.log.directory.startswith(directory + "/"):
+            if partition.log.log_directory.path == directory:
                 del self._partitions[key]
                 self._offline[key] = None
                 self._partition_changed(key)
@@ -109,7 +123,7 @@ class ReplicaManager:
         if found is not None:
             return found
         if (topic, partition) in self._offline:
-            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log directory of {topic}-{partition} is offline")
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {topic}-{partition} cannot be used")
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic}-{partition} is not hosted here")
 
     @property

@@ -73,15 +73,22 @@ class KafkaZooKeeper:
         # Pipelined: they reach the server in this order, and share its syncs of the disk.
         await asyncio.gather(*(retrying(self.client.ensure_path, path) for path in cluster.PERSISTENT_PATHS))
 
+    async def cluster_id(self) -> str | None:
+        """The cluster's id; None when there is no cluster here yet."""
+        try:
+            data, _ = await retrying(self.client.get, cluster.CLUSTER_ID_PATH)
+        except NoNode:
+            return None
+        return cluster.decode_cluster_id(data)
+
     async def get_or_create_cluster_id(self, proposed: str) -> str:
         """The cluster's id; `proposed` becomes it when there is none yet. Safe to repeat: the first one stays."""
         while True:
-            try:
-                data, _ = await retrying(self.client.get, cluster.CLUSTER_ID_PATH)
-                return cluster.decode_cluster_id(data)
-            except NoNode:
-                await retrying(self.client.ensure_path, cluster.CLUSTER_ID_PATH.rpartition("/")[0])
-                await self._create_unless_there(cluster.CLUSTER_ID_PATH, cluster.encode_cluster_id(proposed))
+            cluster_id = await self.cluster_id()
+            if cluster_id is not None:
+                return cluster_id
+            await retrying(self.client.ensure_path, cluster.CLUSTER_ID_PATH.rpartition("/")[0])
+            await self._create_unless_there(cluster.CLUSTER_ID_PATH, cluster.encode_cluster_id(proposed))
 
     async def generate_broker_id(self, reserved_broker_max_id: int = 1000) -> int:
         """A broker id that nobody has, above the reserved ones. A repeated write only skips an id."""
@@ -251,10 +258,15 @@ class KafkaZooKeeper:
 
     # -- partition states -------------------------------------------------------------------------------------------
 
-    async def partition_states(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, LeaderAndIsr]:
-        """Leader and ISR of those partitions that have them."""
+    async def partition_states(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, "LeaderAndIsr | ZnodeError"]:
+        """Leader and ISR of those partitions that have them; the error where they cannot be understood.
+
+        To take such a state for absent would begin the partition's leader epochs anew.
+        """
         found = await self._get_all({key: topics.partition_state_path(*key) for key in partitions})
-        return {key: LeaderAndIsr.decode(*key, data, stat.version) for key, (data, stat) in found.items()}
+        return {key: _decode_state(key, data, stat.version) for key, (data, stat) in found.items()}
 
     async def write_partition_states(self, states: Mapping[TopicPartition, LeaderAndIsr]) -> dict[TopicPartition, int]:
         """Makes these the states of the partitions, whatever they were; returns the znodes' versions. Safe to repeat.
@@ -372,6 +384,13 @@ class KafkaZooKeeper:
     async def _delete_if_there(self, path: str) -> None:
         with contextlib.suppress(NoNode):
             await retrying(self.client.delete, path)
+
+
+def _decode_state(key: TopicPartition, data: bytes, zk_version: int) -> "LeaderAndIsr | ZnodeError":
+    try:
+        return LeaderAndIsr.decode(*key, data, zk_version)
+    except ZnodeError as error:
+        return error
 
 
 def _version(result: batches.Result) -> "int | ZooKeeperError":

@@ -3,12 +3,11 @@
 import asyncio
 import random
 import struct
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from one_broker import Client, OneBroker
+from one_broker import Client, OneBroker, batch, run, values
 
 from klamm.broker.handlers import APIS
 from klamm.broker.security import Client as Principal
@@ -18,31 +17,7 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.produce import ProduceRequest
-from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
-
-Scenario = Callable[[OneBroker, Client], Awaitable[None]]
-
-
-def run(tmp_path: Path, scenario: Scenario, **properties: Any) -> None:
-    async def main() -> None:
-        async with asyncio.timeout(60), OneBroker(tmp_path, **properties) as cluster:
-            await scenario(cluster, await cluster.connect())
-            assert not cluster.broker.failure.done(), cluster.broker.failure
-
-    asyncio.run(main())
-
-
-def batch(*values: bytes, **options: Any) -> bytearray:
-    return build_batch([Record(key=None, value=value, timestamp_ms=1000) for value in values], **options)
-
-
-def values(records: Any) -> list[bytes | None]:
-    return [
-        record.value
-        for position, header in iterate_batches(records or b"", allow_partial_end=True)
-        for record in decode_records(records, position, header)
-    ]
-
+from klamm.protocol.record_batch import Record, build_batch
 
 # -- the road of the records
 

@@ -1,7 +1,9 @@
 """InitProducerId (key 22), versions 0 to 4: a producer id for an idempotent producer (KIP-98, KIP-360).
 
 Transactional producers are refused at once and for good with TRANSACTIONAL_ID_AUTHORIZATION_FAILED (see
-FindCoordinator). As in Kafka, an idempotent producer that names its last id and epoch gets a new id all the same.
+FindCoordinator). While ZooKeeper, where ids come from, has no session for this broker, the answer is
+COORDINATOR_LOAD_IN_PROGRESS. As in Kafka, an idempotent producer that names its last id and epoch gets a new id all the
+same.
 """
 
 from klamm.broker.registry import Body, Request, handler
@@ -9,6 +11,7 @@ from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.zookeeper.errors import ZooKeeperError
 
 Response = messages.response_class(ApiKey.INIT_PRODUCER_ID)
 
@@ -33,5 +36,9 @@ async def handle(request: Request) -> Body:
         )
     if not request.allows(CLUSTER_NAME):
         raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-    producer_id = await request.services.producer_ids.next()
+    try:
+        producer_id = await request.services.producer_ids.next()
+    except ZooKeeperError as error:
+        # What every client takes for "ask again"; to Java's, most other codes are the end of the producer.
+        raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"ZooKeeper: {error}") from error
     return Response(version=request.version, error_code=ErrorCode.NONE, producer_id=producer_id, producer_epoch=0)

@@ -1,0 +1,354 @@
+"""A broker whose disk is full or fails: the documented error, nothing acknowledged is lost, everything else goes on."""
+
+import asyncio
+import errno
+import os
+import subprocess
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from failing_disk import FailingDisk
+from one_broker import Client, OneBroker, batch, run, values
+
+from klamm.broker import standalone_controller
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+STORAGE_ERROR = ErrorCode.KAFKA_STORAGE_ERROR
+
+
+async def produce(client: Client, topic: str, value: bytes, partition: int = 0, **options: Any) -> ErrorCode:
+    return ErrorCode((await client.produce(topic, partition, batch(value), **options)).error_code)
+
+
+async def read_all(client: Client, topic: str, partition: int = 0) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    while True:
+        result = await client.fetch(topic, partition, len(found))
+        assert result.error_code == ErrorCode.NONE
+        if not result.records:
+            assert len(found) == result.high_watermark
+            return found
+        found += values(result.records)
+
+
+async def leaders(client: Client, topic: str) -> dict[int, int]:
+    (found,) = (await client.ask(ApiKey.METADATA, topics=topic_names(topic), allow_auto_topic_creation=False)).topics
+    return {partition.partition_index: partition.leader_id for partition in found.partitions}
+
+
+def topic_names(*names: str) -> list[Any]:
+    return [messages.request_class(ApiKey.METADATA).MetadataRequestTopic(name=name) for name in names]
+
+
+# -- no space
+
+
+@pytest.mark.parametrize("which", ["", ".log", ".index", ".timeindex", ".snapshot", "leader-epoch"])
+@pytest.mark.parametrize("flush_messages", ["1", "1000"])
+def test_a_full_disk_refuses_appends_until_there_is_space(tmp_path: Path, which: str, flush_messages: str) -> None:
+    disk = FailingDisk()
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", segment_bytes="400", index_interval_bytes="0", flush_messages=flush_messages)
+        acknowledged = []
+        for round in range(3):
+            disk.heal()
+            for number in range(4):
+                acknowledged.append(b"%d-%d" % (round, number) + bytes(100))
+                assert await produce(client, "t", acknowledged[-1]) == ErrorCode.NONE
+            disk.fill(matching=which)
+            for number in range(8):
+                code = await produce(client, "t", b"%d-full-%d" % (round, number) + bytes(100))
+                assert code in (ErrorCode.NONE, STORAGE_ERROR)
+                if code == ErrorCode.NONE:
+                    assert which not in ("", ".log")
+                    acknowledged.append(b"%d-full-%d" % (round, number) + bytes(100))
+                assert await read_all(client, "t") == acknowledged
+        disk.heal()
+        await cluster.restart_broker()
+        client = await cluster.connect()
+        assert await read_all(client, "t") == acknowledged
+        assert await produce(client, "t", b"after") == ErrorCode.NONE
+
+    run(tmp_path, scenario, environment=disk)
+
+
+def test_sequences_survive_a_full_disk(tmp_path: Path) -> None:
+    """What was refused has left no trace in the producer's state: the retry is neither a duplicate nor a gap."""
+    disk = FailingDisk()
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+
+        async def send(sequence: int) -> tuple[int, int]:
+            records = batch(b"%d" % sequence, producer_id=7, producer_epoch=0, base_sequence=sequence)
+            result = await client.produce("t", 0, records)
+            return result.error_code, result.base_offset
+
+        assert await send(0) == (ErrorCode.NONE, 0)
+        disk.fill()
+        assert await send(1) == (STORAGE_ERROR, -1)
+        assert await send(1) == (STORAGE_ERROR, -1)
+        disk.heal()
+        assert await send(1) == (ErrorCode.NONE, 1)
+        assert await send(1) == (ErrorCode.NONE, 1)
+        assert await read_all(client, "t") == [b"0", b"1"]
+
+    run(tmp_path, scenario, environment=disk)
+
+
+def test_a_topic_created_on_a_full_disk_works_when_there_is_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FailingDisk()
+    monkeypatch.setattr(standalone_controller, "RETRY_MS", 20)
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        disk.fill(below=str(tmp_path / "data"))
+        request = messages.request_class(ApiKey.CREATE_TOPICS)
+        topic = request.CreatableTopic(name="t", num_partitions=2, replication_factor=1, assignments=[], configs=[])
+        response = await client.ask(ApiKey.CREATE_TOPICS, topics=[topic], timeout_ms=300, validate_only=False)
+        assert response.topics[0].error_code == ErrorCode.REQUEST_TIMED_OUT
+        assert await leaders(client, "t") == {0: -1, 1: -1}
+        assert await produce(client, "t", b"a") == STORAGE_ERROR
+        assert not (tmp_path / "data" / "t-0").exists()
+        disk.heal()
+        while await produce(client, "t", b"a") != ErrorCode.NONE:
+            pass
+        assert await leaders(client, "t") == {0: 0, 1: 0}
+        assert await read_all(client, "t") == [b"a"]
+        await cluster.restart_broker()
+        assert await read_all(await cluster.connect(), "t") == [b"a"]
+
+    run(tmp_path, scenario, environment=disk)
+
+
+def test_a_topic_goes_to_the_directory_that_has_space(tmp_path: Path) -> None:
+    disk = FailingDisk()
+    one, two = tmp_path / "one", tmp_path / "two"
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        disk.fill(below=str(one))
+        await client.create_topic("t", partitions=2)
+        assert sorted(path.name for path in two.glob("t-*")) == ["t-0", "t-1"]
+        assert list(one.glob("t-*")) == []
+        assert await produce(client, "t", b"a") == ErrorCode.NONE
+        disk.heal()
+        await cluster.restart_broker()
+        assert await read_all(await cluster.connect(), "t") == [b"a"]
+
+    run(tmp_path, scenario, environment=disk, log_dirs=f"{one},{two}")
+
+
+def test_checkpoints_wait_for_space(tmp_path: Path) -> None:
+    disk = FailingDisk()
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        disk.fill(below=str(tmp_path / "data"), matching="checkpoint")
+        assert await produce(client, "t", b"a") == ErrorCode.NONE
+        failures = disk.failures
+        while disk.failures < failures + 3:
+            await client.ask(ApiKey.METADATA, topics=[])
+        assert await read_all(client, "t") == [b"a"]
+        # A stop on a full disk cannot say that it was clean; the next start looks for itself.
+        disk.fill(below=str(tmp_path / "data"))
+        await cluster.broker.stop()
+        assert not (tmp_path / "data" / ".kafka_cleanshutdown").exists()
+        disk.heal()
+        await cluster.start_broker()
+        assert await read_all(await cluster.connect(), "t") == [b"a"]
+
+    intervals = {"replica.high.watermark.checkpoint.interval.ms": "20", "log.flush.offset.checkpoint.interval.ms": "20"}
+    run(tmp_path, scenario, environment=disk, **intervals)
+
+
+def test_a_start_on_a_full_disk_says_so_or_waits_for_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = FailingDisk()
+    monkeypatch.setattr(standalone_controller, "RETRY_MS", 20)
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        assert await produce(client, "t", b"a") == ErrorCode.NONE
+        await cluster.broker.stop()
+        disk.fill(below=str(tmp_path / "data"))
+        try:
+            await cluster.start_broker()
+        except KafkaError as error:
+            assert error.code == STORAGE_ERROR
+            assert str(tmp_path / "data") in error.message
+            assert "No space left" in error.message
+            disk.heal()
+            await cluster.restart_broker()
+        client = await cluster.connect()
+        disk.heal()
+        while await produce(client, "t", b"b") != ErrorCode.NONE:
+            pass
+        assert await read_all(client, "t") == [b"a", b"b"]
+
+    run(tmp_path, scenario, environment=disk)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real file system of 2 MB."""
+    path = tmp_path / "small"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2m", "none", path]
+    if os.getuid() != 0 or subprocess.run(mount, check=False).returncode != 0:
+        warnings.warn("NOT TESTED on a file system that is really full: mounting one needs root", stacklevel=1)
+        pytest.skip("mounting a small file system needs root")
+    yield path
+    subprocess.run(["umount", "--lazy", path], check=True)
+
+
+def test_a_disk_that_is_really_full(tmp_path: Path, small_disk: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", segment_bytes="300000", index_interval_bytes="100")
+        other = await cluster.connect()
+        acknowledged = []
+        while await produce(client, "t", value := b"%06d" % len(acknowledged) + bytes(50_000)) == ErrorCode.NONE:
+            acknowledged.append(value)
+        assert len(acknowledged) > 20
+        for size in (100_000, 50_000, 10_000, 3000, 1000, 300, 100, 1):
+            while await produce(client, "t", value := b"%06d" % len(acknowledged) + bytes(size)) == ErrorCode.NONE:
+                acknowledged.append(value)
+        assert await read_all(other, "t") == acknowledged
+        ballast = small_disk / "data" / "t-0"
+        assert sum(file.stat().st_size for file in ballast.iterdir()) > 1_900_000
+        # Space comes back: the file system grows.
+        await asyncio.to_thread(subprocess.run, ["mount", "-o", "remount,size=8m", small_disk], check=True)
+        assert await produce(client, "t", b"more") == ErrorCode.NONE
+        acknowledged.append(b"more")
+        await cluster.restart_broker()
+        assert await read_all(await cluster.connect(), "t") == acknowledged
+
+    run(tmp_path, scenario, log_dirs=small_disk / "data")
+
+
+# -- a disk that fails
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "read"])
+def test_the_broker_stops_when_its_only_disk_fails(tmp_path: Path, operation: str) -> None:
+    disk = FailingDisk()
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", flush_messages="1")
+        assert await produce(client, "t", b"a") == ErrorCode.NONE
+        disk.fail(errno.EIO, operation, below=str(tmp_path / "data"))
+        if operation == "read":
+            assert (await client.fetch("t", 0, 0)).error_code == STORAGE_ERROR
+        else:
+            assert await produce(client, "t", b"lost") == STORAGE_ERROR
+        reason = await cluster.broker.failure
+        assert isinstance(reason, OSError)
+        assert reason.errno == errno.EIO
+        # Until it has stopped, nobody is told anything else.
+        assert await produce(client, "t", b"lost") == STORAGE_ERROR
+        assert (await client.fetch("t", 0, 0)).error_code == STORAGE_ERROR
+        disk.heal()
+        assert await produce(client, "t", b"lost") == STORAGE_ERROR
+        await cluster.restart_broker()
+        client = await cluster.connect()
+        # The record whose sync failed was refused, but may be there.
+        assert (await read_all(client, "t"))[:1] == [b"a"]
+
+    run(tmp_path, scenario, environment=disk)
+
+
+@pytest.mark.parametrize("operation", ["write", "sync", "read"])
+def test_one_of_two_disks_fails(tmp_path: Path, operation: str) -> None:
+    disk = FailingDisk()
+    one, two = tmp_path / "one", tmp_path / "two"
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", partitions=4, flush_messages="1")
+        for partition in range(4):
+            assert await produce(client, "t", b"a", partition) == ErrorCode.NONE
+        broken = [int(path.name[2:]) for path in sorted(one.glob("t-*"))]
+        assert len(broken) == 2
+        waiting = asyncio.ensure_future((await cluster.connect()).fetch("t", broken[1], 1, max_wait_ms=60_000))
+        await client.ask(ApiKey.METADATA, topics=[])
+        disk.fail(errno.EIO, operation, below=str(one))
+        if operation == "read":
+            assert (await client.fetch("t", broken[0], 0)).error_code == STORAGE_ERROR
+        else:
+            assert await produce(client, "t", b"b", broken[0]) == STORAGE_ERROR
+        assert (await waiting).error_code == STORAGE_ERROR
+        for partition in range(4):
+            expected = STORAGE_ERROR if partition in broken else ErrorCode.NONE
+            assert await produce(client, "t", b"b", partition) == expected
+            assert (await client.fetch("t", partition, 0)).error_code == expected
+        dirs = (await client.ask(ApiKey.DESCRIBE_LOG_DIRS, topics=None)).results
+        assert [(entry.log_dir, entry.error_code) for entry in dirs] == [(str(one), STORAGE_ERROR), (str(two), 0)]
+        assert [len(entry.topics) for entry in dirs] == [0, 1]
+        # New topics go to the disk that works; one that has a log on the other cannot be deleted now.
+        assert (await client.create_topic("u")).error_code == ErrorCode.NONE
+        assert await produce(client, "u", b"a") == ErrorCode.NONE
+        doomed = [messages.request_class(ApiKey.DELETE_TOPICS).DeleteTopicState(name="t", topic_id=None)]
+        deletion = await client.ask(ApiKey.DELETE_TOPICS, topics=doomed, timeout_ms=100)
+        assert deletion.responses[0].error_code == ErrorCode.REQUEST_TIMED_OUT
+        assert await produce(client, "u", b"b") == ErrorCode.NONE
+        assert not cluster.broker.failure.done()
+        # With the disk replaced by a good one the deletion is finished, and the other topic is whole.
+        disk.heal()
+        await cluster.restart_broker()
+        client = await cluster.connect()
+        assert await read_all(client, "u") == [b"a", b"b"]
+        assert await produce(client, "t", b"x") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        assert list(one.glob("t-?")) + list(two.glob("t-?")) == []
+
+    run(tmp_path, scenario, environment=disk, log_dirs=f"{one},{two}")
+
+
+def test_a_disk_that_fails_at_start(tmp_path: Path) -> None:
+    disk = FailingDisk()
+    one, two = tmp_path / "one", tmp_path / "two"
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", partitions=2)
+        for partition in (0, 1):
+            assert await produce(client, "t", b"a", partition) == ErrorCode.NONE
+        (broken,) = [int(path.name[2:]) for path in one.glob("t-*")]
+        await cluster.broker.stop()
+        disk.fail(errno.EIO, below=str(one))
+        await cluster.start_broker()
+        client = await cluster.connect()
+        assert await produce(client, "t", b"b", broken) == STORAGE_ERROR
+        assert await produce(client, "t", b"b", 1 - broken) == ErrorCode.NONE
+        assert await leaders(client, "t") == {broken: -1, 1 - broken: 0}
+        assert not (two / f"t-{broken}").exists()
+        await cluster.broker.stop()
+        disk.fail(errno.EIO, below=str(tmp_path))
+        with pytest.raises(KafkaError, match=f"no log directory can be used: {one}: .*Input/output error.*{two}: "):
+            await cluster.start_broker()
+        disk.heal()
+        await cluster.restart_broker()
+        client = await cluster.connect()
+        assert await read_all(client, "t", broken) == [b"a"]
+        assert await read_all(client, "t", 1 - broken) == [b"a", b"b"]
+
+    run(tmp_path, scenario, environment=disk, log_dirs=f"{one},{two}")
+
+
+@pytest.mark.parametrize("operation", ["write", "rename", "sync"])
+def test_a_disk_that_fails_at_a_checkpoint(tmp_path: Path, operation: str) -> None:
+    disk = FailingDisk()
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        assert await produce(client, "t", b"a") == ErrorCode.NONE
+        disk.fail(errno.EIO, operation, below=str(tmp_path / "data"), matching="checkpoint")
+        assert isinstance(await cluster.broker.failure, OSError)
+        disk.heal()
+        await cluster.restart_broker()
+        assert await read_all(await cluster.connect(), "t") == [b"a"]
+
+    intervals = {"replica.high.watermark.checkpoint.interval.ms": "20"}
+    run(tmp_path, scenario, environment=disk, **intervals)
