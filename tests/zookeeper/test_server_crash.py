@@ -142,6 +142,32 @@ def test_a_full_disk_stops_the_server_and_space_lets_it_go_on() -> None:
     world.run(scenario())
 
 
+@pytest.mark.parametrize("pattern", ["/zookeeper/log.*", "/zookeeper/snapshot.*"])
+@pytest.mark.parametrize("operation", ["write", "sync", "open"])
+def test_a_disk_that_fails_during_a_snapshot_stops_the_server(pattern: str, operation: str) -> None:
+    world = World(1)
+
+    async def write(node: Node) -> None:
+        client = await connect(node)
+        await client.call(jute.Create("/a", b""))
+        while True:
+            await client.call(jute.SetData("/a", b"x"))
+
+    async def scenario() -> None:
+        node = world.node("server")
+        server = await node.run(serve(node, snapshot_every=10))
+        node.disk.fail(operation, pattern, errno.EIO)
+        with pytest.raises((OSError, EOFError)):
+            await world.node("client").run(write(node))
+        with pytest.raises(OSError, match="Input/output error"):
+            await node.run(server.wait_closed())
+        await node.run(server.stop())
+        server = await node.run(serve(node))
+        await node.run(server.stop())
+
+    world.run(scenario())
+
+
 def test_a_read_waits_for_the_writes_it_would_show() -> None:
     world = World(1)
 

@@ -39,7 +39,8 @@ class Database:
         self._operations_since_snapshot = 0
         self._snapshotting: asyncio.Task[None] | None = None
         self._durable_zxid = 0
-        self._captured_is_durable: asyncio.Future[None] | None = None
+        self._progress: asyncio.Future[None] | None = None  # a snapshot waits here for the log
+        self._closing = False
         self._lock: File | None = None
 
     async def open(self) -> None:
@@ -76,35 +77,37 @@ class Database:
         return applied
 
     async def close(self) -> None:
-        """Waits until everything committed is durable (or the disk has failed), and gives the directory up."""
-        await self._transaction_log.close()
-        snapshotting = self._snapshotting
-        self.abandon()
-        if snapshotting is not None:
-            await asyncio.gather(snapshotting, return_exceptions=True)
+        """Waits until everything committed is durable, or has failed, and gives the directory up. Idempotent.
 
-    def abandon(self) -> None:
-        """Gives the directory up at once."""
+        No blocking work is under way afterwards: whoever has the directory next has it alone.
+        """
+        self._closing = True
+        await self._transaction_log.close()
+        self._wake_snapshot()
         if self._snapshotting is not None:
-            self._snapshotting.cancel()
+            await self._snapshotting
         if self._lock is not None:
             self._lock.close()
 
     def _durable(self, zxid: int) -> None:
         self._durable_zxid = zxid
-        if self._captured_is_durable is not None and not self._captured_is_durable.done():
-            self._captured_is_durable.set_result(None)
+        self._wake_snapshot()
         self._on_durable(zxid)
+
+    def _wake_snapshot(self) -> None:
+        if self._progress is not None and not self._progress.done():
+            self._progress.set_result(None)
 
     async def _snapshot(self) -> None:
         capture = self.tree.capture()
         self._transaction_log.roll()
         try:
-            path = await write_snapshot(self._environment, self._directory, capture)
-            while self._durable_zxid < capture.zxid:
-                self._captured_is_durable = asyncio.get_running_loop().create_future()
-                await self._captured_is_durable
-            await self._environment.run_blocking(publish_snapshot, self._environment.file_system, path)
+            path = await write_snapshot(self._environment, self._directory, capture, lambda: not self._closing)
+            while self._durable_zxid < capture.zxid and not self._closing:
+                self._progress = asyncio.get_running_loop().create_future()
+                await self._progress
+            if path is not None and not self._closing:
+                await self._environment.run_blocking(publish_snapshot, self._environment.file_system, path)
         except Exception as error:
             self._on_failure(error)
         finally:

@@ -64,6 +64,7 @@ class ZooKeeperServer:
         self._sent = 0
         self._listener: Any = None  # asyncio.Server, uvloop's or the simulator's
         self._container_timer: asyncio.TimerHandle | None = None
+        self._abandoned: asyncio.Task[None] | None = None  # kept, because the loop itself keeps no task
 
     # -- life
 
@@ -83,7 +84,7 @@ class ZooKeeperServer:
         try:
             self._listener = await loop.create_server(lambda: ClientConnection(self), self.host, self.port)
         except BaseException:
-            self._database.abandon()
+            await self._database.close()
             raise
         if self.port == 0:
             self.port = self._listener.sockets[0].getsockname()[1]
@@ -94,9 +95,8 @@ class ZooKeeperServer:
 
     async def stop(self) -> None:
         """Takes no further request, sends what is due for those taken, and closes. Idempotent."""
-        if self._closed.done():
-            return
-        self._stop_taking()
+        if not self._closed.done():
+            self._stop_taking()
         await self._database.close()
         if not self._closed.done():  # else the last sync failed
             for connection in list(self._connections):
@@ -124,7 +124,7 @@ class ZooKeeperServer:
         self._outbox.clear()
         for connection in list(self._connections):
             connection.close("the server has failed")
-        self._database.abandon()
+        self._abandoned = asyncio.ensure_future(self._database.close())
         self._closed.set_exception(error)
 
     # -- connections and sessions

@@ -15,6 +15,7 @@ What must stay true:
 import asyncio
 import itertools
 import logging
+from collections.abc import Callable
 from typing import Final
 
 from klamm.environment import Environment, File, FileSystem
@@ -62,10 +63,13 @@ def _numbered(names: list[str], prefix: str) -> dict[int, str]:
 # -- writing --------------------------------------------------------------------------------------------------------
 
 
-async def write_snapshot(environment: Environment, directory: str, capture: Capture) -> str:
+async def write_snapshot(
+    environment: Environment, directory: str, capture: Capture, is_wanted: Callable[[], bool]
+) -> str | None:
     """Writes the captured tree to a temporary file and syncs it. Returns its path; raises OSError.
 
-    The file counts only once `publish_snapshot` has given it its name.
+    The file counts only once `publish_snapshot` has given it its name. When it is no longer wanted the rest is left out
+    and there is no path. (Cancelling would close the file under a thread that writes to it.)
     """
     path = f"{directory}/{SNAPSHOT_PREFIX}{capture.zxid:016x}.tmp"
     salt = environment.random.getrandbits(32)
@@ -75,6 +79,8 @@ async def write_snapshot(environment: Environment, directory: str, capture: Capt
         chunk = bytearray(encode_header(SNAPSHOT_MAGIC, salt) + encode_block(start, salt))
         position = 0
         while images := capture.take(NODES_PER_SLICE):
+            if not is_wanted():
+                return None
             chunk += encode_block(b"".join(map(encode_node, images)), salt)
             if len(chunk) >= WRITE_BYTES:
                 position += await environment.run_blocking(file.write, position, chunk)
