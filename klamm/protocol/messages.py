@@ -156,7 +156,10 @@ def _request_decoder(api_key: ApiKey, version: int) -> Decoder:
         decoder: Decoder = _OWN_CODECS[api_key].request_decoder(version)
         return decoder
     maximum = CONTROLLER_MAX_ELEMENTS if api_key in _CONTROLLER_REQUESTS else MAX_ELEMENTS
-    return compile_decoder(request_class(api_key), version, maximum)
+    # librdkafka (2.16 still) asks for all topics with three bytes too many: the place it had kept for a four-byte
+    # count. Kafka ignores what follows a request, so its users never noticed; `kcat -L` must work here too.
+    surplus_bytes = 3 if api_key is ApiKey.METADATA and version >= FLEXIBLE_FROM[api_key] else 0
+    return compile_decoder(request_class(api_key), version, maximum, surplus_bytes)
 
 
 @cache

@@ -52,14 +52,20 @@ _INT32 = _FIXED["int32"]
 _ZERO_UUID = bytes(16)
 
 
-def compile_decoder(message_class: Any, version: int, max_elements: int = MAX_ELEMENTS) -> Decoder:
-    """A function (frame, position of the body) -> message, for one version of a kafka-python message class."""
+def compile_decoder(
+    message_class: Any, version: int, max_elements: int = MAX_ELEMENTS, surplus_bytes: int = 0
+) -> Decoder:
+    """A function (frame, position of the body) -> message, for one version of a kafka-python message class.
+
+    Exactly `surplus_bytes` more may follow the message, for a client known to send them.
+    """
     flexible = message_class.flexible_version_q(version)
     read = _struct_reader(message_class._struct, message_class, version, flexible)[0]
 
     def decode(data: Buffer, position: int) -> Any:
         message, position = read(data, position, [max_elements])
-        check_end(data, position)
+        if len(data) - position != surplus_bytes:
+            check_end(data, position)
         return message
 
     return decode

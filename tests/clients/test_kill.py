@@ -98,7 +98,8 @@ class NumberProducer:
 @pytest.mark.timeout(600)
 def test_twenty_kills_lose_nothing(broker: tuple[ZooKeeper, Broker]) -> None:
     zookeeper, killed = broker
-    AdminClient({"bootstrap.servers": killed.bootstrap}).create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(30)
+    admin = AdminClient({"bootstrap.servers": killed.bootstrap, "log_level": 0})
+    admin.create_topics([NewTopic(TOPIC, 1, 1)])[TOPIC].result(30)
     producer = NumberProducer(killed.bootstrap)
     for _ in range(KILLS):
         producer.wait_for(len(producer.acknowledged) + ACKNOWLEDGED_BETWEEN_KILLS)
