@@ -14,7 +14,7 @@ import unittest
 from collections.abc import Iterator
 from pathlib import Path
 
-from processes import ManagedProcess, free_port
+from embedded_zookeeper import EmbeddedZooKeeper
 
 # Three libraries that kazoo's tests import: two to make certificates for TLS, of the third one function is used.
 for name in ("OpenSSL", "jks", "objgraph"):
@@ -40,44 +40,28 @@ from kazoo.tests import (  # noqa: E402
     test_watchers,
 )
 
-SERVER = """
-import asyncio, sys, uvloop
-from klamm.environment import SystemEnvironment
-from klamm.zookeeper.server import ZooKeeperServer
-
-async def serve():
-    server = ZooKeeperServer(SystemEnvironment(), sys.argv[1], port=int(sys.argv[2]))
-    await server.start()
-    print("ready", flush=True)
-    await server.wait_closed()
-
-uvloop.run(serve())
-"""
-
 
 class EmbeddedServer:
     """What the harness expects of a server of its cluster."""
 
     def __init__(self) -> None:
-        self.directory = Path(tempfile.mkdtemp(prefix="klamm-kazoo-"))
-        self.client_port = free_port()
-        self.address = f"127.0.0.1:{self.client_port}"
-        self.secure_address = self.address
-        self.process: ManagedProcess | None = None
+        self.home = tempfile.TemporaryDirectory(prefix="klamm-kazoo-")
+        self.zookeeper = EmbeddedZooKeeper(Path(self.home.name))
+        self.address = self.secure_address = self.zookeeper.connect
 
     @property
     def running(self) -> bool:
-        return self.process is not None and self.process.alive()
+        return self.zookeeper.process is not None and self.zookeeper.process.alive()
 
     def run(self) -> None:
         if not self.running:
-            command = [sys.executable, "-c", SERVER, self.directory / "data", str(self.client_port)]
-            self.process = ManagedProcess("zookeeper", command, self.directory / "server.log")
-            self.process.wait_for("^ready$")
+            self.zookeeper.start()
 
     def stop(self) -> None:
-        if self.process is not None:
-            self.process.kill()
+        self.zookeeper.kill()
+
+    def clear(self) -> None:
+        shutil.rmtree(self.zookeeper.directory / "data", ignore_errors=True)
 
 
 class EmbeddedCluster:
@@ -100,10 +84,10 @@ class EmbeddedCluster:
         """The harness calls this after every class: the next one finds an empty server."""
         for server in self.servers:
             server.stop()
-            shutil.rmtree(server.directory / "data", ignore_errors=True)
+            server.clear()
 
     def get_logs(self) -> list[str]:
-        return [server.process.tail() for server in self.servers if server.process is not None]
+        return [server.zookeeper.process.tail() for server in self.servers if server.running]
 
 
 CLUSTER = EmbeddedCluster()
