@@ -521,6 +521,23 @@ def test_a_frame_of_the_largest_size_is_taken_and_a_larger_one_is_not() -> None:
     run(scenario)
 
 
+def test_a_port_in_use_is_an_error_that_leaves_the_directory_free(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        environment = SystemEnvironment()
+        first = ZooKeeperServer(environment, str(tmp_path / "first"))
+        await first.start()
+        second = ZooKeeperServer(environment, str(tmp_path / "second"), port=first.port)
+        with pytest.raises(OSError, match="address already in use"):
+            await second.start()
+        third = ZooKeeperServer(environment, str(tmp_path / "second"))
+        await third.start()
+        for server in (first, third, third):
+            await server.stop()
+        environment.close()
+
+    asyncio.run(scenario())
+
+
 # -- operators
 
 

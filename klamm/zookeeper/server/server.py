@@ -81,15 +81,16 @@ class ZooKeeperServer:
         self._outbox = Outbox(self._tree)
         self._requests = Requests(self._tree, self._watches, self._commit, self._outbox.send)
         self._sessions = SessionTracker(self._expire)
+        for session_id, state in self._tree.sessions.items():
+            self._sessions.add(Session(session_id, state.timeout_ms, state.password))
         try:
             self._listener = await loop.create_server(lambda: ClientConnection(self), self.host, self.port)
         except BaseException:
+            self._sessions.stop()
             await self._database.close()
             raise
         if self.port == 0:
             self.port = self._listener.sockets[0].getsockname()[1]
-        for session_id, state in self._tree.sessions.items():
-            self._sessions.add(Session(session_id, state.timeout_ms, state.password))
         self._container_timer = loop.call_later(CONTAINER_CHECK_S, self._delete_containers)
         _log.info("ZooKeeper at %s:%d is ready, zxid 0x%x", self.host, self.port, self._tree.zxid)
 
@@ -108,7 +109,8 @@ class ZooKeeperServer:
         await asyncio.shield(self._closed)
 
     def _stop_taking(self) -> None:
-        self._listener.close()
+        if self._listener is not None:
+            self._listener.close()
         if self._container_timer is not None:
             self._container_timer.cancel()
         self._sessions.stop()
