@@ -23,7 +23,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from sides import Kafka, Klamm, Side
+from sides import Kafka, Klamm, Side, number
 
 CLIENT = Path(__file__).with_name("client.py")
 MB = 1e6
@@ -205,12 +205,6 @@ def table(entries: list[dict[str, Any]], sides: list[Side], rounds: int) -> Tabl
             f"{sign} {target:g}" if target is not None else "",
         )
     return made
-
-
-def number(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def main() -> None:

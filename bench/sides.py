@@ -8,8 +8,22 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "interop")]
 
+from clusters import KLAMM, KlammZooKeeper  # noqa: E402
 from oracles import RealKafka, RealZooKeeper, kafka_jars  # noqa: E402
 from processes import ManagedProcess, free_port  # noqa: E402
+
+__all__ = [
+    "Kafka",
+    "Klamm",
+    "KlammZooKeeper",
+    "RealZooKeeper",
+    "Side",
+    "kafka_jars",
+    "listener",
+    "number",
+    "process_cpu_seconds",
+    "process_rss_bytes",
+]
 
 # What Kafka's own start script gives a broker.
 KAFKA_OPTIONS = (
@@ -43,11 +57,10 @@ class Side:
 
     def broker_cpu_seconds(self) -> float:
         """User and system time of all threads of the broker's process so far."""
-        fields = Path(f"/proc/{self.broker_pid()}/stat").read_text().rsplit(")")[1].split()
-        return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+        return process_cpu_seconds(self.broker_pid())
 
     def broker_rss_bytes(self) -> int:
-        return int(Path(f"/proc/{self.broker_pid()}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return process_rss_bytes(self.broker_pid())
 
     def _fresh(self) -> Path:
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -85,7 +98,7 @@ class Klamm(Side):
         directory = self._fresh()
         port = free_port()
         self.bootstrap = f"127.0.0.1:{port}"
-        command = [Path(sys.executable).parent / "klamm", "up", "--dir", directory / "data", "--port", str(port)]
+        command = [KLAMM, "up", "--dir", directory / "data", "--port", str(port)]
         self._process = ManagedProcess("klamm", command, directory / "klamm.log")
 
     def wait_ready(self) -> None:
@@ -93,6 +106,15 @@ class Klamm(Side):
 
     def kill(self) -> None:
         self._process.kill()
+
+
+def process_cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def process_rss_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def listener(port: int) -> int:
@@ -110,3 +132,10 @@ def listener(port: int) -> int:
         except OSError:
             continue  # it ended, or is not ours to look into
     raise SystemExit(f"nobody listens on port {port}")
+
+
+def number(value: float | None) -> str:
+    """Three digits are as many as a benchmark is good for."""
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
