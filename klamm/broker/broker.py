@@ -24,6 +24,7 @@ from klamm.broker.producer_ids import ProducerIds
 from klamm.broker.quotas import NoQuotas, Quotas
 from klamm.broker.security import AllowEverything, Authorizer
 from klamm.broker.services import Services
+from klamm.broker.session_file import read_session_ids, write_session_ids
 from klamm.broker.standalone_controller import StandaloneController
 from klamm.broker.topic_admin import TopicAdmin
 from klamm.broker.topic_configs import TopicConfigs
@@ -248,10 +249,21 @@ class Broker:
             metadata.rack,
             timestamp_ms=self._environment.now_ms(),
         )
+        previous_session_ids = await self._note_session(store.client.session_id)
         try:
-            await store.register_broker(registration, self._zookeeper.previous_session_id)
+            await store.register_broker(registration, previous_session_ids)
         except KafkaError as error:
             raise BrokerStartError(error.message) from None
+
+    async def _note_session(self, session_id: int) -> list[int]:
+        """Writes the session down as this broker's, and returns those that were before it."""
+        assert self._log_manager is not None
+        directory = self._log_manager.live_directories[0]
+        file_system, run_blocking = self._environment.file_system, self._environment.run_blocking
+        known = await run_blocking(read_session_ids, file_system, directory)
+        previous = [other for other in known if other != session_id]
+        await run_blocking(write_session_ids, file_system, directory, [session_id, *previous[:1]])
+        return previous
 
     def _advertised_endpoints(self) -> dict[str, Endpoint]:
         """Port 0 and an empty host stand for what the system gave the listener and this machine's name."""
@@ -269,9 +281,9 @@ class Broker:
 
     def _directory_failed(self, directory: str, error: OSError) -> None:
         _log.error("log directory %s is offline: %s", directory, error)
-        if self._replica_manager is not None:
-            self._replica_manager.directory_failed(directory)
-        assert self._log_manager is not None
+        if self._replica_manager is None or self._log_manager is None:
+            return  # Still starting: loading the logs tells what is wrong when no directory is left.
+        self._replica_manager.directory_failed(directory)
         if not self._log_manager.live_directories:
             self._fail(error)
 

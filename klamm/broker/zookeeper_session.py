@@ -48,9 +48,6 @@ class ZooKeeperSession:
         self._client: ZooKeeperClient | None = None
         self._renewal: asyncio.Task[None] | None = None
         self._keeping = False
-        self._session_id = 0
-        # The session before this one; 0 if there was none. What it owned may outlive it for a moment.
-        self.previous_session_id = 0
 
     async def start(self) -> None:
         """Opens the first session. Raises ConnectionLoss after zookeeper.connection.timeout.ms."""
@@ -80,7 +77,6 @@ class ZooKeeperSession:
         client.add_listener(lambda _state: self._check_session())
         await client.start(timeout_ms)
         self.store = KafkaZooKeeper(client)
-        self.previous_session_id, self._session_id = self._session_id, client.session_id
 
     @property
     def _has_expired(self) -> bool:

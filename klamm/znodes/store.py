@@ -100,11 +100,11 @@ class KafkaZooKeeper:
             stat = await retrying(self.client.set, path, b"")
         return reserved_broker_max_id + stat.version
 
-    async def register_broker(self, registration: BrokerRegistration, previous_session_id: int = 0) -> int:
+    async def register_broker(self, registration: BrokerRegistration, previous_session_ids: Sequence[int] = ()) -> int:
         """Creates the broker's ephemeral znode; returns the broker's epoch.
 
-        A znode that this session owns is a repeated write of ours. One that our `previous_session_id` owns is a
-        leftover of that expired session (ZOOKEEPER-2985) and replaced. When another session owns it, raises KafkaError
+        A znode that this session owns is a repeated write of ours. One that one of our `previous_session_ids`
+        owns is a leftover of that session (ZOOKEEPER-2985) and replaced. When another session owns it, raises KafkaError
         DUPLICATE_BROKER_REGISTRATION at once: a second broker with this id must not wait until the first one dies.
         """
         path = brokers.broker_path(registration.broker_id)
@@ -124,7 +124,7 @@ class KafkaZooKeeper:
                 continue
             if stat.ephemeral_owner == self.client.session_id:
                 return stat.czxid
-            if stat.ephemeral_owner != previous_session_id or not previous_session_id:
+            if stat.ephemeral_owner not in previous_session_ids:
                 raise KafkaError(
                     ErrorCode.DUPLICATE_BROKER_REGISTRATION,
                     f"broker id {registration.broker_id} is taken: session 0x{stat.ephemeral_owner:x} owns {path}."

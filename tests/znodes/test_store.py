@@ -126,12 +126,12 @@ def test_a_broker_registers_once_per_session(tmp_path: Path) -> None:
 
         async with scene.client() as client:
             other = KafkaZooKeeper(client)
-            for previous_session_id in (0, 12345):
+            for previous_session_ids in ([], [12345]):
                 with pytest.raises(KafkaError, match="broker id 0 is taken") as taken:
-                    await other.register_broker(REGISTRATION, previous_session_id)
+                    await other.register_broker(REGISTRATION, previous_session_ids)
                 assert taken.value.code is ErrorCode.DUPLICATE_BROKER_REGISTRATION
             # A znode left by this broker's expired session is replaced.
-            new_epoch = await other.register_broker(REGISTRATION, store.client.session_id)
+            new_epoch = await other.register_broker(REGISTRATION, [12345, store.client.session_id])
             assert new_epoch > epoch
             await other.update_broker(BrokerRegistration(0, (Endpoint("PLAINTEXT", "moved", 1),)))
             live = await store.live_brokers()
