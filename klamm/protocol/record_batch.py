@@ -543,8 +543,15 @@ def _compress_xerial(data: bytearray) -> bytearray:
     return out
 
 
+def _compress_lz4(data: bytearray) -> cramjam.Buffer:
+    """Java's clients refuse frames whose blocks depend on each other."""
+    compressor = cramjam.lz4.Compressor(block_linked=False)
+    compressor.compress(bytes(data))
+    return compressor.finish()
+
+
 _COMPRESS: dict[CompressionType, Callable[[bytearray], cramjam.Buffer]] = {
     CompressionType.GZIP: cramjam.gzip.compress,
-    CompressionType.LZ4: cramjam.lz4.compress,
+    CompressionType.LZ4: _compress_lz4,
     CompressionType.ZSTD: cramjam.zstd.compress,
 }

@@ -221,7 +221,7 @@ class _Loader:
 
     def _open_segments(self) -> None:
         names = set(self._names)
-        for name in self._names:
+        for name in list(self._names):
             match = _SEGMENT_FILE.fullmatch(name)
             if match is None or match["kind"] == SNAPSHOT_SUFFIX:
                 continue
@@ -230,6 +230,7 @@ class _Loader:
                 if file_name(base_offset, LOG_SUFFIX) not in names:
                     _LOGGER.warning("Removing index %s, which has no log", self._path(name))
                     self._remove_if_exists(name)
+                    self._names.remove(name)
                 continue
             segment = self._new_segment(base_offset)
             segment.open_existing()

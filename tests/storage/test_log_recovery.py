@@ -357,8 +357,12 @@ def test_deleted_cleaned_and_orphaned_files_go(environment):
         touch(environment, name)
     assert state_of(open_log(environment, SMALL)) == before
     names = environment.file_system.list_directory(PARTITION)
-    assert not [name for name in names if name.endswith((".deleted", ".cleaned", ".swap"))]
+    assert not [name for name in names if name.endswith((".deleted", ".cleaned", ".swap", ".tmp"))]
     assert f"{3:020d}.index" not in names
+    touch(environment, f"{3:020d}.index")
+    log = open_log(environment, SMALL)
+    append(log, b"x")
+    asyncio.run(log.flush())
 
 
 def test_an_interrupted_swap_is_finished(environment):

@@ -1,0 +1,250 @@
+"""Directories that are interchangeable: Kafka's dump tool and broker read ours, we read Kafka's."""
+
+import asyncio
+import re
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+from oracles import RealKafka, java_tool
+
+from klamm.environment import SystemEnvironment
+from klamm.protocol import record_batch as rb
+from klamm.protocol.record_batch import CompressionType, ControlRecordType, EndTransactionMarker, Record, build_batch
+from klamm.storage.log import AppendOrigin, Log
+from klamm.storage.log_config import LogConfig
+from klamm.storage.log_directory import MetaProperties, read_meta_properties
+from klamm.storage.log_manager import LogManager
+
+CONFIG = LogConfig(segment_bytes=8_000, index_interval_bytes=500)
+NOW_MS = int(time.time() * 1000)
+
+
+def run_with_logs(directory: Path, meta: MetaProperties, scenario, config: LogConfig = CONFIG):
+    """Runs `await scenario(manager)` between loading and stopping."""
+
+    async def run():
+        environment = SystemEnvironment()
+        manager = LogManager(environment, [str(directory)], meta_properties=meta, default_config=config)
+        await manager.load({})
+        try:
+            return await scenario(manager)
+        finally:
+            await manager.stop()
+            environment.close()
+
+    return asyncio.run(run())
+
+
+def fill(log: Log, count: int) -> list[tuple[int, bytes | None, bytes | None]]:
+    """All codecs, an idempotent producer, aborted and committed transactions; (offset, key, value) of the data."""
+    written = []
+    sequence = 0
+    for i in range(count):
+        records = [
+            Record(
+                b"key %d" % j if j % 2 else None, b"value %d.%d" % (i, j) * 8, NOW_MS + i, (("h", b"x"), ("n", None))
+            )
+            for j in range(i % 4 + 1)
+        ]
+        header = {}
+        if i % 3 == 1:
+            header = {"producer_id": 4000, "producer_epoch": 2, "base_sequence": sequence}
+            sequence += len(records)
+        elif i % 3 == 2:
+            header = {"producer_id": 5000 + i, "producer_epoch": 0, "base_sequence": 0, "is_transactional": True}
+        batch = build_batch(records, codec=CompressionType(i % 5), **header)
+        info = log.append_as_leader(batch, i // 40, now_ms=NOW_MS)
+        written += [(info.first_offset + j, record.key, record.value) for j, record in enumerate(records)]
+        if i % 3 == 2:
+            marker = rb.build_end_transaction_marker(
+                EndTransactionMarker(ControlRecordType(i % 2), 1),
+                producer_id=5000 + i,
+                producer_epoch=0,
+                timestamp_ms=NOW_MS + i,
+            )
+            log.append_as_leader(marker, i // 40, origin=AppendOrigin.COORDINATOR, now_ms=NOW_MS)
+    log.update_high_watermark(log.log_end_offset)
+    return written
+
+
+async def read_data(log: Log, *, committed: bool) -> list[tuple[int, bytes | None, bytes | None]]:
+    """(offset, key, value), as a consumer of either isolation level sees them."""
+    position, found = log.log_start_offset, []
+    aborted = sorted(log.aborted_transactions(0, log.log_end_offset), key=lambda entry: entry[1]) if committed else []
+    open_aborted: set[int] = set()
+    while position < log.log_end_offset:
+        fetched = await log.read(position, 5000, max_offset=log.log_end_offset, minimum_one_batch=True)
+        for at, header in rb.iterate_batches(fetched.data):
+            while aborted and aborted[0][1] <= header.last_offset:
+                open_aborted.add(aborted.pop(0)[0])
+            if header.is_control:
+                if committed:
+                    open_aborted.discard(header.producer_id)
+            elif not (header.is_transactional and header.producer_id in open_aborted):
+                found += [(r.offset, r.key, r.value) for r in rb.decode_records(fetched.data, at, header)]
+        position = fetched.next_offset
+    return found
+
+
+def dump(jars: Path, *arguments: object) -> str:
+    return java_tool(jars, "kafka.tools.DumpLogSegments", *map(str, arguments)).decode()
+
+
+def files(directory: Path, suffix: str) -> str:
+    return ",".join(str(path) for path in sorted(directory.glob(f"*{suffix}")))
+
+
+def test_kafkas_dump_tool_reads_our_directories(kafka_jars: Path, tmp_path: Path) -> None:
+    async def write(manager: LogManager):
+        log = manager.get_or_create("t", 0, uuid.uuid4(), CONFIG)
+        written = fill(log, 200)
+        assert len(log.segment_base_offsets) > 3
+        return written, log.log_end_offset, dict(log.producer_state.entries), log.aborted_transactions(0, 10**6)
+
+    written, end, producers, aborted = run_with_logs(tmp_path, MetaProperties("c", 1), write)
+    directory = tmp_path / "t-0"
+
+    text = dump(kafka_jars, "--files", files(directory, ".log"), "--deep-iteration", "--print-data-log")
+    assert "Found" not in text, "the tool found errors"
+    records = re.findall(r"^\| offset: (\d+) .*?payload: (.*)$", text, re.M)
+    assert [(int(offset), value.encode()) for offset, value in records] == [(o, value) for o, _, value in written]
+    assert len(re.findall("endTxnMarker", text)) == 66
+    assert set(re.findall(r"isvalid: (\w+)", text)) == {"true"}
+
+    for option in ("--index-sanity-check", "--verify-index-only"):
+        text = dump(kafka_jars, "--files", files(directory, ".index"), option)
+        assert ("passed sanity check" in text) == (option == "--index-sanity-check")
+        assert "mismatch" not in text.lower()
+        assert "non-consecutive" not in text.lower()
+    text = dump(kafka_jars, "--files", files(directory, ".index"))
+    assert len(re.findall(r"offset: \d+ position: \d+", text)) > 50
+    text = dump(kafka_jars, "--files", files(directory, ".timeindex"))
+    assert len(re.findall(r"timestamp: \d+ offset: \d+", text)) > 20
+    assert not re.search("mismatch|out of order|not found|Found", text)
+
+    text = dump(kafka_jars, "--files", f"{directory}/{end:020d}.snapshot")
+    found = re.findall(r"producerId: (\d+) producerEpoch: (\d+) .*?lastSequence: (-?\d+)", text)
+    assert {int(pid): (int(epoch), int(sequence)) for pid, epoch, sequence in found} == {
+        pid: (entry.producer_epoch, entry.last_sequence) for pid, entry in producers.items()
+    }
+    text = dump(kafka_jars, "--files", files(directory, ".txnindex"))
+    found = re.findall(r"producerId: (\d+) firstOffset: (\d+)", text)
+    assert [(int(pid), int(first)) for pid, first in found] == aborted
+
+
+@pytest.fixture
+def own_kafka(kafka_jars: Path, real_zookeeper, tmp_path: Path, running) -> RealKafka:
+    """A broker whose directory a test may open when the broker is down; small segments."""
+    properties = {
+        "log.segment.bytes": 5_000,
+        "log.index.interval.bytes": 500,
+        "auto.create.topics.enable": "false",
+        "zookeeper.session.timeout.ms": 2000,
+    }
+    chroot = f"{real_zookeeper.connect}/{uuid.uuid4().hex}"
+    kafka = running(RealKafka(kafka_jars, tmp_path / "kafka", chroot, properties=properties))
+    kafka.start()
+    return kafka
+
+
+def create_topic(kafka: RealKafka, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(60)
+
+
+def produce(kafka: RealKafka, topic: str, count: int) -> None:
+    """Every codec; then transactions, every other one aborted."""
+    for codec in ("none", "gzip", "snappy", "lz4", "zstd"):
+        producer = Producer(
+            {
+                "bootstrap.servers": kafka.bootstrap,
+                "compression.type": codec,
+                "linger.ms": 1,
+                "enable.idempotence": True,
+            }
+        )
+        for i in range(count):
+            producer.produce(topic, b"%s %d" % (codec.encode(), i) * 5, key=b"%d" % i, headers={"a": b"b"})
+            if i % 7 == 0:
+                producer.flush()
+        assert producer.flush(60) == 0
+    producer = Producer({"bootstrap.servers": kafka.bootstrap, "transactional.id": uuid.uuid4().hex})
+    producer.init_transactions(60)
+    for i in range(10):
+        producer.begin_transaction()
+        producer.produce(topic, b"transaction %d" % i)
+        producer.flush()
+        if i % 2:
+            producer.abort_transaction(60)
+        else:
+            producer.commit_transaction(60)
+
+
+def consume(kafka: RealKafka, topic: str, isolation: str) -> list[tuple[int, bytes | None, bytes | None]]:
+    """Everything up to the end of partition 0."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": kafka.bootstrap,
+            "group.id": uuid.uuid4().hex,
+            "isolation.level": isolation,
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found, deadline = [], time.monotonic() + 60
+    while time.monotonic() < deadline:
+        message = consumer.poll(5)
+        if message is None:
+            continue
+        if message.error():
+            assert message.error().name() == "_PARTITION_EOF", message.error()
+            consumer.close()
+            return found
+        found.append((message.offset(), message.key(), message.value()))
+    raise AssertionError(f"{topic} has no end; {len(found)} records so far")
+
+
+def meta_of(kafka: RealKafka) -> MetaProperties:
+    meta = read_meta_properties(SystemEnvironment().file_system, str(kafka.data_directory))
+    assert meta is not None
+    return meta
+
+
+@pytest.mark.parametrize("ending", ["stop", "kill"])
+def test_kafka_and_klamm_open_each_others_directories(own_kafka: RealKafka, real_zookeeper, ending: str) -> None:
+    create_topic(own_kafka, "t")
+    produce(own_kafka, "t", 60)
+    expected = {isolation: consume(own_kafka, "t", isolation) for isolation in ("read_uncommitted", "read_committed")}
+    assert len(expected["read_uncommitted"]) == 310
+    assert len(expected["read_committed"]) == 305
+    getattr(own_kafka, ending)()
+    directory = own_kafka.data_directory
+
+    async def read_and_add(manager: LogManager):
+        log = manager.get("t", 0)
+        assert log is not None
+        assert len(log.segment_base_offsets) > 2
+        log.update_high_watermark(log.log_end_offset)
+        assert await read_data(log, committed=False) == expected["read_uncommitted"]
+        assert await read_data(log, committed=True) == expected["read_committed"]
+        assert log.last_stable_offset == log.log_end_offset
+        assert log.leader_epochs.latest_epoch == 0
+        written = fill(log, 50)
+        return written, await read_data(log, committed=True)
+
+    written, committed = run_with_logs(directory, meta_of(own_kafka), read_and_add)
+    assert (directory / ".kafka_cleanshutdown").exists()
+
+    chroot = str(own_kafka.properties["zookeeper.connect"]).partition("/")[2]
+    real_zookeeper.wait_until_gone(f"/{chroot}/brokers/ids/0")
+    own_kafka.start()
+    assert consume(own_kafka, "t", "read_uncommitted") == expected["read_uncommitted"] + written
+    assert consume(own_kafka, "t", "read_committed") == committed
+    assert not re.search(r"(?i)corrupt|recovering|rebuilding", own_kafka.output())
+    produce(own_kafka, "t", 3)
+    assert len(consume(own_kafka, "t", "read_uncommitted")) == len(expected["read_uncommitted"]) + len(written) + 25
