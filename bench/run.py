@@ -187,7 +187,7 @@ def met(entry: dict[str, Any]) -> bool:
 
 def table(entries: list[dict[str, Any]], sides: list[Side], rounds: int) -> Table:
     made = Table(title=f"one broker, this machine ({os.cpu_count()} cores), median of {rounds} rounds")
-    made.add_column("what")
+    made.add_column("what", no_wrap=True)
     for side in sides:
         made.add_column(side.name, justify="right")
     made.add_column("unit")
@@ -216,7 +216,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write every sample to this file")
     parser.add_argument("--dir", type=Path, help="where data goes (default: a temporary directory, removed at the end)")
     arguments = parser.parse_args()
-    console = Console()
+    console = Console(width=max(120, Console().width))
     with contextlib.ExitStack() as stack:
         directory = arguments.dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="klamm-bench-")))
         sides: list[Side] = []

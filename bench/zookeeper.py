@@ -113,7 +113,7 @@ def main() -> None:
     arguments = parser.parse_args()
     logging.getLogger("kazoo").setLevel(logging.ERROR)  # it tells of every try before the server listens
     samples: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    console = Console()
+    console = Console(width=max(120, Console().width))
     with (
         tempfile.TemporaryDirectory(prefix="klamm-bench-") as directory,
         servers(Path(directory)) as started,
