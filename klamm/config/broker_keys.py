@@ -194,7 +194,6 @@ class BrokerKeys:
         "Compression of stored batches; producer keeps theirs.",
         importance=HIGH,
         update_mode=CLUSTER_WIDE,
-        effective=False,
     )
     log_segment_bytes: int = integer(
         1 << 30, "Size at which a segment is closed.", at_least(14), importance=HIGH, update_mode=CLUSTER_WIDE

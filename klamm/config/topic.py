@@ -46,7 +46,7 @@ class TopicKeys:
         ("delete",), "Delete old records, compact by key, or both.", all_of("compact", "delete")
     )
     compression_type: str = string(
-        "producer", "Compression of stored batches; producer keeps theirs.", COMPRESSION_TYPES, effective=False
+        "producer", "Compression of stored batches; producer keeps theirs.", COMPRESSION_TYPES
     )
     delete_retention_ms: int = long(86400000, "How long tombstones stay after cleaning.", at_least(0), effective=False)
     file_delete_delay_ms: int = long(60000, "Wait between a file's removal and its deletion.", at_least(0))

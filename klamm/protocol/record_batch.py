@@ -232,6 +232,22 @@ def set_log_append_time(buffer: bytearray | memoryview, position: int, header: B
     _write_crc(buffer, position, header.size_bytes)
 
 
+def recompress(buffer: Buffer, header: BatchHeader, codec: CompressionType) -> bytearray:
+    """The batch at the start of `buffer` with its records compressed by `codec`, and nothing else changed.
+
+    Raises KafkaError as `decompress` does.
+    """
+    body = decompress(header.codec, memoryview(buffer)[HEADER_SIZE_BYTES : header.size_bytes])
+    compressed = _compress(codec, bytearray(body))
+    batch = bytearray(memoryview(buffer)[:HEADER_SIZE_BYTES])
+    batch += compressed
+    _LENGTH.pack_into(batch, 8, len(batch) - LOG_OVERHEAD_BYTES)
+    attributes = header.attributes & ~_CODEC_MASK | codec
+    _CRC_ATTRIBUTES.pack_into(batch, _CRC_AT, 0, attributes)
+    _write_crc(batch, 0, len(batch))
+    return batch
+
+
 def _crc(buffer: Buffer, position: int, size_bytes: int) -> int:
     value: int = crc32c.crc32c(memoryview(buffer)[position + CRC_COVERS_FROM : position + size_bytes])
     return value

@@ -28,6 +28,7 @@ from klamm.protocol.record_batch import (
     decode_end_transaction_marker,
     iterate_batches,
     parse_header,
+    recompress,
     set_log_append_time,
     set_offset_and_epoch,
 )
@@ -226,7 +227,9 @@ class Log:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         now_ms: int,
     ) -> AppendInfo:
-        """Appends one batch, and writes the offsets and the epoch that it gets into `records`.
+        """Appends one batch. The offsets and the epoch that it gets are written into `records`.
+
+        A batch compressed otherwise than compression.type says is compressed anew first.
 
         Raises KafkaError: as `log_validator.validate_batch` and `ProducerState.check`, KAFKA_STORAGE_ERROR.
         """
@@ -241,6 +244,10 @@ class Log:
                 if duplicate is not None:
                     return self._duplicate(duplicate)
             self._producer_state.check(header, marker, origin)
+        codec = config.codec
+        if codec is not None and codec != header.codec and not header.is_control:
+            records = recompress(records, header, codec)
+            header = parse_header(records)
         max_timestamp, log_append_time_ms = header.max_timestamp, -1
         if config.uses_log_append_time:
             max_timestamp = log_append_time_ms = now_ms

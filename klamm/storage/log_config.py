@@ -2,7 +2,17 @@
 
 from dataclasses import dataclass
 
+from klamm.protocol.record_batch import CompressionType
+
 _MAX_LONG = 2**63 - 1
+_CODECS = {
+    "producer": None,
+    "uncompressed": CompressionType.NONE,
+    "gzip": CompressionType.GZIP,
+    "snappy": CompressionType.SNAPPY,
+    "lz4": CompressionType.LZ4,
+    "zstd": CompressionType.ZSTD,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +33,16 @@ class LogConfig:
     message_timestamp_type: str = "CreateTime"
     message_timestamp_difference_max_ms: int = _MAX_LONG
     cleanup_policy: tuple[str, ...] = ("delete",)
+    compression_type: str = "producer"
 
     @property
     def is_compacted(self) -> bool:
         return "compact" in self.cleanup_policy
+
+    @property
+    def codec(self) -> CompressionType | None:
+        """How batches are to be compressed; None: as their producer did."""
+        return _CODECS[self.compression_type]
 
     @property
     def uses_log_append_time(self) -> bool:

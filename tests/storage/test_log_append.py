@@ -48,6 +48,44 @@ def test_a_leader_assigns_offsets_and_its_epoch(log):
     assert all(rb.crc_matches(fetched.data, p, h) for p, h in rb.iterate_batches(fetched.data))
 
 
+@pytest.mark.parametrize("sent", CompressionType)
+@pytest.mark.parametrize(
+    ("compression_type", "stored"),
+    [
+        ("producer", None),
+        ("uncompressed", CompressionType.NONE),
+        ("gzip", CompressionType.GZIP),
+        ("snappy", CompressionType.SNAPPY),
+        ("lz4", CompressionType.LZ4),
+        ("zstd", CompressionType.ZSTD),
+    ],
+)
+def test_batches_are_stored_in_the_topics_compression(environment, sent, compression_type, stored):
+    log = open_log(environment, LogConfig(compression_type=compression_type))
+    values = [b"value %d" % number * 50 for number in range(20)]
+    append(log, *values, codec=sent, producer_id=7, producer_epoch=1, base_sequence=0)
+    fetched = asyncio.run(log.read(0, 100_000, max_offset=20, minimum_one_batch=True))
+    ((position, header),) = rb.iterate_batches(fetched.data)
+    assert header.codec == (sent if stored is None else stored)
+    assert rb.crc_matches(fetched.data, position, header)
+    assert (header.producer_id, header.base_sequence, header.record_count, header.is_log_append_time) == (
+        7,
+        0,
+        20,
+        False,
+    )
+    assert asyncio.run(read_all(log)) == list(enumerate(values))
+
+
+def test_records_that_cannot_be_decompressed_are_refused_where_they_must_be(environment):
+    log = open_log(environment, LogConfig(compression_type="zstd"))
+    broken = batch(b"a" * 100, codec=CompressionType.GZIP)
+    broken[61:70] = b"no gzip.."
+    broken = changed(broken, 53, ">i", -1)
+    assert refused(log.append_as_leader, broken, 0, now_ms=NOW_MS) is ErrorCode.CORRUPT_MESSAGE
+    assert log.log_end_offset == 0
+
+
 def test_a_request_may_be_a_part_of_a_larger_buffer(log):
     frame = bytearray(b"head") + batch(b"a") + b"tail"
     log.append_as_leader(memoryview(frame)[4:-4], 0, now_ms=NOW_MS)
