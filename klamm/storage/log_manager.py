@@ -47,6 +47,8 @@ _NEVER_MS = 2**63 - 1
 _INITIAL_DELAY_MS = 30_000
 _DEFAULT_FLUSH_CHECK_MS = 1_000
 _LOGS_IN_A_SLICE = 50
+# Syncs that wait together share the file system's journal.
+_CLOSED_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,7 @@ class LogManager:
         self._logs: dict[TopicPartition, Log] = {}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._timers: dict[asyncio.TimerHandle, None] = {}
+        self._is_loaded = False
         self._is_stopping = False
 
     # -- what there is --------------------------------------------------------------------------------------------
@@ -140,10 +143,11 @@ class LogManager:
         """
         try:
             found = [self._open_directory(directory) for directory in self._directories]
+            to_load = [entry for entry in found if entry is not None]
+            _check_unique(to_load)
         except KafkaError:
             self._release_directories()
             raise
-        to_load = [entry for entry in found if entry is not None]
         total = sum(len(entry.partitions) for entry in to_load)
         done = 0
 
@@ -173,6 +177,7 @@ class LogManager:
                 "no log directory can be used: "
                 + "; ".join(f"{directory.path}: {directory.failure}" for directory in self._directories),
             )
+        self._is_loaded = True
 
     def _release_directories(self) -> None:
         for directory in self._directories:
@@ -223,13 +228,6 @@ class LogManager:
     async def _load(self, entry: _DirectoryToLoad, topic: str, partition: int, config: LogConfig) -> None:
         directory, key = entry.directory, (topic, partition)
         path = directory.file(partition_directory_name(topic, partition))
-        other = self._logs.get(key)
-        if other is not None:
-            raise KafkaError(
-                ErrorCode.KAFKA_STORAGE_ERROR,
-                f"{topic}-{partition} has two directories, {other.directory} and {path}; remove the one that is not"
-                " up to date",
-            )
         open_log = functools.partial(
             load_log,
             self._file_system,
@@ -427,14 +425,15 @@ class LogManager:
 
     async def _stop_directory(self, directory: LogDirectory) -> None:
         try:
-            if directory.is_online:
+            # Until everything is loaded the directory may be another's, and its checkpoints say more than we know.
+            if directory.is_online and self._is_loaded:
                 logs = iter(self.logs_in(directory.path))
 
                 async def close_some() -> None:
                     for log in logs:
                         await log.close()
 
-                await asyncio.gather(*[close_some() for _ in range(self._settings.recovery_threads_per_directory)])
+                await asyncio.gather(*[close_some() for _ in range(_CLOSED_AT_ONCE)])
                 await self._checkpoint_recovery_points(directory)
                 await self._checkpoint_log_start_offsets(directory)
                 await self._checkpoint_high_watermarks(directory)
@@ -562,6 +561,21 @@ def _remove_files(file_system: FileSystem, paths: list[str]) -> None:
 
 def _remove_tree(file_system: FileSystem, path: str) -> None:
     file_system.remove_tree(path)
+
+
+def _check_unique(entries: Sequence[_DirectoryToLoad]) -> None:
+    """Raises KafkaError(KAFKA_STORAGE_ERROR) when two directories hold one partition."""
+    places: dict[TopicPartition, str] = {}
+    for entry in entries:
+        for topic, partition in entry.partitions:
+            path = entry.directory.file(partition_directory_name(topic, partition))
+            other = places.setdefault((topic, partition), path)
+            if other != path:
+                raise KafkaError(
+                    ErrorCode.KAFKA_STORAGE_ERROR,
+                    f"{topic}-{partition} has two directories, {other} and {path}; remove the one that is not up to"
+                    " date",
+                )
 
 
 def _start_within_segment(log: Log) -> int | None:
