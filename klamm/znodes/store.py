@@ -104,8 +104,9 @@ class KafkaZooKeeper:
         """Creates the broker's ephemeral znode; returns the broker's epoch.
 
         A znode that this session owns is a repeated write of ours. One that one of our `previous_session_ids`
-        owns is a leftover of that session (ZOOKEEPER-2985) and replaced. When another session owns it, raises KafkaError
-        DUPLICATE_BROKER_REGISTRATION at once: a second broker with this id must not wait until the first one dies.
+        owns is a leftover of that session (ZOOKEEPER-2985) and replaced. When another session owns it, raises
+        KafkaError DUPLICATE_BROKER_REGISTRATION at once: a second broker with this id must not wait until the first
+        one dies.
         """
         path = brokers.broker_path(registration.broker_id)
         # Two operations, so that the znode's version is 1, as Kafka's brokers leave it.
