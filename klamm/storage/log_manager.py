@@ -433,7 +433,10 @@ class LogManager:
                     for log in logs:
                         await log.close()
 
-                await asyncio.gather(*[close_some() for _ in range(_CLOSED_AT_ONCE)])
+                closing = [close_some() for _ in range(_CLOSED_AT_ONCE)]
+                for failure in await asyncio.gather(*closing, return_exceptions=True):
+                    if failure is not None:
+                        raise failure
                 await self._checkpoint_recovery_points(directory)
                 await self._checkpoint_log_start_offsets(directory)
                 await self._checkpoint_high_watermarks(directory)
