@@ -233,7 +233,9 @@ class ReplicaManager:
             high_watermark,
             last_stable_offset,
             log.log_start_offset,
-            log.aborted_transactions(want.fetch_offset, upper_bound) if isolation_level == READ_COMMITTED else None,
+            log.aborted_transactions(want.fetch_offset, fetched.next_offset)
+            if isolation_level == READ_COMMITTED
+            else None,
             records=fetched.data,
         )
 
