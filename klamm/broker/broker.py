@@ -120,6 +120,7 @@ class Broker:
             self._log_manager,
             self._topic_configs.of,
             self._config.replica_high_watermark_checkpoint_interval_ms,
+            self._fail,
         )
         await self._bind_listeners(self._log_manager, self._replica_manager)
         await self._set_up_session(store)
@@ -152,6 +153,7 @@ class Broker:
                 recovery_threads_per_directory=config.num_recovery_threads_per_data_dir,
             ),
             on_directory_failure=self._directory_failed,
+            on_failure=self._fail,
         )
         await self._log_manager.load({topic: log_config(self._topic_configs.of(topic)) for topic in topics})
         return self._log_manager

@@ -15,7 +15,7 @@ What must stay true:
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from klamm.broker.metadata_cache import (
@@ -30,6 +30,7 @@ from klamm.broker.topic_configs import TopicConfigs
 from klamm.protocol.errors import KafkaError
 from klamm.replication.partition import PartitionState
 from klamm.replication.replica_manager import ReplicaManager, TopicPartition
+from klamm.tasks import OnFailure, start_task
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr
@@ -56,7 +57,7 @@ class StandaloneController:
         replica_manager: ReplicaManager,
         topic_configs: TopicConfigs,
         topic_admin: TopicAdmin,
-        on_failure: Callable[[BaseException], None],
+        on_failure: OnFailure,
     ) -> None:
         self._broker = broker
         self._zookeeper = zookeeper
@@ -84,8 +85,7 @@ class StandaloneController:
         self._metadata_cache.update(self._broker.id, {self._broker.id: self._broker}, {}, {})
         self._topics_changed = self._deletions_changed = True
         await self._process()
-        self._task = asyncio.ensure_future(self._run())
-        self._task.add_done_callback(self._ended)
+        self._task = start_task(self._run(), self._on_failure)
 
     async def stop(self) -> None:
         if self._retry is not None:
@@ -128,10 +128,6 @@ class StandaloneController:
                 self._topics_changed = self._deletions_changed = True
                 self._postponed.update(dict.fromkeys(self._led))
                 self._retry_later()
-
-    def _ended(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_failure(error)
 
     async def _process(self) -> None:
         if self._retry_due:

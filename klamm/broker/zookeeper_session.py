@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 
 from klamm.config.broker import BrokerConfig
 from klamm.environment import Environment
+from klamm.tasks import OnFailure, start_task
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.zookeeper.client import State, ZooKeeperClient
 from klamm.zookeeper.errors import ZooKeeperError
@@ -39,7 +40,7 @@ class ZooKeeperSession:
         environment: Environment,
         config: BrokerConfig,
         on_session: Callable[[KafkaZooKeeper], Awaitable[None]],
-        on_failure: Callable[[BaseException], None],
+        on_failure: OnFailure,
     ) -> None:
         self._environment = environment
         self._config = config
@@ -85,8 +86,7 @@ class ZooKeeperSession:
     def _check_session(self) -> None:
         if self._has_expired and self._keeping and (self._renewal is None or self._renewal.done()):
             _log.warning("the ZooKeeper session has expired; opening a new one")
-            self._renewal = asyncio.ensure_future(self._renew())
-            self._renewal.add_done_callback(self._renewed)
+            self._renewal = start_task(self._renew(), self._on_failure)
 
     async def _renew(self) -> None:
         is_set_up = False
@@ -99,7 +99,3 @@ class ZooKeeperSession:
             except ZooKeeperError as error:
                 _log.warning("setting the broker up in a new ZooKeeper session failed: %s", error)
                 await asyncio.sleep(RENEWAL_BACK_OFF_MS / 1000)
-
-    def _renewed(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._on_failure(error)

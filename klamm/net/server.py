@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from klamm.net.framing import FrameReader, ReceiveBuffer, SizeLimit
+from klamm.tasks import OnFailure, start_task
 
 Buffers = Sequence[bytes | bytearray | memoryview]
 
@@ -168,9 +169,9 @@ class ServerConnection(FrameReader):
             if isinstance(answer, Response):
                 self._answered(exchange, answer)
             else:
-                task = asyncio.ensure_future(self._answer(exchange, answer))
+                task = start_task(self._answer(exchange, answer), self._server.on_failure)
                 self._tasks[task] = None
-                task.add_done_callback(self._finished)
+                task.add_done_callback(self._tasks.pop)
 
     def _may_start(self, frame: bytearray) -> bool:
         if not self._writable or self._throttle_timer is not None or self.transport.is_closing():
@@ -188,11 +189,6 @@ class ServerConnection(FrameReader):
         self._answered(exchange, response)
         self._start_requests()
         self._adjust_reading()
-
-    def _finished(self, task: "asyncio.Task[None]") -> None:
-        self._tasks.pop(task, None)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._server.on_failure(error)
 
     def _answered(self, exchange: _Exchange, response: Response) -> None:
         exchange.response = response
@@ -257,7 +253,7 @@ class SocketServer:
         is_pipelined: Callable[[bytearray], bool],
         size_limit: SizeLimit,
         limits: ServerLimits,
-        on_failure: Callable[[BaseException], None],
+        on_failure: OnFailure,
     ) -> None:
         self.listener_name = listener_name
         self.host = host

@@ -21,6 +21,7 @@ from klamm.replication.partition import READ_COMMITTED, Partition, PartitionStat
 from klamm.replication.purgatory import DelayedOperation, Purgatory
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_manager import LogManager
+from klamm.tasks import OnFailure, start_task
 
 TopicPartition = tuple[str, int]
 
@@ -55,13 +56,16 @@ class ReplicaManager:
         log_manager: LogManager,
         topic_config_of: Callable[[str], TopicConfig],
         high_watermark_checkpoint_interval_ms: int,
+        on_failure: OnFailure,
     ) -> None:
         self._environment = environment
         self._broker_id = broker_id
         self._log_manager = log_manager
         self._topic_config_of = topic_config_of
         self._checkpoint_interval_ms = high_watermark_checkpoint_interval_ms
+        self._on_failure = on_failure
         self._checkpoint_timer: asyncio.TimerHandle | None = None
+        self._is_stopping = False
         self._partitions: dict[TopicPartition, Partition] = {}
         self._offline: dict[TopicPartition, None] = {}
         self.produce_purgatory: Purgatory[TopicPartition] = Purgatory()
@@ -243,24 +247,22 @@ class ReplicaManager:
 
     async def stop(self) -> None:
         """Writes the high watermarks down once more."""
+        self._is_stopping = True
         if self._checkpoint_timer is not None:
             self._checkpoint_timer.cancel()
-            self._checkpoint_timer = None
         await self._log_manager.checkpoint_high_watermarks()
 
     def _start_checkpoints(self) -> None:
         if self._checkpoint_timer is None:
             loop = asyncio.get_running_loop()
-            self._checkpoint_timer = loop.call_later(self._checkpoint_interval_ms / 1000, self._checkpoint)
+            self._checkpoint_timer = loop.call_later(
+                self._checkpoint_interval_ms / 1000, lambda: start_task(self._checkpoint(), self._on_failure)
+            )
 
-    def _checkpoint(self) -> None:
+    async def _checkpoint(self) -> None:
+        await self._log_manager.checkpoint_high_watermarks()
         self._checkpoint_timer = None
-        task = asyncio.ensure_future(self._log_manager.checkpoint_high_watermarks())
-        task.add_done_callback(self._checkpointed)
-
-    def _checkpointed(self, task: "asyncio.Future[None]") -> None:
-        if not task.cancelled():
-            task.result()
+        if not self._is_stopping:
             self._start_checkpoints()
 
     def _partition_changed(self, key: TopicPartition) -> None:

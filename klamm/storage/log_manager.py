@@ -40,8 +40,10 @@ from klamm.storage.log_directory import (
     partition_directory_name,
 )
 from klamm.storage.log_loader import load_log
+from klamm.tasks import OnFailure, start_task
 
 _T = TypeVar("_T")
+
 _LOGGER = logging.getLogger(__name__)
 _NEVER_MS = 2**63 - 1
 _INITIAL_DELAY_MS = 30_000
@@ -87,16 +89,18 @@ class LogManager:
         meta_properties: MetaProperties,
         default_config: LogConfig,
         settings: LogManagerSettings | None = None,
-        on_directory_failure: Callable[[str, OSError], None] | None = None,
+        on_directory_failure: Callable[[str, OSError], None],
+        on_failure: OnFailure,
     ) -> None:
         """`directories`: absolute paths. `on_directory_failure` hears of each that goes offline, after its logs have
-        been closed; when it is the last one, a broker has to stop."""
+        been closed; when it is the last one, a broker has to stop. `on_failure` hears of faults of the program."""
         self._environment = environment
         self._file_system = environment.file_system
         self._meta_properties = meta_properties
         self._default_config = default_config
         self._settings = settings or LogManagerSettings()
         self._on_directory_failure = on_directory_failure
+        self._on_failure = on_failure
         self._directories = [
             LogDirectory(environment.file_system, path, self._directory_failed) for path in dict.fromkeys(directories)
         ]
@@ -537,21 +541,15 @@ class LogManager:
         for log in self.logs_in(path):
             del self._logs[log.topic, log.partition]
             log.abandon()
-        if self._on_directory_failure is not None:
-            self._on_directory_failure(path, error)
+        self._on_directory_failure(path, error)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._is_stopping:
             work.close()
             return
-        task = asyncio.get_running_loop().create_task(work)
+        task = start_task(work, self._on_failure)
         self._tasks[task] = None
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: "asyncio.Task[None]") -> None:
-        del self._tasks[task]
-        if not task.cancelled():
-            task.result()
+        task.add_done_callback(self._tasks.pop)
 
 
 def _remove_files(file_system: FileSystem, paths: list[str]) -> None:

@@ -269,18 +269,6 @@ class KafkaZooKeeper:
         found = await self._get_all({key: topics.partition_state_path(*key) for key in partitions})
         return {key: _decode_state(key, data, stat.version) for key, (data, stat) in found.items()}
 
-    async def write_partition_states(self, states: Mapping[TopicPartition, LeaderAndIsr]) -> dict[TopicPartition, int]:
-        """Makes these the states of the partitions, whatever they were; returns the znodes' versions. Safe to repeat.
-
-        For a broker that is alone; a controller uses the two methods below.
-        """
-        updated = await self.update_partition_states(
-            {key: replace(state, zk_version=-1) for key, state in states.items()}, None
-        )
-        missing = {key: states[key] for key, result in updated.items() if isinstance(result, NoNode)}
-        created = await self.create_partition_states(missing, None) if missing else {}
-        return {key: _version_or_raise(created.get(key, updated[key])) for key in states}
-
     async def update_partition_states(
         self, states: Mapping[TopicPartition, LeaderAndIsr], guard: int | None
     ) -> dict[TopicPartition, "int | ZooKeeperError"]:
@@ -399,9 +387,3 @@ def _version(result: batches.Result) -> "int | ZooKeeperError":
         return result
     # A multi's creation answers no stat; a new znode has version 0.
     return 0 if result.stat is None else result.stat.version
-
-
-def _version_or_raise(result: "int | ZooKeeperError") -> int:
-    if isinstance(result, ZooKeeperError):
-        raise result
-    return result

@@ -28,13 +28,22 @@ def run_with_logs(directory: Path, meta: MetaProperties, scenario, config: LogCo
 
     async def run():
         environment = SystemEnvironment()
-        manager = LogManager(environment, [str(directory)], meta_properties=meta, default_config=config)
+        failures = []
+        manager = LogManager(
+            environment,
+            [str(directory)],
+            meta_properties=meta,
+            default_config=config,
+            on_directory_failure=lambda path, error: failures.append(error),
+            on_failure=failures.append,
+        )
         await manager.load({})
         try:
             return await scenario(manager)
         finally:
             await manager.stop()
             environment.close()
+            assert failures == []
 
     return asyncio.run(run())
 

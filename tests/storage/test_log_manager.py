@@ -27,6 +27,10 @@ def in_virtual_time(scenario):
     SimulatedLoop().run_until_complete(scenario)
 
 
+def raise_it(*reasons):
+    raise AssertionError(reasons)
+
+
 class Fixture:
     def __init__(self):
         self.environment = DiskEnvironment()
@@ -45,6 +49,7 @@ class Fixture:
             default_config=CONFIG,
             settings=LogManagerSettings(**settings),
             on_directory_failure=lambda path, error: self.failed.append(path),
+            on_failure=raise_it,
         )
 
     async def loaded(self, *directories, **settings):
@@ -125,7 +130,9 @@ def test_two_brokers_cannot_have_one_directory(fixture):
         first = await fixture.loaded(A)
         other = DiskEnvironment(fixture.disk)
         other.file_system = SimulatedFileSystem(fixture.disk, Process("other", "host"))
-        second = LogManager(other, [A], meta_properties=META, default_config=CONFIG)
+        second = LogManager(
+            other, [A], meta_properties=META, default_config=CONFIG, on_directory_failure=raise_it, on_failure=raise_it
+        )
         with pytest.raises(KafkaError, match=r"/disks/a is in use by another process") as caught:
             await second.load({})
         assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR

@@ -1,6 +1,7 @@
 """The store against the embedded server, also when the connection is lost after any of its requests."""
 
 import asyncio
+import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -45,6 +46,20 @@ def play(tmp_path: Path, scenario: Callable[[Scene, KafkaZooKeeper], Awaitable[N
             environment.close()
 
     asyncio.run(main())
+
+
+async def write_states(
+    store: KafkaZooKeeper, states: dict[tuple[str, int], LeaderAndIsr]
+) -> dict[tuple[str, int], int]:
+    """Makes these the states of the partitions, whatever they were; returns the znodes' versions."""
+    anyhow = {key: dataclasses.replace(state, zk_version=-1) for key, state in states.items()}
+    versions = await store.update_partition_states(anyhow, None)
+    missing = {key: states[key] for key, version in versions.items() if isinstance(version, errors.NoNode)}
+    versions.update(await store.create_partition_states(missing, None))
+    for version in versions.values():
+        if isinstance(version, errors.ZooKeeperError):
+            raise version
+    return versions
 
 
 async def with_losses(proxy: Proxy, attempt: Callable[[int], Awaitable[T]]) -> list[T]:
@@ -225,7 +240,7 @@ def test_deletion(tmp_path: Path) -> None:
         marked = asyncio.Event()
         assert await store.topic_deletions(marked.set) == []
         await store.create_topic("t", {0: [0]}, None, {"a": "b"})
-        await store.write_partition_states({("t", 0): LeaderAndIsr(0, 0, (0,), 0)})
+        await write_states(store, {("t", 0): LeaderAndIsr(0, 0, (0,), 0)})
         with pytest.raises(KafkaError, match="does not exist") as unknown:
             await store.mark_topic_for_deletion("absent")
         assert unknown.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -248,13 +263,13 @@ def test_partition_states(tmp_path: Path) -> None:
             await store.create_topic(topic, {number: [0] for number in range(3)}, None, {})
         states = {key: LeaderAndIsr(0, 0, (0,), 0) for key in keys}
         assert await store.partition_states(keys) == {}
-        assert await store.write_partition_states({keys[1]: states[keys[1]]}) == {keys[1]: 0}
-        assert await store.write_partition_states(states) == {key: 1 if key == keys[1] else 0 for key in keys}
+        assert await write_states(store, {keys[1]: states[keys[1]]}) == {keys[1]: 0}
+        assert await write_states(store, states) == {key: 1 if key == keys[1] else 0 for key in keys}
         read = await store.partition_states([*keys, ("absent", 0)])
         assert read == states
         assert [state.zk_version for state in read.values()] == [0, 1, 0, 0, 0, 0]
         with pytest.raises(errors.NoNode):
-            await store.write_partition_states({("absent", 0): states[keys[0]]})
+            await write_states(store, {("absent", 0): states[keys[0]]})
 
         # As a controller: conditional, and only in its epoch.
         await store.client.create("/controller_epoch", b"1")
@@ -274,7 +289,7 @@ def test_a_partition_state_that_cannot_be_read_is_an_error_of_its_own(tmp_path: 
     async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
         await store.create_topic("t", {0: [0], 1: [0]}, None, {})
         fine = LeaderAndIsr(0, 0, (0,), 0)
-        await store.write_partition_states({("t", 0): fine, ("t", 1): fine})
+        await write_states(store, {("t", 0): fine, ("t", 1): fine})
         await store.client.set("/brokers/topics/t/partitions/0/state", b"{}")
         states = await store.partition_states([("t", 0), ("t", 1)])
         assert states["t", 1] == fine
@@ -308,7 +323,7 @@ def test_losses_during_creation_of_topics(tmp_path: Path) -> None:
         async def create(step: int) -> None:
             await store.create_topic(f"t{step}", {0: [0]}, UUID(int=step + 1), {"a": "b"})
             await store.add_partitions(f"t{step}", {1: [0]})
-            await store.write_partition_states({(f"t{step}", n): LeaderAndIsr(0, step, (0,), 0) for n in range(2)})
+            await write_states(store, {(f"t{step}", n): LeaderAndIsr(0, step, (0,), 0) for n in range(2)})
             await store.set_config(f"topics/t{step}", {"c": "d"})
 
         steps = len(await with_losses(proxy, create))
@@ -355,7 +370,7 @@ def test_losses_during_deletion(tmp_path: Path) -> None:
 
         for number in range(20):
             await safe.create_topic(f"t{number}", {0: [0]}, None, {})
-            await safe.write_partition_states({(f"t{number}", 0): LeaderAndIsr(0, 0, (0,), 0)})
+            await write_states(safe, {(f"t{number}", 0): LeaderAndIsr(0, 0, (0,), 0)})
         steps = len(await with_losses(proxy, delete))
         assert await safe.topic_names() == sorted(f"t{number}" for number in range(steps, 20))
         assert await safe.topic_deletions() == []
