@@ -46,3 +46,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         report.outcome = "failed"
         report.longrepr = f"Java is installed, so this test may not be skipped: {report.longrepr}"
     return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """A skip is a promise that was not checked, so their number is always said, zero included."""
+    terminalreporter.write_line(f"skipped tests: {len(terminalreporter.stats.get('skipped', []))}")
