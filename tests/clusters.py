@@ -79,9 +79,9 @@ ZooKeeper = KlammZooKeeper | RealZooKeeper
 Broker = KlammBroker | RealKafka
 
 
-def forget_dead_broker(zookeeper: ZooKeeper) -> None:
+def forget_dead_broker(zookeeper_connect: str) -> None:
     """Removes what a killed broker 0 still holds in ZooKeeper, as the end of its session would seconds later."""
-    client = KazooClient(zookeeper.connect)
+    client = KazooClient(zookeeper_connect)
     client.start()
     for path in ("/brokers/ids/0", "/controller"):
         if client.exists(path):

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clusters import forget_dead_broker
 from oracles import RealKafka, RealZooKeeper, java_tool
 from processes import ProcessFailed
 
@@ -17,21 +18,14 @@ def test_zookeeper_versions_answer(real_zookeeper: RealZooKeeper, real_zookeeper
 def test_kafka_keeps_its_topics_across_a_kill(
     kafka_jars: Path, real_zookeeper: RealZooKeeper, running: Callable[[Any], Any], tmp_path: Path
 ) -> None:
-    # A short session, so that the killed broker's ephemeral znode is gone when the next one registers.
-    kafka = running(
-        RealKafka(
-            kafka_jars,
-            tmp_path,
-            f"{real_zookeeper.connect}/oracle",
-            properties={"zookeeper.session.timeout.ms": 1000, "log.flush.interval.messages": 1},
-        )
-    )
+    connect = f"{real_zookeeper.connect}/oracle"
+    kafka = running(RealKafka(kafka_jars, tmp_path, connect))
     kafka.start()
     topics = ("kafka.admin.TopicCommand", "--bootstrap-server", kafka.bootstrap)
     assert b"Created topic kept." in java_tool(kafka_jars, *topics, "--create", "--topic", "kept")
     kafka.kill()
     assert not kafka.process.alive()
-    real_zookeeper.wait_until_gone("/oracle/brokers/ids/0")
+    forget_dead_broker(connect)
     kafka.start()
     assert b"kept" in java_tool(kafka_jars, *topics, "--list").split()
 
