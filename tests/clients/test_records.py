@@ -1,6 +1,7 @@
 """What each client writes, every client reads back, byte for byte: each compression, keys, headers, nulls and sizes."""
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -56,7 +57,9 @@ def test_sizes_from_one_byte_to_a_megabyte(bootstrap: str, topic: str, writer: s
 
 @same_for_each_client
 def test_timestamps_are_the_writers(bootstrap: str, topic: str, writer: str) -> None:
-    records = [Record(b"x", timestamp_ms=1_600_000_000_000 + 1000 * index) for index in (5, 3, 4, 0)]
+    # Not older than retention.ms, or the broker deletes them when it next looks.
+    base = int(time.time() * 1000) - 3_600_000
+    records = [Record(b"x", timestamp_ms=base + 1000 * index) for index in (5, 3, 4, 0)]
     CLIENTS[writer].write(bootstrap, topic, records)
     assert_read_back(bootstrap, topic, records, list(CLIENTS))
 
