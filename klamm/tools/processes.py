@@ -198,8 +198,9 @@ class Processes:
                 "arguments": server.arguments,
                 "log": str(server.log),
             }
-            self._send(command)
+            # Known before it is asked for: Ctrl-C may come right after.
             self._by_id[self._next_id] = server
+            self._send(command)
 
     def send_signal(self, server: ServerProcess, number: int) -> None:
         """Sends a signal to a server; nothing when it has ended."""
