@@ -10,9 +10,11 @@ import signal
 import socket
 import subprocess
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
 from processes import ManagedProcess, ProcessFailed, free_port
 
@@ -288,6 +290,15 @@ class RealKafka(_JavaServer):
     def wait_ready(self, timeout_s: float = 60) -> None:
         assert self.process is not None
         self.process.wait_for(r"started \(kafka\.server\.KafkaServer\)", timeout_s)
+        # Kafka says so before its controller has told it of any broker. librdkafka, told then that there is no
+        # controller, would not ask again for minutes; so each look is a new client's.
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            metadata = AdminClient({"bootstrap.servers": self.bootstrap}).list_topics(timeout=timeout_s)
+            if metadata.controller_id >= 0 and self.properties["broker.id"] in metadata.brokers:
+                return
+            if time.monotonic() > deadline_s:
+                raise ProcessFailed(f"{self.name} knows of no controller after {timeout_s} s")
 
     def _command(self) -> list[str]:
         config = self.directory / f"server-{self.properties['broker.id']}.properties"
