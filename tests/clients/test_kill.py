@@ -104,7 +104,8 @@ def test_twenty_kills_lose_nothing(broker: tuple[ZooKeeper, Broker]) -> None:
     for _ in range(KILLS):
         producer.wait_for(len(producer.acknowledged) + ACKNOWLEDGED_BETWEEN_KILLS)
         killed.kill()
-        forget_dead_broker(zookeeper.connect)
+        if isinstance(killed, RealKafka):  # klamm knows its own session again
+            forget_dead_broker(zookeeper.connect)
         killed.start()
     producer.wait_for(len(producer.acknowledged) + ACKNOWLEDGED_BETWEEN_KILLS)
     producer.finish()
