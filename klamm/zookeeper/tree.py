@@ -77,10 +77,12 @@ class CreateSessionTxn(NamedTuple):
 
 
 class CloseSessionTxn(NamedTuple):
-    """Ends a session and deletes the ephemeral znodes that it owned, all in one transaction."""
+    """Ends a session and deletes the ephemeral znodes that it owns, all in one transaction.
+
+    It does not name them: they can be more than fit into a record of the log, and the tree knows them.
+    """
 
     session_id: int
-    paths: tuple[str, ...]
 
 
 NodeTxn: TypeAlias = CreateTxn | DeleteTxn | SetDataTxn | SetAclTxn | CheckVersionTxn
@@ -504,10 +506,6 @@ class ZnodeTree:
             txns.append(txn)
         return MultiTxn(tuple(txns))
 
-    def prepare_close_session(self, session_id: int) -> CloseSessionTxn:
-        """The end of a session that exists."""
-        return CloseSessionTxn(session_id, tuple(self._ephemerals.get(session_id, ())))
-
     def prepare_delete_containers(self) -> list[DeleteTxn]:
         """The removal of the container znodes that had children and have none any more (ContainerManager)."""
         empty = []
@@ -568,7 +566,7 @@ class ZnodeTree:
 
     def _apply_close_session(self, txn: CloseSessionTxn, zxid: int, time_ms: int, events: list[Event]) -> None:
         del self.sessions[txn.session_id]
-        for path in txn.paths:
+        for path in list(self._ephemerals.get(txn.session_id, ())):
             self._delete(path, zxid, events)
 
     def _insert(self, path: str, node: _Node) -> None:

@@ -57,7 +57,7 @@ node_txns = st.one_of(
 txns = st.one_of(
     node_txns,
     st.builds(CreateSessionTxn, int64, int32, st.binary(max_size=16)),
-    st.builds(CloseSessionTxn, int64, st.lists(text, max_size=3).map(tuple)),
+    st.builds(CloseSessionTxn, int64),
     st.builds(MultiTxn, st.lists(node_txns, max_size=4).map(tuple)),
 )
 
@@ -109,7 +109,7 @@ def test_a_block_of_another_file_is_no_block() -> None:
 # -- directories
 
 
-def fill(directory: Path, counts: list[int], snapshot_every: int = 10**9) -> list[str]:
+def fill(directory: Path, counts: list[int], snapshot_every: int = 10**9, data: bytes = b"data") -> list[str]:
     """Runs a database several times; each time creates so many znodes, every one in a batch of its own. Their paths."""
     environment = SystemEnvironment()
     paths: list[str] = []
@@ -122,7 +122,7 @@ def fill(directory: Path, counts: list[int], snapshot_every: int = 10**9) -> lis
         for _ in range(count):
             paths.append(f"/{len(paths)}")
             durable.clear()
-            database.commit(database.tree.prepare(jute.Create(paths[-1], b"data"), Caller(1, ())))
+            database.commit(database.tree.prepare(jute.Create(paths[-1], data), Caller(1, ())))
             await durable.wait()
             if database._snapshotting is not None:
                 await database._snapshotting
@@ -241,6 +241,36 @@ def test_an_unreadable_snapshot_is_made_good_by_the_one_before(
     older.write_bytes(b"")
     with pytest.raises(CorruptDataError, match="none of its snapshots is readable"):
         read(tmp_path)
+
+
+def test_large_znodes_come_back_from_a_snapshot(tmp_path: Path) -> None:
+    paths = fill(tmp_path, [60], snapshot_every=50, data=bytes(500_000))
+    for log in logs(tmp_path):
+        log.unlink()
+    tree = read(tmp_path)
+    assert sorted(znodes(tree)) == sorted(paths[:50])
+    assert {tree.get_data(path, Caller(1, ()))[0] for path in paths[:50]} == {bytes(500_000)}
+
+
+def test_a_session_with_megabytes_of_ephemerals_ends_and_stays_ended(tmp_path: Path) -> None:
+    environment = SystemEnvironment()
+
+    async def run() -> None:
+        failures: list[Exception] = []
+        database = Database(environment, str(tmp_path), 10**9, lambda zxid: None, failures.append)
+        await database.open()
+        database.commit(CreateSessionTxn(1, 1000, b"secret"))
+        for number in range(10):
+            create = jute.Create(f"/{number}" + 900_000 * "x", b"", flags=jute.CreateMode.EPHEMERAL)
+            database.commit(database.tree.prepare(create, Caller(1, ())))
+        database.commit(CloseSessionTxn(1))
+        await database.close()
+        assert not failures
+
+    asyncio.run(run())
+    environment.close()
+    tree = read(tmp_path)
+    assert (tree.sessions, tree.ephemeral_count, znodes(tree)) == ({}, 0, [])
 
 
 def test_a_snapshot_that_was_not_finished_is_removed(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from klamm.zookeeper.tree import (
     Applied,
     Caller,
     Capture,
+    CloseSessionTxn,
     CreateSessionTxn,
     CreateTxn,
     Event,
@@ -205,7 +206,7 @@ def test_closing_a_session_deletes_its_ephemerals_in_one_transaction() -> None:
     create(tree, "/theirs", flags=EPHEMERAL, caller=OTHER)
     assert tree.stat("/mine").ephemeral_owner == 7
     assert tree.ephemeral_count == 3
-    applied = tree.apply(tree.prepare_close_session(7), tree.zxid + 1, 5)
+    applied = tree.apply(CloseSessionTxn(7), tree.zxid + 1, 5)
     assert applied.events == [
         Event(EventType.NODE_DELETED, "/mine"),
         Event(EventType.NODE_DELETED, "/p/mine-0000000000"),
@@ -221,7 +222,7 @@ def test_an_ephemeral_deleted_by_hand_is_no_longer_its_sessions() -> None:
     tree = ZnodeTree()
     create(tree, "/mine", flags=EPHEMERAL)
     do(tree, jute.Delete("/mine"), OTHER)
-    assert tree.prepare_close_session(7).paths == ()
+    assert tree.ephemeral_count == 0
 
 
 def test_containers_go_when_their_last_child_has_gone() -> None:
@@ -474,7 +475,7 @@ actions = st.lists(st.tuples(st.sampled_from([7, 8]), requests | st.just("close"
 def perform(tree: ZnodeTree, session: int, action: Any) -> tuple[ZooKeeperErrorCode | int, Txn | None]:
     """Does an action to the tree; the error, or the transaction that was applied."""
     if action == "close":
-        txn: Txn = tree.prepare_close_session(session)
+        txn: Txn = CloseSessionTxn(session)
         tree.apply(txn, tree.zxid + 1, tree.zxid)
         tree.apply(CreateSessionTxn(session, 1, b""), tree.zxid + 1, 0)
         return ZooKeeperErrorCode.OK, txn

@@ -370,6 +370,30 @@ def test_digest_identities_open_what_is_theirs() -> None:
     run(scenario)
 
 
+def test_identities_are_bounded() -> None:
+    async def scenario(stage: Stage) -> None:
+        client = await stage.client()
+        for number in range(10):
+            assert (await client.call(jute.Auth("digest", b"%0300d:secret" % number))).error == 0
+        assert (await client.call(jute.Auth("digest", bytes(4096)))).error == ZooKeeperErrorCode.AUTH_FAILED
+        await client.wait_closed_by_server()
+
+    run(scenario)
+
+
+def test_a_multi_too_large_for_the_log_is_refused_and_changes_nothing() -> None:
+    async def scenario(stage: Stage) -> None:
+        client = await stage.client()
+        assert (await client.call(jute.Auth("digest", 4000 * b"x" + b":secret"))).error == 0
+        acl = (Acl(31, "auth", ""),)  # a few bytes that stand for thousands
+        multi = jute.Multi(tuple(jute.Create(f"/{number}", b"", acl) for number in range(2000)))
+        assert (await client.call(multi)).error == ZooKeeperErrorCode.BAD_ARGUMENTS
+        assert (await client.call(jute.Exists("/0"))).error == ZooKeeperErrorCode.NO_NODE
+        assert (await client.call(jute.Create("/after", b""))).error == 0
+
+    run(scenario)
+
+
 def test_an_unknown_scheme_is_refused_and_the_connection_closed() -> None:
     async def scenario(stage: Stage) -> None:
         client = await stage.client()

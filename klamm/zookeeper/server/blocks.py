@@ -6,6 +6,7 @@
 The salt differs from file to file, so that no client can store bytes that look like a block of the file they end up in.
 
 What must stay true:
+- No block is larger than `MAX_BLOCK_BYTES`: a reader takes a larger one for damage.
 - A block is written with one write and synced before the next block is written (logs). So after a crash only the
   last block can be damaged; a damaged block with a valid one behind it was damaged later, and its loss would go
   unnoticed if the file were cut there.
@@ -37,6 +38,8 @@ def encode_header(magic: bytes, salt: int) -> bytes:
 
 
 def encode_block(payload: bytes, salt: int) -> bytes:
+    if len(payload) > MAX_BLOCK_BYTES:
+        raise ValueError(f"a block of {len(payload)} bytes could not be read back")
     return _BLOCK.pack(len(payload), crc32c.crc32c(payload, salt)) + payload
 
 

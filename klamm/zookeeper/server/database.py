@@ -11,8 +11,10 @@ from collections.abc import Callable
 from typing import Final
 
 from klamm.environment import Environment, File, FileSystem
+from klamm.zookeeper.errors import BadArguments
+from klamm.zookeeper.server.records import encode_record
 from klamm.zookeeper.server.snapshots import publish_snapshot, recover, write_snapshot
-from klamm.zookeeper.server.transaction_log import TransactionLog
+from klamm.zookeeper.server.transaction_log import MAX_BATCH_BYTES, TransactionLog
 from klamm.zookeeper.tree import Applied, MultiTxn, Txn, ZnodeTree
 
 LOG_BYTES_PER_SNAPSHOT: Final = 64 * 1024 * 1024
@@ -58,10 +60,16 @@ class Database:
         )
 
     def commit(self, txn: Txn) -> Applied:
-        """Applies a transaction that was just prepared against the tree. Durable when `on_durable` says so."""
+        """Applies a transaction that was just prepared against the tree. Durable when `on_durable` says so.
+
+        Raises BadArguments when it is too large for the log (an ACL of many identities in many znodes).
+        """
         time_ms = self._environment.now_ms()
+        record = encode_record(time_ms, txn)
+        if len(record) > MAX_BATCH_BYTES:
+            raise BadArguments(message=f"a transaction of {len(record)} bytes; {MAX_BATCH_BYTES} are allowed")
         try:
-            self._transaction_log.append(time_ms, txn)
+            self._transaction_log.append(record)
             applied = self.tree.apply(txn, self.tree.zxid + 1, time_ms)
         except Exception as error:
             # Log and tree may differ now, so no further transaction may be judged by this tree.

@@ -93,9 +93,7 @@ _ENCODE: Final[dict[type, Callable[[Any], bytes]]] = {
     SetAclTxn: lambda txn: _kind(_SET_ACL_KIND) + _text(txn.path) + _acl(txn.acl) + _INT.pack(txn.aversion),
     CheckVersionTxn: lambda txn: _kind(_CHECK_KIND) + _text(txn.path),
     CreateSessionTxn: lambda txn: _kind(_CREATE_SESSION_KIND) + encode_session(txn.session_id, txn),
-    CloseSessionTxn: lambda txn: b"".join(
-        (_kind(_CLOSE_SESSION_KIND), _LONG.pack(txn.session_id), _INT.pack(len(txn.paths)), *map(_text, txn.paths))
-    ),
+    CloseSessionTxn: lambda txn: _kind(_CLOSE_SESSION_KIND) + _LONG.pack(txn.session_id),
     MultiTxn: lambda txn: b"".join((_kind(_MULTI_KIND), _INT.pack(len(txn.txns)), *map(encode_txn, txn.txns))),
 }
 
@@ -198,7 +196,7 @@ _DECODE: Final[dict[int, Callable[[_Reader], Txn]]] = {
     _SET_ACL_KIND: lambda reader: SetAclTxn(reader.text(), reader.acl(), reader.integer()),
     _CHECK_KIND: lambda reader: CheckVersionTxn(reader.text()),
     _CREATE_SESSION_KIND: _decode_create_session,
-    _CLOSE_SESSION_KIND: lambda reader: CloseSessionTxn(reader.unpack(_LONG)[0], reader.list_of(reader.text)),
+    _CLOSE_SESSION_KIND: lambda reader: CloseSessionTxn(*reader.unpack(_LONG)),
     _MULTI_KIND: lambda reader: MultiTxn(reader.list_of(lambda: _decode_node_txn(reader))),
 }
 

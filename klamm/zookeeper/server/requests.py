@@ -22,6 +22,9 @@ from klamm.zookeeper.tree import (
     digest_identity,
 )
 
+# Of one connection. Each use of the scheme `auth` in an ACL is replaced by all of them.
+MAX_IDENTITIES_BYTES: Final = 4096
+
 
 def encode_event(event: Event) -> bytes:
     """The frame that tells a client of a watch that fired."""
@@ -135,8 +138,12 @@ class Requests:
     def _auth(self, connection: ClientConnection, caller: Caller, request: jute.Auth) -> None:
         if request.scheme == "digest":
             identity = digest_identity(request.auth or b"")
-            if identity not in connection.identities:
-                connection.identities.append(identity)
+            if identity in connection.identities:
+                return
+            if sum(len(known.id) for known in [*connection.identities, identity]) > MAX_IDENTITIES_BYTES:
+                connection.refuse_requests()
+                raise errors.AuthFailed("", "more identities than a connection may have")
+            connection.identities.append(identity)
         elif request.scheme != "ip":  # the address is known without asking
             connection.refuse_requests()
             raise errors.AuthFailed("", f"scheme {request.scheme}")

@@ -20,7 +20,7 @@ from klamm.zookeeper.server.database import Database
 from klamm.zookeeper.server.outbox import Outbox
 from klamm.zookeeper.server.requests import Requests, encode_event
 from klamm.zookeeper.server.sessions import Session, SessionTracker
-from klamm.zookeeper.tree import Applied, Caller, CreateSessionTxn, Txn, Watches, ZnodeTree
+from klamm.zookeeper.tree import Applied, Caller, CloseSessionTxn, CreateSessionTxn, Txn, Watches, ZnodeTree
 
 CONTAINER_CHECK_S: Final = 60.0  # znode.container.checkIntervalMs
 
@@ -189,7 +189,7 @@ class ZooKeeperServer:
 
     def _end(self, session: Session) -> None:
         self._sessions.remove(session)
-        self._commit(self._tree.prepare_close_session(session.id))
+        self._commit(CloseSessionTxn(session.id))
 
     # -- requests
 

@@ -15,7 +15,7 @@ What must stay true:
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from klamm.environment import Environment, File, FileSystem
@@ -81,18 +81,32 @@ async def write_snapshot(
         while images := capture.take(NODES_PER_SLICE):
             if not is_wanted():
                 return None
-            chunk += encode_block(b"".join(map(encode_node, images)), salt)
-            if len(chunk) >= WRITE_BYTES:
-                position += await environment.run_blocking(file.write, position, chunk)
-                chunk = bytearray()
-            else:
-                await asyncio.sleep(0)
+            for payload in _payloads(images):
+                chunk += encode_block(payload, salt)
+                if len(chunk) >= WRITE_BYTES:
+                    position += await environment.run_blocking(file.write, position, chunk)
+                    chunk = bytearray()
+            await asyncio.sleep(0)
         chunk += encode_block(b"", salt)
         await environment.run_blocking(file.write, position, chunk)
         await environment.run_blocking(file.sync)
     finally:
         file.close()
     return path
+
+
+def _payloads(images: list[NodeImage]) -> Iterator[bytes]:
+    """The znodes as payloads of blocks: no larger than `WRITE_BYTES`, or of a single znode."""
+    records: list[bytes] = []
+    size = 0
+    for image in images:
+        record = encode_node(image)
+        if records and size + len(record) > WRITE_BYTES:
+            yield b"".join(records)
+            records, size = [], 0
+        records.append(record)
+        size += len(record)
+    yield b"".join(records)
 
 
 def _create(file_system: FileSystem, path: str) -> File:

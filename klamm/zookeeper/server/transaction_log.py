@@ -17,8 +17,7 @@ from collections.abc import Callable
 
 from klamm.environment import Environment, File
 from klamm.zookeeper.server.blocks import HEADER_BYTES, LOG_MAGIC, encode_block, encode_header
-from klamm.zookeeper.server.records import encode_batch, encode_record
-from klamm.zookeeper.tree import Txn
+from klamm.zookeeper.server.records import encode_batch
 
 PREFIX = "log."
 MAX_BATCH_BYTES = 4 * 1024 * 1024
@@ -64,9 +63,11 @@ class TransactionLog:
         self._position = 0
         self.roll()
 
-    def append(self, time_ms: int, txn: Txn) -> None:
-        """Takes the transaction with the next zxid. It is durable when `on_durable` says so."""
-        record = encode_record(time_ms, txn)
+    def append(self, record: bytes) -> None:
+        """Takes the transaction with the next zxid, encoded, of at most `MAX_BATCH_BYTES`.
+
+        It is durable when `on_durable` says so.
+        """
         batch = self._batches[-1] if self._batches else None
         if batch is None or batch.size_bytes + len(record) > MAX_BATCH_BYTES:
             batch = _Batch(self._next_zxid)
