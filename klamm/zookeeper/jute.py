@@ -412,9 +412,12 @@ class ReplyHeader(NamedTuple):
     error: int
 
 
+_OP_CODES = {int(op): op for op in OpCode}
+
 # Writing.
 
 _INT = Struct(">i")
+_PACK_INT, _UNPACK_INT = _INT.pack, _INT.unpack_from
 _LONG = Struct(">q")
 _BOOLEAN = Struct(">?")
 _STAT = Struct(">qqqqiiiqiiq")
@@ -422,7 +425,7 @@ _REQUEST_HEADER = Struct(">ii")
 _REPLY_HEADER = Struct(">iqi")
 _FRAMED_REQUEST_HEADER = Struct(">iii")
 _FRAMED_REPLY_HEADER = Struct(">iiqi")
-_MULTI_HEADER = Struct(">i?i")
+_MULTI_HEADER = Struct(">ibi")  # operation, whether this is the end (0 or 1), error
 _CONNECT_REQUEST = Struct(">iqiq")
 _CONNECT_RESPONSE = Struct(">iiq")
 _EVENT = Struct(">ii")
@@ -437,7 +440,7 @@ Parts = list[bytes]
 
 def _write_string(parts: Parts, value: str) -> None:
     data = value.encode()
-    parts.append(_INT.pack(len(data)))
+    parts.append(_PACK_INT(len(data)))
     parts.append(data)
 
 
@@ -463,10 +466,19 @@ def _write_acl(parts: Parts, acl: Sequence[Acl]) -> None:
         _write_string(parts, identity)
 
 
+def _encode_acl(acl: Sequence[Acl]) -> bytes:
+    parts: Parts = []
+    _write_acl(parts, acl)
+    return b"".join(parts)
+
+
+_OPEN_ACL_BYTES = _encode_acl(OPEN_ACL)
+
+
 def _write_create(parts: Parts, request: Create) -> None:
     _write_string(parts, request.path)
     _write_buffer(parts, request.data)
-    _write_acl(parts, request.acl)
+    parts.append(_OPEN_ACL_BYTES if request.acl is OPEN_ACL else _encode_acl(request.acl))
     parts.append(_INT.pack(request.flags))
     if request.op == OpCode.CREATE_TTL:
         parts.append(_LONG.pack(request.ttl_ms))
@@ -604,14 +616,15 @@ def _write_optional_stat(parts: Parts, stat: Stat | None) -> None:
 
 
 def _write_multi_results(parts: Parts, results: Sequence[MultiResult]) -> None:
-    for result in results:
-        parts.append(_MULTI_HEADER.pack(result.op, False, result.error))
-        if result.op == OpCode.ERROR:
-            parts.append(_INT.pack(result.error))
+    for op, error, path, stat in results:
+        parts.append(_MULTI_HEADER.pack(op, False, error))
+        if op == OpCode.ERROR:
+            parts.append(_INT.pack(error))
             continue
-        if result.path is not None:
-            _write_string(parts, result.path)
-        _write_optional_stat(parts, result.stat)
+        if path is not None:
+            _write_string(parts, path)
+        if stat is not None:
+            parts.append(_STAT.pack(*stat))
     parts.append(_MULTI_END)
 
 
@@ -646,6 +659,10 @@ def encode_response(xid: int, zxid: int, response: Response) -> bytes:
 # Reading.
 
 
+def _truncated(size: int, start: int, end: int) -> JuteError:
+    return JuteError(f"truncated: {size} bytes wanted at {start}, {end - start} left")
+
+
 class _Reader:
     """A position in a frame's content. Every read checks that the bytes are there."""
 
@@ -660,11 +677,17 @@ class _Reader:
         start = self.position
         self.position = start + size
         if self.position > self.end:
-            raise JuteError(f"truncated: {size} bytes wanted at {start}, {self.end - start} left")
+            raise _truncated(size, start, self.end)
         return start
 
+    # int32, buffer and string do without `_advance`: a multi has thousands of them.
+
     def int32(self) -> int:
-        value: int = _INT.unpack_from(self.data, self._advance(4))[0]
+        start = self.position
+        self.position = stop = start + 4
+        if stop > self.end:
+            raise _truncated(4, start, self.end)
+        value: int = _UNPACK_INT(self.data, start)[0]
         return value
 
     def int64(self) -> int:
@@ -683,8 +706,11 @@ class _Reader:
             if size != -1:
                 raise JuteError(f"negative length {size}")
             return None
-        start = self._advance(size)
-        return self.data[start : start + size]
+        start = self.position
+        self.position = stop = start + size
+        if stop > self.end:
+            raise _truncated(size, start, self.end)
+        return self.data[start:stop]
 
     def string(self) -> str:
         data = self.buffer()
@@ -708,6 +734,9 @@ class _Reader:
         return [self.string() for _ in range(self._count(4))]
 
     def acl(self) -> tuple[Acl, ...]:
+        if self.data.startswith(_OPEN_ACL_BYTES, self.position):  # nearly always
+            self.position += len(_OPEN_ACL_BYTES)
+            return OPEN_ACL
         return tuple([Acl(self.int32(), self.string(), self.string()) for _ in range(self._count(12))])
 
     def stat(self) -> Stat:
@@ -728,19 +757,20 @@ def _read_create(reader: _Reader, op: OpCode) -> Create:
 
 def _read_multi(reader: _Reader, _op: OpCode) -> Multi:
     operations: list[MultiOperation] = []
-    while (op := _read_multi_header(reader)[0]) is not None:
-        read = _MULTI_OPERATION_READERS.get(op)
-        if read is None:
-            raise JuteError(f"operation {op} in a multi")
-        operations.append(read(reader, OpCode(op)))
+    while (number := _read_multi_header(reader)[0]) is not None:
+        op = _OP_CODES.get(number)
+        read = _MULTI_OPERATION_READERS.get(number)
+        if op is None or read is None:
+            raise JuteError(f"operation {number} in a multi")
+        operations.append(read(reader, op))
     return Multi(tuple(operations))
 
 
 def _read_multi_header(reader: _Reader) -> tuple[int | None, int]:
     """The operation, or None at the end, and the error."""
-    op = reader.int32()
-    done = reader.boolean()
-    error = reader.int32()
+    op, done, error = reader.unpack(_MULTI_HEADER)
+    if not 0 <= done <= 1:
+        raise JuteError(f"a boolean is 0 or 1, not {done}")
     return (None if done else op), error
 
 

@@ -178,7 +178,7 @@ class _Node:
         return len(self.children) if self.children else 0
 
     def stat(self) -> Stat:
-        child_count = self.child_count
+        child_count = len(self.children) if self.children else 0
         return Stat(
             self.czxid,
             self.mzxid,
@@ -199,10 +199,21 @@ class _DraftNode:
 
     __slots__ = ("acl", "aversion", "child_count", "cversion", "ephemeral_owner", "version")
 
-    def __init__(self, acl: tuple[Acl, ...], ephemeral_owner: int) -> None:
+    def __init__(
+        self,
+        acl: tuple[Acl, ...],
+        ephemeral_owner: int,
+        version: int = 0,
+        cversion: int = 0,
+        aversion: int = 0,
+        child_count: int = 0,
+    ) -> None:
         self.acl = acl
         self.ephemeral_owner = ephemeral_owner
-        self.version = self.cversion = self.aversion = self.child_count = 0
+        self.version = version
+        self.cversion = cversion
+        self.aversion = aversion
+        self.child_count = child_count
 
 
 class _Draft:
@@ -237,11 +248,10 @@ class _Draft:
         draft = self._drafts.get(path)
         if draft is None:
             node = self._nodes[path]
-            self._drafts[path] = draft = _DraftNode(node.acl, node.ephemeral_owner)
-            draft.version = node.version
-            draft.cversion = node.cversion
-            draft.aversion = node.aversion
-            draft.child_count = node.child_count
+            draft = _DraftNode(
+                node.acl, node.ephemeral_owner, node.version, node.cversion, node.aversion, node.child_count
+            )
+            self._drafts[path] = draft
         return draft
 
 
@@ -352,6 +362,10 @@ def _expand_acl(path: str, acl: Sequence[Acl], identities: Sequence[Identity]) -
 # -- preparing: request in, transaction or error out ----------------------------------------------------------------
 
 
+_SEQUENTIAL: Final = (CreateMode.PERSISTENT_SEQUENTIAL, CreateMode.EPHEMERAL_SEQUENTIAL)
+_EPHEMERAL: Final = (CreateMode.EPHEMERAL, CreateMode.EPHEMERAL_SEQUENTIAL)
+
+
 def _existing(look: _Look, path: str) -> _Node | _DraftNode:
     node = look(path)
     if node is None:
@@ -386,7 +400,7 @@ def _prepare_create(request: jute.Create, look: _Look, caller: Caller) -> Create
     if parent is None:
         raise errors.NoNode(path)
     _require(Permission.CREATE, parent, caller, path)
-    if request.flags in (CreateMode.PERSISTENT_SEQUENTIAL, CreateMode.EPHEMERAL_SEQUENTIAL):
+    if request.flags in _SEQUENTIAL:
         path += f"{parent.cversion:010d}"
     if not is_valid_path(path):
         raise errors.BadArguments(path)
@@ -396,7 +410,7 @@ def _prepare_create(request: jute.Create, look: _Look, caller: Caller) -> Create
         raise errors.NoChildrenForEphemerals(path)
     if request.op == OpCode.CREATE_CONTAINER:
         owner = CONTAINER_OWNER
-    elif request.flags in (CreateMode.EPHEMERAL, CreateMode.EPHEMERAL_SEQUENTIAL):
+    elif request.flags in _EPHEMERAL:
         owner = caller.session_id
     else:
         owner = 0
@@ -840,6 +854,8 @@ class Watches(Generic[W]):
         """Whom to tell what, in order. A watcher that watches both data and children of a znode hears of its deletion
         once."""
         fired: list[tuple[W, Event]] = []
+        if not self._data.by_path and not self._children.by_path:
+            return fired
         for event in events:
             watchers = self._data.take(event.path) if event.path in self._data.by_path else {}
             if self._children.by_path:

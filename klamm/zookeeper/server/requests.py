@@ -166,7 +166,7 @@ def _by_flags(operation: jute.MultiOperation) -> jute.MultiOperation:
 
 def _multi_result(operation: jute.MultiOperation, change: NodeTxn, stat: Stat | None) -> MultiResult:
     if not isinstance(change, CreateTxn):
-        return MultiResult(operation.op, stat=stat)
+        return MultiResult(operation.op, 0, None, stat)
     if operation.op == OpCode.CREATE:
         return MultiResult(OpCode.CREATE, path=change.path)
     return MultiResult(OpCode.CREATE2, path=change.path, stat=stat)  # whichever create it was that answers a stat
