@@ -33,7 +33,7 @@ def produce(bootstrap: str, topic: str, count: int, size_bytes: int) -> dict[str
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "acks": "all", **limits})
     producer.list_topics(topic, timeout=30)
     chunk = [{"value": payload(size_bytes)}] * 1000
-    start, cpu = time.perf_counter(), time.process_time()
+    start, cpu, ticks = time.perf_counter(), time.process_time(), thread_ticks()
     sent = 0
     while sent < count:
         while len(producer) > MAX_QUEUED:
@@ -42,7 +42,7 @@ def produce(bootstrap: str, topic: str, count: int, size_bytes: int) -> dict[str
     if producer.flush(120):
         raise SystemExit("records were not acknowledged within 120 s")
     elapsed = time.perf_counter() - start
-    result = {"seconds": elapsed, "client_cpu_seconds": time.process_time() - cpu, **busiest_thread(elapsed)}
+    result = {"seconds": elapsed, "client_cpu_seconds": time.process_time() - cpu, **busiest_thread(ticks, elapsed)}
     stored = watermark(bootstrap, topic)
     if stored != count:
         raise SystemExit(f"{count} records were written, but the log has {stored}")
@@ -58,7 +58,7 @@ def consume(bootstrap: str, topic: str, count: int) -> dict[str, Any]:
     consumer.assign([confluent_kafka.TopicPartition(topic, 0, 0)])
     first = consumer.consume(1, timeout=30)
     received, received_bytes = len(first), 0
-    start, cpu = time.perf_counter(), time.process_time()
+    start, cpu, ticks = time.perf_counter(), time.process_time(), thread_ticks()
     while received < count:
         messages = consumer.consume(min(10_000, count - received), timeout=30)
         if not messages:
@@ -67,7 +67,7 @@ def consume(bootstrap: str, topic: str, count: int) -> dict[str, Any]:
         received_bytes += sum(map(len, messages))
     elapsed = time.perf_counter() - start
     result = {"seconds": elapsed, "bytes": received_bytes, "client_cpu_seconds": time.process_time() - cpu}
-    result |= busiest_thread(elapsed)
+    result |= busiest_thread(ticks, elapsed)
     consumer.close()
     return result
 
@@ -144,14 +144,21 @@ def watermark(bootstrap: str, topic: str) -> int:
     return high
 
 
-def busiest_thread(elapsed: float) -> dict[str, float]:
-    """The share of a core that this process's busiest thread had: near 1, the client itself is the limit."""
-    ticks = [sum(map(int, (task / "stat").read_text().rsplit(")")[1].split()[11:13])) for task in tasks()]
+def busiest_thread(before: dict[str, int], elapsed: float) -> dict[str, float]:
+    """The share of a core that this process's busiest thread had: near 1, the client itself is the limit.
+
+    `before`: the threads' ticks when the clock started.
+    """
+    ticks = [now - before.get(thread, 0) for thread, now in thread_ticks().items()]
     return {"busiest_thread_share": max(ticks) / os.sysconf("SC_CLK_TCK") / elapsed}
 
 
-def tasks() -> list[Path]:
-    return list(Path("/proc/self/task").iterdir())
+def thread_ticks() -> dict[str, int]:
+    """User and system time of each thread of this process, in clock ticks."""
+    return {
+        task.name: sum(map(int, (task / "stat").read_text().rsplit(")")[1].split()[11:13]))
+        for task in Path("/proc/self/task").iterdir()
+    }
 
 
 def main() -> None:

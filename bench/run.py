@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,8 @@ ROWS: list[tuple[str, str, str, bool, float | None]] = [
     ("consume_1k_cpu", "    broker CPU", "s per GB", False, 1.0),
     ("socket_p50", "one-at-a-time produce, bare socket, p50", "ms", False, 0.5),
     ("socket_p99", "    p99", "ms", False, 0.5),
+    ("one_core_p50", "    the same, client and broker on one core, p50", "ms", False, 0.5),
+    ("one_core_p99", "    p99", "ms", False, 0.5),
     ("librdkafka_p50", "one-at-a-time produce, librdkafka, p50", "ms", False, 0.5),
     ("librdkafka_p99", "    p99", "ms", False, 0.5),
     ("start", "start: command to first acknowledged record", "s", False, None),
@@ -121,7 +123,29 @@ class Bench:
             with fresh_topic(side, f"bench-{transport}-{number}") as topic:
                 result = client(side, "roundtrips", topic, self.count(5000), "--transport", transport)
             values |= {f"{transport}_p50": result["p50_ms"], f"{transport}_p99": result["p99_ms"]}
-        return values
+        self.step(f"one at a time (one core) {side.name}")
+        with fresh_topic(side, f"bench-one-core-{number}") as topic, one_core(side.broker_pid()):
+            result = client(side, "roundtrips", topic, self.count(5000), "--transport", "socket")
+        return values | {"one_core_p50": result["p50_ms"], "one_core_p99": result["p99_ms"]}
+
+
+@contextlib.contextmanager
+def one_core(pid: int) -> Iterator[None]:
+    """Keeps the broker and what is started here on one core.
+
+    Between two cores a round trip is mostly the time that a sleeping core takes to wake, above all in a virtual machine.
+    """
+    everywhere = os.sched_getaffinity(0)
+    core = {min(everywhere)}
+    threads = [0, *(int(task.name) for task in Path(f"/proc/{pid}/task").iterdir())]
+    try:
+        for thread in threads:
+            os.sched_setaffinity(thread, core)
+        yield
+    finally:
+        for thread in threads:
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(thread, everywhere)
 
 
 def client(side: Side, what: str, topic: str, count: int, *options: str) -> dict[str, Any]:
@@ -245,7 +269,7 @@ def main() -> None:
             sides.append(Klamm(directory / "klamm"))
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         progress = stack.enter_context(Progress(*columns, console=console, transient=True))
-        steps = len(sides) * (arguments.rounds + 5 * (arguments.warm_up + arguments.rounds))
+        steps = len(sides) * (arguments.rounds + 6 * (arguments.warm_up + arguments.rounds))
         task = progress.add_task("starting", total=steps)
         bench = Bench(sides, arguments.scale, lambda what: progress.update(task, description=what.ljust(50), advance=1))
         bench.start_times(arguments.rounds)
