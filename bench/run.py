@@ -133,7 +133,7 @@ class Bench:
 def one_core(pid: int) -> Iterator[None]:
     """Keeps the broker and what is started here on one core.
 
-    Between two cores a round trip is mostly the time that a sleeping core takes to wake, above all in a virtual machine.
+    Between two cores a round trip is mostly the time that a sleeping core takes to wake, above all in a virtual one.
     """
     everywhere = os.sched_getaffinity(0)
     core = {min(everywhere)}
