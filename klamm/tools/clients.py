@@ -19,9 +19,23 @@ def _check_topic_name(name: str) -> str:
     return name
 
 
+def _check_bootstrap_server(text: str) -> str:
+    for address in text.split(","):
+        match = re.fullmatch(r"(?:[0-9A-Za-z._-]+|\[[0-9A-Za-z:.%]+\]):([0-9]{1,5})", address)
+        if match is None or not 0 < int(match[1]) < 65536:
+            raise typer.BadParameter(f"{address!r} is not host:port with a port from 1 to 65535")
+    return text
+
+
 TopicName = Annotated[str, typer.Option("--topic", callback=_check_topic_name, help="The topic's name.")]
 BootstrapServer = Annotated[
-    str, typer.Option("--bootstrap-server", metavar="HOST:PORT,...", help="Brokers to connect to first.")
+    str,
+    typer.Option(
+        "--bootstrap-server",
+        metavar="HOST:PORT,...",
+        callback=_check_bootstrap_server,
+        help="Brokers to connect to first.",
+    ),
 ]
 CommandConfig = Annotated[
     Path | None, typer.Option("--command-config", metavar="FILE", help="Client properties, as Kafka's tools take them.")

@@ -46,6 +46,10 @@ def up(
 ) -> None:
     """Run a cluster until Ctrl-C; then stop it cleanly. Called again it continues with the same data."""
     started_at = time.monotonic()
+    if port and port + brokers - 1 > 65535:
+        raise typer.BadParameter(
+            f"{brokers} brokers need the ports {port} to {port + brokers - 1}", param_hint="--port"
+        )
     overrides = parse_pairs("--override", override or [])
     directory = directory.absolute()
     check_overrides(overrides, directory, brokers)

@@ -57,6 +57,17 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
             "Invalid value for --offset: '-1' is not earliest, latest or a number",
         ),
         (["consume", "--topic", "t", "--separator", ""], "Invalid value for --separator: must not be empty"),
+        *(
+            (
+                ["topics", "list", "--bootstrap-server", f"127.0.0.1:9092,{address}"],
+                f"Invalid value for '--bootstrap-server': {address!r} is not host:port with a port from 1 to 65535",
+            )
+            for address in ("", "broker", "broker:0", "broker:99999", ":9092", "http://broker:9092")
+        ),
+        (
+            ["up", "--port", "65534", "--brokers", "3"],
+            "Invalid value for --port: 3 brokers need the ports 65534 to 65536",
+        ),
     ],
 )
 def test_a_wrong_call_ends_with_2_and_one_line(
