@@ -58,10 +58,6 @@ class MetadataSnapshot:
         partitions = self.topics.get(topic)
         return None if partitions is None else partitions.get(partition)
 
-    def topic_name(self, topic_id: UUID) -> str | None:
-        """The topic that has this id; None if there is none."""
-        return next((name for name, known in self.topic_ids.items() if known == topic_id), None)
-
     def leader_endpoint(self, partition: PartitionMetadata, listener_name: str) -> Endpoint | None:
         """Where the partition's leader listens under this listener name; None if it is not alive or not there."""
         broker = self.brokers.get(partition.leader)

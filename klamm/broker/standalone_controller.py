@@ -42,6 +42,8 @@ CONTROLLER_EPOCH = 0
 # How long until something that failed is tried again, and how many logs at once.
 RETRY_MS = 1_000
 LOGS_TRIED_AT_ONCE = 100
+# Opening a log takes about a millisecond.
+LOGS_PER_SLICE = 10
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ class StandaloneController:
         self._led: dict[str, dict[int, PartitionState]] = {}
         # Those of them whose log could not be opened.
         self._unopened: dict[TopicPartition, UUID | None] = {}
+        self._opened_in_slice = 0
         self._retry: asyncio.TimerHandle | None = None
         self._retry_due = False
         # Topics to be looked at again when something is retried.
@@ -134,7 +137,7 @@ class StandaloneController:
             self._retry_due = False
             self._changed_topics.update(self._postponed)
             self._postponed.clear()
-            self._open_logs_again()
+            await self._open_logs_again()
         if self._topics_changed:
             self._topics_changed = False
             names = await self._zookeeper.topic_names(watch=self._on_topics)
@@ -164,7 +167,7 @@ class StandaloneController:
         states = await self._elect(new)
         for topic, assignment in assignments.items():
             mine = {number: states[topic, number] for number in assignment.partitions if (topic, number) in states}
-            self._announce(topic, assignment.topic_id, mine)
+            await self._announce(topic, assignment.topic_id, mine)
 
     async def _elect(self, partitions: Mapping[TopicPartition, Sequence[int]]) -> dict[TopicPartition, PartitionState]:
         """Writes this broker into the state znodes of the partitions that it is a replica of."""
@@ -205,8 +208,14 @@ class StandaloneController:
             )
         return elected
 
-    def _announce(self, topic: str, topic_id: UUID | None, states: Mapping[int, PartitionState]) -> None:
-        metadata = {number: self._lead(topic, number, topic_id, state) for number, state in states.items()}
+    async def _announce(self, topic: str, topic_id: UUID | None, states: Mapping[int, PartitionState]) -> None:
+        metadata = {}
+        for number, state in states.items():
+            metadata[number] = self._lead(topic, number, topic_id, state)
+            self._opened_in_slice += 1
+            if self._opened_in_slice == LOGS_PER_SLICE:
+                self._opened_in_slice = 0
+                await asyncio.sleep(0)  # other requests of this process have their turn
         self._led.setdefault(topic, {}).update(states)
         ids = {} if topic_id is None else {topic: topic_id}
         brokers = {self._broker.id: self._broker}
@@ -224,7 +233,7 @@ class StandaloneController:
             return PartitionMetadata(NO_LEADER, state.leader_epoch, state.isr, state.replicas, offline)
         return PartitionMetadata(state.leader, state.leader_epoch, state.isr, state.replicas)
 
-    def _open_logs_again(self) -> None:
+    async def _open_logs_again(self) -> None:
         for (topic, number), topic_id in list(self._unopened.items())[:LOGS_TRIED_AT_ONCE]:
             # One that fails again queues up behind the others.
             del self._unopened[topic, number]
@@ -235,7 +244,7 @@ class StandaloneController:
                 self._unopened[topic, number] = topic_id
             else:
                 _log.info("%s-%d has a leader again", topic, number)
-                self._announce(topic, topic_id, {number: state})
+                await self._announce(topic, topic_id, {number: state})
         if self._unopened:
             self._retry_later()
 

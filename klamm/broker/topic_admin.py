@@ -9,6 +9,7 @@ What must stay true:
 - Each topic of a request succeeds or fails on its own.
 """
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,10 @@ MAX_TOPIC_NAME_LENGTH = 249
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+\Z")
 # In CreateTopics: take the broker's default.
 UNSET = -1
+# In one request. Kafka has no such bound, so there one number that is too large takes all memory.
+MAX_NEW_PARTITIONS = 100_000
+# Topics that can be decided without ZooKeeper; other requests run in between.
+TOPICS_PER_SLICE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +97,13 @@ class TopicAdmin:
 
         A topic that has not by `timeout_ms` gets REQUEST_TIMED_OUT, although it will be created.
         """
-        created = [await self._create(topic, validate_only) for topic in topics]
+        created = []
+        left_partitions = MAX_NEW_PARTITIONS
+        for index, topic in enumerate(topics, 1):
+            created.append(await self._create(topic, validate_only, left_partitions))
+            left_partitions -= len(created[-1].assignment)
+            if index % TOPICS_PER_SLICE == 0:
+                await asyncio.sleep(0)
         if validate_only:
             return created
         expected = {topic.name: topic.assignment for topic in created if topic.error is None}
@@ -103,9 +114,9 @@ class TopicAdmin:
             for topic in created
         ]
 
-    async def _create(self, topic: NewTopic, validate_only: bool) -> CreatedTopic:
+    async def _create(self, topic: NewTopic, validate_only: bool, left_partitions: int) -> CreatedTopic:
         try:
-            assignment, config, overrides = self._validate(topic)
+            assignment, config, overrides = self._validate(topic, left_partitions)
             topic_id = None if validate_only else self._environment.random_uuid()
             if topic_id is not None:
                 await self._zookeeper().create_topic(topic.name, assignment, topic_id, overrides)
@@ -113,17 +124,19 @@ class TopicAdmin:
             return CreatedTopic(topic.name, error)
         return CreatedTopic(topic.name, None, topic_id, assignment, config)
 
-    def _validate(self, topic: NewTopic) -> tuple[dict[int, list[int]], TopicConfig, dict[str, str]]:
+    def _validate(
+        self, topic: NewTopic, left_partitions: int
+    ) -> tuple[dict[int, list[int]], TopicConfig, dict[str, str]]:
         snapshot = self._metadata_cache.snapshot
         validate_topic_name(topic.name)
         if topic.name in snapshot.topics:
             raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
         # Metrics names turn '.' into '_', so two topics must not differ in nothing else.
         collision = topic.name.replace(".", "_")
-        for other in snapshot.topics:
+        for other in snapshot.topics if "_" in collision else ():
             if other.replace(".", "_") == collision:
                 raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{topic.name}' collides with '{other}'")
-        assignment = self._assign(topic)
+        assignment = self._assign(topic, left_partitions)
         overrides = {}
         for key, value in topic.configs.items():
             if value is None:
@@ -135,14 +148,16 @@ class TopicAdmin:
             raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
         return assignment, config, overrides
 
-    def _assign(self, topic: NewTopic) -> dict[int, list[int]]:
+    def _assign(self, topic: NewTopic, left_partitions: int) -> dict[int, list[int]]:
         if topic.assignments:
             if topic.partitions != UNSET or topic.replication_factor != UNSET:
                 raise KafkaError(
                     ErrorCode.INVALID_REQUEST, "counts and a replica assignment were both given; only one is allowed"
                 )
+            _check_count(len(topic.assignments), left_partitions)
             return _check_assignment({number: list(replicas) for number, replicas in topic.assignments}, 0)
         partitions = self._config.num_partitions if topic.partitions == UNSET else topic.partitions
+        _check_count(partitions, left_partitions)
         replication_factor = (
             self._config.default_replication_factor if topic.replication_factor == UNSET else topic.replication_factor
         )
@@ -186,12 +201,16 @@ class TopicAdmin:
         """Grows topics to a count of partitions: (topic, count, replicas of each new partition or None)."""
         results: dict[str, KafkaError | None] = {}
         expected = {}
-        for topic, count, replicas in topics:
+        left_partitions = MAX_NEW_PARTITIONS
+        for index, (topic, count, replicas) in enumerate(topics, 1):
             try:
-                expected[topic] = await self._grow(topic, count, replicas, validate_only)
+                expected[topic] = await self._grow(topic, count, replicas, validate_only, left_partitions)
+                left_partitions -= len(expected[topic])
                 results[topic] = None
             except KafkaError as error:
                 results[topic] = error
+            if index % TOPICS_PER_SLICE == 0:
+                await asyncio.sleep(0)
         if not validate_only:
             ready = await self._wait(_TopicsCreated(self._metadata_cache, expected), expected, timeout_ms)
             timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the partitions are added, but have no leaders yet")
@@ -199,9 +218,15 @@ class TopicAdmin:
         return results
 
     async def _grow(
-        self, topic: str, count: int, replicas: Sequence[Sequence[int]] | None, validate_only: bool
+        self,
+        topic: str,
+        count: int,
+        replicas: Sequence[Sequence[int]] | None,
+        validate_only: bool,
+        left_partitions: int,
     ) -> dict[int, list[int]]:
         """Returns the assignment of the new partitions."""
+        validate_topic_name(topic)
         existing = await self._zookeeper().topic_assignment(topic)
         if existing is None:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{topic}' does not exist.")
@@ -213,6 +238,7 @@ class TopicAdmin:
             raise KafkaError(
                 ErrorCode.INVALID_PARTITIONS, f"Topic has {len(current)} partitions; {count} would not be an increase"
             )
+        _check_count(added, left_partitions)
         first = len(current)
         if replicas is None:
             order = sorted(self._metadata_cache.snapshot.brokers)
@@ -264,6 +290,15 @@ class TopicAdmin:
         return [topic for topic in topics if operation.is_done(topic)]
 
 
+def _check_count(added: int, left_partitions: int) -> None:
+    """Raises KafkaError INVALID_PARTITIONS when more partitions are added than the request may still ask for."""
+    if added > left_partitions:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"{added} new partitions: a request may ask for {MAX_NEW_PARTITIONS} in all, {left_partitions} are left",
+        )
+
+
 def _check_assignment(assignment: dict[int, list[int]], first_partition: int) -> dict[int, list[int]]:
     """Raises KafkaError INVALID_REPLICA_ASSIGNMENT unless partitions are consecutive and replicas distinct."""
     numbers = sorted(assignment)
@@ -284,17 +319,20 @@ def _check_assignment(assignment: dict[int, list[int]], first_partition: int) ->
 
 
 class _TopicsChanged(DelayedOperation):
-    """Waits until every topic is as wanted."""
+    """Waits until every topic has been as wanted."""
 
     def __init__(self, metadata_cache: MetadataCache, topics: Sequence[str]) -> None:
         self._metadata_cache = metadata_cache
-        self._topics = topics
+        # The next to look at is the last: a topic is not looked at again each time that another one changes.
+        self._pending = list(reversed(topics))
 
     def is_done(self, topic: str) -> bool:
         raise NotImplementedError
 
     def is_ready(self) -> bool:
-        return all(map(self.is_done, self._topics))
+        while self._pending and self.is_done(self._pending[-1]):
+            self._pending.pop()
+        return not self._pending
 
 
 class _TopicsCreated(_TopicsChanged):

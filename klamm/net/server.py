@@ -30,6 +30,9 @@ Buffers = Sequence[bytes | bytearray | memoryview]
 # Responses wait in the transport up to this size before the connection is muted: two of the largest usual fetches.
 WRITE_BUFFER_HIGH_BYTES = 2 * 1024 * 1024
 
+# Idle connections are looked for no more often than this.
+MIN_IDLE_CHECK_S = 0.1
+
 _log = logging.getLogger(__name__)
 
 
@@ -54,7 +57,7 @@ class ServerLimits:
 
     max_connections: int = 2**31 - 1
     max_connections_per_ip: int = 2**31 - 1
-    connections_max_idle_ms: int = 600_000
+    connections_max_idle_ms: int = 600_000  # negative: an idle connection is never closed
     max_in_flight: int = 100
     max_in_flight_bytes: int = 32 * 1024 * 1024
 
@@ -147,6 +150,11 @@ class ServerConnection(FrameReader):
             _log.info("%s: closed: %s", self, reason)
             self._waiting.clear()
             self.transport.abort()
+
+    @property
+    def is_answering(self) -> bool:
+        """Whether a request has started and has not been answered."""
+        return bool(self._exchanges)
 
     @property
     def idle(self) -> bool:
@@ -336,14 +344,17 @@ class SocketServer:
     _all_closed: "asyncio.Future[None] | None" = None
 
     def _schedule_idle_check(self) -> None:
-        period_s = min(self.limits.connections_max_idle_ms / 1000, 60)
+        if self.limits.connections_max_idle_ms < 0:
+            return
+        period_s = min(max(self.limits.connections_max_idle_ms / 1000, MIN_IDLE_CHECK_S), 60)
         self._idle_timer = asyncio.get_running_loop().call_later(period_s, self._close_idle)
 
     def _close_idle(self) -> None:
         oldest_s = asyncio.get_running_loop().time() - self.limits.connections_max_idle_ms / 1000
         for connection in list(self._connections):
-            if connection.idle and connection.last_active_s < oldest_s:
-                connection.transport.close()
+            if not connection.is_answering and connection.last_active_s < oldest_s:
+                # Not `close`, which would wait for ever for a client that does not read what it has asked for.
+                connection.transport.abort()
         self._schedule_idle_check()
 
 

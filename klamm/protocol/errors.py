@@ -118,13 +118,20 @@ class ErrorCode(IntEnum):
     INCONSISTENT_CLUSTER_ID = 104
 
 
+# In characters.
+MAX_MESSAGE_LENGTH = 2_000
+
+
 class KafkaError(Exception):
     """An operating error with the code that a client is told.
 
     `message` says, for a person, what was wrong and what is allowed; it reaches those responses that have room for it.
+    A message that quotes much of a client's request is cut: a string in a response holds no more than 32,767 bytes.
     """
 
     def __init__(self, code: ErrorCode, message: str = "") -> None:
+        if len(message) > MAX_MESSAGE_LENGTH:
+            message = message[:MAX_MESSAGE_LENGTH] + "..."
         super().__init__(f"{code.name}: {message}" if message else code.name)
         self.code = code
         self.message = message

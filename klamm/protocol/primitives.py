@@ -8,6 +8,9 @@ import struct
 
 Buffer = bytes | bytearray | memoryview
 
+# Also for strings whose length could be larger, as Kafka has it: so what one version takes, every other can say again.
+MAX_STRING_BYTES = 2**15 - 1
+
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 
@@ -83,6 +86,8 @@ def _text(data: Buffer, position: int, length: int) -> tuple[str | None, int]:
             return None, position
         raise InvalidFrame(f"a length of {length}", position)
     end = position + length
+    if length > MAX_STRING_BYTES:
+        raise InvalidFrame(f"text of {length} bytes, allowed are {MAX_STRING_BYTES}", position)
     if end > len(data):
         raise InvalidFrame(f"a length of {length}, but {len(data) - position} bytes are left", position)
     try:

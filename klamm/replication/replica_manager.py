@@ -187,17 +187,19 @@ class ReplicaManager:
         """Reads for a consumer: at once if `min_bytes` are there or something is wrong, else within `max_wait_ms`.
 
         Results are in the order of `wanted`. The first non-empty partition may exceed `max_bytes` and its own limit by
-        one batch, so that a batch larger than the limits can still be consumed (KIP-74).
+        one batch, so that a batch larger than the limits can still be consumed (KIP-74). No more than `max_bytes` are
+        waited for.
         """
         if wanted:
-            delayed = _DelayedFetch(self, wanted, isolation_level, min_bytes)
+            delayed = _DelayedFetch(self, wanted, isolation_level, min(min_bytes, max_bytes))
             keys = [(topic, want.partition) for topic, want in wanted]
             await self.fetch_purgatory.wait(delayed, keys, max_wait_ms)
         results = []
-        left_bytes = max_bytes
+        read_bytes = 0
         for index, (topic, want) in enumerate(wanted, 1):
-            result = await self._read(topic, want, isolation_level, left_bytes, first=left_bytes == max_bytes)
-            left_bytes = max(0, left_bytes - len(result.records or b""))
+            left_bytes = max(0, max_bytes - read_bytes)
+            result = await self._read(topic, want, isolation_level, left_bytes, first=read_bytes == 0)
+            read_bytes += len(result.records or b"")
             results.append(result)
             if index % PARTITIONS_PER_SLICE == 0:
                 await asyncio.sleep(0)  # other requests of this process have their turn

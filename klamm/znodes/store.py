@@ -35,6 +35,8 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 PRODUCER_ID_BLOCK_SIZE = 1000
+# A ZooKeeper server takes requests of 1,048,575 bytes (jute.maxbuffer); a little is left for all but the data.
+MAX_TOPIC_BYTES = 1_000_000
 
 
 class LiveBroker(NamedTuple):
@@ -207,13 +209,15 @@ class KafkaZooKeeper:
     async def create_topic(
         self, topic: str, replicas: Replicas, topic_id: UUID | None, config: Mapping[str, str]
     ) -> None:
-        """Creates a topic's configuration and the topic. KafkaError TOPIC_ALREADY_EXISTS.
+        """Creates a topic's configuration and the topic. KafkaErrors TOPIC_ALREADY_EXISTS, and INVALID_REQUEST when
+        they are more than ZooKeeper takes.
 
         Both in one multi, so that a creation that loses the race does not leave its configuration behind. Safe to
         repeat: a topic with exactly this content, `topic_id` included, is the one created by the first try.
         """
         assignment = TopicAssignment({partition: tuple(ids) for partition, ids in replicas.items()}, topic_id)
         create = Create(topics.topic_path(topic), assignment.encode())
+        _check_size(topic, len(create.data or b"") + len(configs.encode_config(config)))
         try:
             await self._write_config_and(configs.config_path(configs.topic_entity(topic)), config, create)
         except NodeExists:
@@ -222,8 +226,8 @@ class KafkaZooKeeper:
                 raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic}' already exists.") from None
 
     async def add_partitions(self, topic: str, replicas: Replicas) -> None:
-        """Adds partitions to a topic. KafkaErrors UNKNOWN_TOPIC_OR_PARTITION, and INVALID_PARTITIONS when one of these
-        is there with other replicas. Safe to repeat."""
+        """Adds partitions to a topic. KafkaErrors UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS when one of these is
+        there with other replicas, and INVALID_REQUEST when they are more than ZooKeeper takes. Safe to repeat."""
         while True:
             existing = await self.topic_assignment(topic)
             if existing is None:
@@ -233,9 +237,10 @@ class KafkaZooKeeper:
                     raise KafkaError(
                         ErrorCode.INVALID_PARTITIONS, f"partition {partition} of topic '{topic}' exists already"
                     )
-            changed = replace(existing, partitions={**existing.partitions, **replicas})
+            changed = replace(existing, partitions={**existing.partitions, **replicas}).encode()
+            _check_size(topic, len(changed))
             try:
-                await retrying(self.client.set, topics.topic_path(topic), changed.encode(), existing.zk_version)
+                await retrying(self.client.set, topics.topic_path(topic), changed, existing.zk_version)
                 return
             except (BadVersion, NoNode):
                 continue
@@ -373,6 +378,15 @@ class KafkaZooKeeper:
     async def _delete_if_there(self, path: str) -> None:
         with contextlib.suppress(NoNode):
             await retrying(self.client.delete, path)
+
+
+def _check_size(topic: str, size_bytes: int) -> None:
+    """A server answers a write over its limit by closing the connection, and each new try would end in the same way."""
+    if size_bytes > MAX_TOPIC_BYTES:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"the replicas and configs of '{topic}' take {size_bytes} bytes, ZooKeeper takes {MAX_TOPIC_BYTES}",
+        )
 
 
 def _decode_state(key: TopicPartition, data: bytes, zk_version: int) -> "LeaderAndIsr | ZnodeError":

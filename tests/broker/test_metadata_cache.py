@@ -28,8 +28,7 @@ def test_updates_merge_and_leave_old_snapshots_alone() -> None:
     assert cache.snapshot.topics["t"][1].leader_epoch == 7
     assert cache.snapshot.topics["t"][0] is first.topics["t"][0]
     assert cache.snapshot.controller_id == 2
-    assert cache.snapshot.topic_name(UUID(int=5)) == "t"
-    assert cache.snapshot.topic_name(UUID(int=9)) is None
+    assert cache.snapshot.topic_ids == {"t": UUID(int=5), "u": UUID(int=6)}
 
 
 def test_an_update_without_partitions_keeps_them() -> None:
@@ -49,7 +48,7 @@ def test_deleted_partitions_go_and_with_the_last_one_the_topic() -> None:
     assert list(cache.snapshot.topics["t"]) == [1]
     assert cache.update(1, BROKERS, {"t": {1: gone}}, {}) == [("t", 1)]
     assert "t" not in cache.snapshot.topics
-    assert cache.snapshot.topic_name(UUID(int=5)) is None
+    assert not cache.snapshot.topic_ids
 
 
 def test_a_leader_is_found_only_where_it_lives_and_listens() -> None:

@@ -272,6 +272,32 @@ def test_idle_connections_are_closed() -> None:
     run(scenario, limits=ServerLimits(connections_max_idle_ms=10))
 
 
+def test_idle_connections_are_never_closed_with_a_negative_limit() -> None:
+    async def scenario(harness: Harness) -> None:
+        peer = await harness.connect()
+        for number in range(20):
+            peer.send(b"now:%d" % number)
+            assert await peer.receive() == b"now:%d" % number
+
+    run(scenario, limits=ServerLimits(connections_max_idle_ms=-1))
+
+
+def test_a_connection_whose_client_never_reads_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(harness: Harness) -> None:
+        closed = asyncio.Event()
+        monkeypatch.setattr(harness.server, "closed", lambda _connection: closed.set())
+        harness.answer_bytes = 20_000_000
+        peer = await harness.connect()
+        peer.writer.transport.pause_reading()
+        peer.send(b"now:1", b"now:2")
+        await harness.until(lambda: bool(harness.started))
+        await closed.wait()
+        assert harness.started == [b"now:1"]
+        harness.server._connections.clear()
+
+    run(scenario, limits=ServerLimits(connections_max_idle_ms=10))
+
+
 def test_a_stop_lets_requests_finish() -> None:
     async def scenario(harness: Harness) -> None:
         peer, idle = await harness.connect(), await harness.connect()

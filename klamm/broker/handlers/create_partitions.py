@@ -3,6 +3,8 @@
 Answered when every new partition has a leader. Only the controller's broker serves it.
 """
 
+from collections import Counter
+
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.protocol import messages
@@ -26,11 +28,11 @@ def error_response(request: Request, error: KafkaError) -> Body:
 async def handle(request: Request) -> Body:
     body, services = request.body, request.services
     services.require_controller()
-    names = [topic.name for topic in body.topics]
+    names = Counter(topic.name for topic in body.topics)
     answers: dict[str, KafkaError | None] = {}
     wanted = []
     for topic in body.topics:
-        if names.count(topic.name) > 1:
+        if names[topic.name] > 1:
             answers[topic.name] = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic in request.")
         elif not request.allows(topic.name):
             answers[topic.name] = KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
@@ -43,7 +45,7 @@ async def handle(request: Request) -> Body:
             wanted, timeout_ms=body.timeout_ms, validate_only=body.validate_only
         )
     )
-    return Response(version=request.version, results=[_result(name, answers[name]) for name in dict.fromkeys(names)])
+    return Response(version=request.version, results=[_result(name, answers[name]) for name in names])
 
 
 def _result(name: str, error: KafkaError | None) -> Body:

@@ -4,6 +4,8 @@ Answered when every new partition has a leader, or with REQUEST_TIMED_OUT after 
 will exist. Only the controller's broker serves it.
 """
 
+from collections import Counter
+
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.broker.topic_admin import CreatedTopic, NewTopic
@@ -29,11 +31,11 @@ async def handle(request: Request) -> Body:
     body, services = request.body, request.services
     services.require_controller()
     on_cluster = request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER)
-    names = [topic.name for topic in body.topics]
+    names = Counter(topic.name for topic in body.topics)
     answers: dict[str, Body] = {}
     wanted = []
     for topic in body.topics:
-        if names.count(topic.name) > 1:
+        if names[topic.name] > 1:
             error = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
             answers[topic.name] = _failed(request, topic.name, error)
         elif not on_cluster and not request.allows(topic.name):
@@ -45,7 +47,7 @@ async def handle(request: Request) -> Body:
     )
     for one in created:
         answers[one.name] = _failed(request, one.name, one.error) if one.error else _created(request, one)
-    return Response(version=request.version, topics=[answers[name] for name in dict.fromkeys(names)])
+    return Response(version=request.version, topics=[answers[name] for name in names])
 
 
 def _new_topic(topic: Body) -> NewTopic:

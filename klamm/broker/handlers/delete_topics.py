@@ -33,13 +33,14 @@ async def handle(request: Request) -> Body:
         code = ErrorCode.TOPIC_DELETION_DISABLED if disabled else ErrorCode.INVALID_REQUEST
         raise KafkaError(code, "delete.topic.enable is false")
     snapshot = services.metadata_cache.snapshot
+    names = {topic_id: name for name, topic_id in snapshot.topic_ids.items()}
     results: list[Body] = []
     doomed = {}
     for given, topic_id in _named(request):
         by_id = given is None
         if by_id == (topic_id is None):
             raise KafkaError(ErrorCode.INVALID_REQUEST, "each topic is named either by its name or by its id")
-        name = snapshot.topic_name(topic_id) if by_id else given
+        name = names.get(topic_id) if by_id else given
         if name is None:
             results.append(_result(None, topic_id, KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)))
         elif not request.allows(name, Operation.DESCRIBE):

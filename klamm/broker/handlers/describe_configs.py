@@ -13,6 +13,7 @@ from klamm.config.describe import DescribedConfig, describe_broker, describe_top
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import MAX_STRING_BYTES
 
 Response = messages.response_class(ApiKey.DESCRIBE_CONFIGS)
 Result = Response.DescribeConfigsResult
@@ -35,10 +36,12 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
 )
 def handle(request: Request) -> Body:
+    # Each resource once, so that the response is not many thousand times as large as its request.
+    resources = {(resource.resource_type, resource.resource_name): resource for resource in request.body.resources}
     results = []
-    for resource in request.body.resources:
+    for resource in resources.values():
         try:
-            entries = _describe(request, resource)
+            entries = _entries(request, resource.configuration_keys, _describe(request, resource))
         except KafkaError as error:
             results.append(_failed(resource, error))
         else:
@@ -48,7 +51,7 @@ def handle(request: Request) -> Body:
                     error_message=None,
                     resource_type=resource.resource_type,
                     resource_name=resource.resource_name,
-                    configs=_entries(request, resource.configuration_keys, entries),
+                    configs=entries,
                 )
             )
     return Response(version=request.version, results=results)
@@ -80,8 +83,18 @@ def _describe(request: Request, resource: Body) -> Sequence[DescribedConfig]:
 
 
 def _entries(request: Request, wanted: Sequence[str] | None, entries: Sequence[DescribedConfig]) -> list[Body]:
-    """Those of the wanted names; an empty list means all, as null does."""
+    """Those of the wanted names; an empty list means all, as null does.
+
+    Raises KafkaError UNKNOWN_SERVER_ERROR for a value that no response can hold; a file or a znode can.
+    """
     body = request.body
+    names = frozenset(wanted or (entry.name for entry in entries))
+    entries = [entry for entry in entries if entry.name in names]
+    for entry in entries:
+        if entry.value is not None and len(entry.value.encode()) > MAX_STRING_BYTES:
+            raise KafkaError(
+                ErrorCode.UNKNOWN_SERVER_ERROR, f"the value of {entry.name} is longer than {MAX_STRING_BYTES} bytes"
+            )
     return [
         Entry(
             version=request.version,
@@ -99,7 +112,6 @@ def _entries(request: Request, wanted: Sequence[str] | None, entries: Sequence[D
             documentation=entry.documentation if body.include_documentation else None,
         )
         for entry in entries
-        if not wanted or entry.name in wanted
     ]
 
 

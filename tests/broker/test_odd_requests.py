@@ -1,0 +1,367 @@
+"""Well-formed requests with odd values in every field: each is answered or closes its connection, and no other client
+notices. What each field means is tested elsewhere; here it only matters that no value stops or holds up the broker.
+"""
+
+import asyncio
+import random
+import struct
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+from one_broker import Client, OneBroker, batch, run, values
+
+from klamm.broker.handlers import APIS
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode
+from klamm.protocol.fetch import FetchPartition, FetchRequest
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.produce import ProduceRequest
+
+NONE = ErrorCode.NONE
+
+BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
+LONGEST = 2**15 - 1
+ROUNDS = 15
+TOPICS = ["a", "a", "b", "c.d", "c_d", "", ".", "..", "a/b", "a/partitions", "/", "é", "\0", "x" * 249, "x" * LONGEST]
+TEXTS = [*TOPICS, "0", "1", "retention.ms", "cleanup.policy", "-1", "compact", "\n" * LONGEST, "🙂" * (LONGEST // 4)]
+COUNTS = [-(2**31), -1, -1, 0, 1, 1, 2, 5, 100_000, 2**31 - 1]
+# Short, because the test waits for each answer; that a long one is no trouble is tested below.
+TIMEOUTS = [-(2**31), -1, 0, 1, 10]
+
+
+class Odd:
+    """Makes requests of any API from the schemas of its message classes."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+
+    def request(self, key: ApiKey, version: int) -> Any:
+        if key is ApiKey.PRODUCE:
+            return self.produce(version)
+        if key is ApiKey.FETCH:
+            return self.fetch()
+        message_class = messages.request_class(key)
+        return self.struct(message_class._struct, message_class, version)
+
+    def struct(self, schema: Any, data_class: Any, version: int) -> Any:
+        fields = [field for field in schema._fields if field.for_version_q(version)]
+        return data_class(version=version, **{field.name: self.field(field, version) for field in fields})
+
+    def field(self, field: Any, version: int) -> Any:
+        if field.nullable_for_version_q(version) and self.chance.random() < 0.2:
+            return None
+        if field.is_struct_array():
+            elements = [self.struct(field.array_of, field.data_class, version) for _ in range(self.count())]
+            return elements + elements[: self.chance.choice([0, 0, 1])]
+        if field.is_array():
+            return [self.value(field.name, field.array_of.type_str) for _ in range(self.count())]
+        return self.value(field.name, field.type_str)
+
+    def count(self) -> int:
+        return self.chance.choice([0, 1, 1, 2, 3])
+
+    def value(self, name: str, kind: str) -> Any:
+        if name in ("timeout_ms", "num_partitions", "count"):
+            return self.chance.choice(TIMEOUTS if name == "timeout_ms" else COUNTS)
+        if kind in BITS:
+            return self.integer(BITS[kind])
+        if kind == "string":
+            return self.chance.choice(TOPICS if name in ("topic", "name", "topic_names") else TEXTS)
+        if kind == "uuid":
+            return self.chance.choice([None, uuid.UUID(int=self.chance.getrandbits(128) | 1)])
+        assert kind == "bool", kind
+        return self.chance.random() < 0.5
+
+    def integer(self, bits: int) -> int:
+        limit = 2 ** (bits - 1)
+        return self.chance.choice([-limit, -limit + 1, -3, -2, -1, 0, 0, 0, 1, 1, 2, 4, limit - 1])
+
+    def produce(self, version: int) -> ProduceRequest:
+        chance = self.chance
+        topics = [
+            (chance.choice(TOPICS), [(self.integer(32), self.records()) for _ in range(self.count())])
+            for _ in range(self.count())
+        ]
+        transactional_id = chance.choice([None, None, None, "", "x" * LONGEST]) if version >= 3 else None
+        return ProduceRequest(
+            transactional_id,
+            chance.choice([-1, -1, 0, 1, self.integer(16)]),
+            chance.choice(TIMEOUTS),
+            topics + topics[: chance.choice([0, 1])],
+        )
+
+    def records(self) -> bytearray | None:
+        chance = self.chance
+        records = batch(b"v" * chance.choice([0, 1, 100]), producer_id=chance.choice([-1, 0, 5]))
+        match chance.randrange(6):
+            case 0:
+                return None
+            case 1:
+                return bytearray(chance.randbytes(chance.choice([0, 1, 60, 61, 100])))
+            case 2:
+                records[chance.randrange(len(records))] ^= 1 << chance.randrange(8)
+        return records
+
+    def fetch(self) -> FetchRequest:
+        chance = self.chance
+        topics = [
+            (
+                chance.choice(TOPICS),
+                [
+                    FetchPartition(
+                        self.integer(32), chance.choice([-1, self.integer(32)]), self.integer(64),
+                        chance.choice([-1, self.integer(32)]), self.integer(64), self.integer(32),
+                    )
+                    for _ in range(self.count())
+                ],
+            )
+            for _ in range(self.count())
+        ]  # fmt: skip
+        return FetchRequest(
+            replica_id=chance.choice([-1, -1, -1, self.integer(32)]),
+            max_wait_ms=chance.choice(TIMEOUTS),
+            min_bytes=self.integer(32),
+            max_bytes=self.integer(32),
+            isolation_level=self.integer(8),
+            session_id=self.integer(32),
+            session_epoch=self.integer(32),
+            topics=topics + topics[: chance.choice([0, 1])],
+            forgotten_topics=[(chance.choice(TOPICS), [self.integer(32)] * self.count()) for _ in range(self.count())],
+            rack_id=chance.choice(TEXTS),
+            cluster_id=chance.choice([None, *TEXTS]),
+        )
+
+
+async def send_and_receive(client: Client, key: ApiKey, version: int, body: Any) -> bool:
+    """Sends the request and an ApiVersions after it: both are answered, in order, or the connection closes (False)."""
+    request = messages.encode_request(key, version, 1, None, body)
+    after = messages.encode_request(ApiKey.API_VERSIONS, 0, 2, None, messages.request_class(ApiKey.API_VERSIONS)())
+    client.send_raw(b"".join(map(bytes, [*request, *after])))
+    answered = key is ApiKey.PRODUCE and body.acks == 0
+    try:
+        while not answered:
+            frame = await client.receive()
+            assert frame[:4] == struct.pack(">i", 1)
+            messages.decode_response(key, version, frame)
+            answered = True
+        assert (await client.receive())[:4] == struct.pack(">i", 2)
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_odd_values_in_every_field(tmp_path: Path, seed: int) -> None:
+    odd = Odd(seed)
+    requests = [(key, version) for key, api in APIS.items() for version in range(api.min_version, api.max_version + 1)]
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("safe")
+        await client.create_topic("a", partitions=2)
+        other = await cluster.connect()
+        answered = 0
+        for number in range(ROUNDS):
+            odd.chance.shuffle(requests)
+            for key, version in requests:
+                body = odd.request(key, version)
+                if await send_and_receive(other, key, version, body):
+                    answered += 1
+                else:
+                    await other.close()
+                    other = await cluster.connect()
+                assert not cluster.broker.failure.done(), (key, version, body)
+            assert (await client.produce("safe", 0, batch(b"%d" % number))).error_code == NONE
+        assert values((await client.fetch("safe", 0, 0)).records) == [b"%d" % number for number in range(ROUNDS)]
+        assert answered > 0.8 * ROUNDS * len(requests)
+
+    run(tmp_path, scenario)
+
+
+CREATE_TOPICS = messages.request_class(ApiKey.CREATE_TOPICS)
+CREATE_PARTITIONS = messages.request_class(ApiKey.CREATE_PARTITIONS)
+DESCRIBE_CONFIGS = messages.request_class(ApiKey.DESCRIBE_CONFIGS)
+
+
+def new_topic(name: str, partitions: int = -1, replicas: list[list[int]] | None = None) -> Any:
+    return CREATE_TOPICS.CreatableTopic(
+        name=name,
+        num_partitions=partitions,
+        replication_factor=-1,
+        assignments=[
+            CREATE_TOPICS.CreatableTopic.CreatableReplicaAssignment(partition_index=index, broker_ids=ids)
+            for index, ids in enumerate(replicas or [])
+        ],
+        configs=[],
+    )
+
+
+def more_partitions(name: str, count: int, replicas: list[list[int]] | None = None) -> Any:
+    assignment = CREATE_PARTITIONS.CreatePartitionsTopic.CreatePartitionsAssignment
+    assignments = None if replicas is None else [assignment(broker_ids=ids) for ids in replicas]
+    return CREATE_PARTITIONS.CreatePartitionsTopic(name=name, count=count, assignments=assignments)
+
+
+def test_the_longest_wait_ends_when_records_come(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        waiting = await cluster.connect()
+        fetch = asyncio.ensure_future(waiting.fetch("t", 0, 0, max_wait_ms=2**31 - 1, min_bytes=1))
+        await client.ask(ApiKey.API_VERSIONS, 0)
+        assert not fetch.done()
+        assert (await client.produce("t", 0, batch(b"v"))).error_code == NONE
+        assert values((await fetch).records) == [b"v"]
+
+    run(tmp_path, scenario)
+
+
+def test_an_error_that_quotes_a_long_request_fits_into_the_response(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        topics = [more_partitions("t", 2, [list(range(10, 9_000))])]
+        response = await client.ask(ApiKey.CREATE_PARTITIONS, 1, topics=topics, timeout_ms=0, validate_only=False)
+        assert response.results[0].error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+        assert response.results[0].error_message.startswith("brokers [10, 11, 12")
+
+    run(tmp_path, scenario)
+
+
+def test_text_that_not_every_version_can_hold(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        for length, is_answered in ((LONGEST, True), (LONGEST + 1, False)):
+            topics = [new_topic("x" * length)]
+            request = CREATE_TOPICS(version=7, topics=topics, timeout_ms=0, validate_only=True)
+            assert await send_and_receive(client, ApiKey.CREATE_TOPICS, 7, request) == is_answered
+
+    run(tmp_path, scenario)
+
+
+def test_far_too_many_partitions(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        for count in (100_001, 2**31 - 2):
+            topics = [new_topic("new", count)]
+            created = await client.ask(ApiKey.CREATE_TOPICS, topics=topics, timeout_ms=0, validate_only=True)
+            assert created.topics[0].error_code == ErrorCode.INVALID_PARTITIONS
+            topics = [more_partitions("t", count + 1)]
+            grown = await client.ask(ApiKey.CREATE_PARTITIONS, topics=topics, timeout_ms=0, validate_only=True)
+            assert grown.results[0].error_code == ErrorCode.INVALID_PARTITIONS
+        topics = [new_topic(f"new{number}", 40_000) for number in range(4)]
+        created = await client.ask(ApiKey.CREATE_TOPICS, topics=topics, timeout_ms=0, validate_only=True)
+        refused = ErrorCode.INVALID_PARTITIONS
+        assert [topic.error_code for topic in created.topics] == [NONE, NONE, refused, refused]
+
+    run(tmp_path, scenario)
+
+
+def test_a_topic_that_is_more_than_zookeeper_takes(tmp_path: Path) -> None:
+    """It is refused: the server would close the connection at each try, and nobody else could create a topic."""
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        brokers = list(range(2_000_000_000, 2_000_099_000))
+        topics = [new_topic("large", replicas=[brokers])]
+        created = await client.ask(ApiKey.CREATE_TOPICS, topics=topics, timeout_ms=0, validate_only=False)
+        assert created.topics[0].error_code == ErrorCode.INVALID_REQUEST
+        await client.create_topic("t")
+        topics = [more_partitions("t", 99_000)]
+        grown = await client.ask(ApiKey.CREATE_PARTITIONS, topics=topics, timeout_ms=0, validate_only=False)
+        assert grown.results[0].error_code == ErrorCode.INVALID_REQUEST
+        assert (await client.produce("t", 0, batch(b"v"))).error_code == NONE
+
+    run(tmp_path, scenario)
+
+
+def test_many_topics_named_twice(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        names = [f"topic-number-{number}" for number in range(40_000)] * 2
+        created = await client.ask(
+            ApiKey.CREATE_TOPICS, topics=[new_topic(name) for name in names], timeout_ms=0, validate_only=True
+        )
+        grown = await client.ask(
+            ApiKey.CREATE_PARTITIONS, topics=[more_partitions(name, 2) for name in names], timeout_ms=0
+        )
+        for answers in (created.topics, grown.results):
+            assert {answer.error_code for answer in answers} == {ErrorCode.INVALID_REQUEST}
+            assert [answer.name for answer in answers] == names[:40_000]
+
+    run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("name", ["", "..", "t/partitions", "t/partitions/0/state", "/", "\0"])
+def test_a_name_that_is_no_topic_is_no_znode(tmp_path: Path, name: str) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        topics = [more_partitions(name, 2), more_partitions("t", 2)]
+        grown = await client.ask(ApiKey.CREATE_PARTITIONS, topics=topics, timeout_ms=10_000, validate_only=False)
+        assert [result.error_code for result in grown.results] == [ErrorCode.INVALID_TOPIC_EXCEPTION, NONE]
+
+    run(tmp_path, scenario)
+
+
+def test_other_clients_are_served_while_a_topic_is_made(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        creating = asyncio.ensure_future(client.create_topic("t", partitions=200))
+        hosted = set()
+        while not creating.done():
+            hosted.add(len(cluster.broker._replica_manager.partitions))  # type: ignore[union-attr]
+            await asyncio.sleep(0)
+        assert len(hosted) > 10
+
+    run(tmp_path, scenario)
+
+
+def test_a_resource_named_often_is_described_once(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        resources = [
+            DESCRIBE_CONFIGS.DescribeConfigsResource(resource_type=4, resource_name=name, configuration_keys=None)
+            for name in ("0", "7") * 20_000
+        ]
+        response = await client.ask(
+            ApiKey.DESCRIBE_CONFIGS, resources=resources, include_synonyms=True, include_documentation=True
+        )
+        assert [(one.resource_name, one.error_code) for one in response.results] == [
+            ("0", NONE),
+            ("7", ErrorCode.INVALID_REQUEST),
+        ]
+
+    run(tmp_path, scenario)
+
+
+def test_a_config_that_no_response_can_hold(tmp_path: Path) -> None:
+    """No client can set one, but a properties file can hold it."""
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        for version in range(1, 5):
+            for keys, code in ((["broker.rack"], ErrorCode.UNKNOWN_SERVER_ERROR), (["broker.id"], NONE)):
+                resource = DESCRIBE_CONFIGS.DescribeConfigsResource(
+                    resource_type=4, resource_name="0", configuration_keys=keys
+                )
+                response = await client.ask(ApiKey.DESCRIBE_CONFIGS, version, resources=[resource])
+                assert response.results[0].error_code == code
+
+    run(tmp_path, scenario, broker_rack="r" * (LONGEST + 1))
+
+
+@pytest.mark.parametrize("max_bytes", [-(2**31), -1, 0, 1])
+def test_a_fetch_of_hardly_any_bytes_gets_one_batch(tmp_path: Path, max_bytes: int) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", partitions=4)
+        for partition in (1, 2, 3):
+            await client.produce("t", partition, batch(b"%d" % partition))
+        wants = [FetchPartition(partition, -1, 0, -1, -1, 1 << 20) for partition in range(4)]
+        response = await client.request(ApiKey.FETCH, 12, FetchRequest(topics=[("t", wants)], max_bytes=max_bytes))
+        assert [values(result.records) for result in response.topics[0][1]] == [[], [b"1"], [], []]
+
+    run(tmp_path, scenario)
+
+
+def test_a_fetch_does_not_wait_for_more_than_it_may_get(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        await client.produce("t", 0, batch(bytes(1000)))
+        want = FetchPartition(0, -1, 0, -1, -1, 1 << 20)
+        body = FetchRequest(topics=[("t", [want])], max_wait_ms=2**31 - 1, min_bytes=1 << 30, max_bytes=500)
+        assert (await client.request(ApiKey.FETCH, 12, body)).topics[0][1][0].records
+
+    run(tmp_path, scenario)
