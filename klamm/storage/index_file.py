@@ -58,7 +58,11 @@ class IndexFile:
         """Writes what a full disk has kept in memory."""
         if self._pending:
             file = self._open()
-            file.write(self._size_bytes, self._pending)
+            try:
+                file.write(self._size_bytes, self._pending)
+            except OSError:
+                file.truncate(self._size_bytes)
+                raise
             self._size_bytes += len(self._pending)
             self._pending = bytearray()
             self._unsynced.mark(self.path)

@@ -33,13 +33,12 @@ from klamm.protocol.record_batch import (
     set_offset_and_epoch,
 )
 from klamm.storage.checkpoints import LEADER_EPOCH_CHECKPOINT, format_leader_epoch_checkpoint
-from klamm.storage.index_file import NO_SPACE
 from klamm.storage.leader_epoch_cache import EpochEntry, LeaderEpochCache
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import PARTITION_METADATA_FILE, LogDirectory, format_partition_metadata
 from klamm.storage.log_loader import LoadedLog, replay_segment, write_unsynced
 from klamm.storage.log_reader import FetchedRecords, LogReader
-from klamm.storage.log_validator import validate_batch
+from klamm.storage.log_validator import check_size, validate_batch
 from klamm.storage.producer_state import AppendOrigin, BatchMetadata, ProducerState
 from klamm.storage.segment import LogSegment
 from klamm.storage.transaction_index import AbortedTransaction
@@ -248,6 +247,7 @@ class Log:
         if codec is not None and codec != header.codec and not header.is_control:
             records = recompress(records, header, codec)
             header = parse_header(records)
+            check_size(header, config)
         max_timestamp, log_append_time_ms = header.max_timestamp, -1
         if config.uses_log_append_time:
             max_timestamp = log_append_time_ms = now_ms
@@ -404,7 +404,7 @@ class Log:
         segment.create_files()
         active.become_inactive()
         self._producer_state.end_offset = base_offset
-        self._take_snapshot()
+        self._snapshots.take_if_room(self._producer_state)
         self._segments.add(segment)
         self._host.log_rolled(self)
         return segment
@@ -420,15 +420,6 @@ class Log:
             roll_jitter_ms=self._environment.random.randrange(jitter_ms) if jitter_ms > 0 else 0,
             created_ms=now_ms,
         )
-
-    def _take_snapshot(self) -> None:
-        """A snapshot only saves work, so that a full disk is no reason to fail."""
-        try:
-            self._snapshots.take(self._producer_state)
-        except OSError as error:
-            if error.errno not in NO_SPACE:
-                raise
-            _LOGGER.warning("No producer snapshot of %s: %s", self.name, error)
 
     def _remove_segments(self, segments: Sequence[LogSegment]) -> None:
         paths = []
@@ -556,13 +547,13 @@ class Log:
         if self._producer_state.is_empty:
             self._producer_state = ProducerState(end)
             return
-        state = self._snapshots.load_latest(end) or ProducerState(self._log_start_offset)
+        state = self._snapshots.load_latest(end) or ProducerState(self._segments.first.base_offset)
         if state.end_offset < end:
             for segment in self._segments.starting_with(state.end_offset):
                 replay_segment(segment, state, segment.size_bytes)
             state.end_offset = end
         self._producer_state = state
-        self._take_snapshot()
+        self._snapshots.take_if_room(self._producer_state)
 
     # -- read -----------------------------------------------------------------------------------------------------
 
@@ -585,7 +576,8 @@ class Log:
             try:
                 fetched = await self._reader.read(offset, max_bytes, max_offset, minimum_one_batch=minimum_one_batch)
             except OSError as error:
-                if generation == self._reader.generation:
+                # A segment that was deleted meanwhile cannot be opened: the offset is out of range now.
+                if generation == self._reader.generation and offset >= self._log_start_offset:
                     raise self._storage_error(error, "reading") from error
                 continue
             except KafkaError:
@@ -705,8 +697,8 @@ class Log:
         except OSError as error:
             raise self._storage_error(error, "closing") from error
         self._is_closed = True
-        await self._sync()
         self._reader.invalidate()
+        await self._sync()
 
     def abandon(self) -> None:
         """Closes all files and writes nothing: the log is deleted, or its disk has failed. Idempotent."""

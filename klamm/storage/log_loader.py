@@ -140,7 +140,7 @@ class _Loader:
         if list(self._epochs.entries) != (known_epochs or []):
             self._write_leader_epochs(self._epochs.entries)
         self._snapshots.delete_after(end)
-        self._snapshots.take(state)
+        self._snapshots.take_if_room(state)
         self._snapshots.keep_only(self._segments.base_offsets)
         for segment in self._segments:
             segment.close_handles()
@@ -335,13 +335,15 @@ class _Loader:
         end = self._end_of(trusted[-1]) if trusted else start
         for number, segment in enumerate(suspect):
             # Below: its deletion by a truncation was lost with the machine, what was written instead was not. Above:
-            # the end of the segment before it was lost; only compaction leaves holes that are none.
-            if segment.base_offset < end or (segment.base_offset > end and not self._config.is_compacted):
+            # the end of the segment before it was lost. Holes that are none are left by compaction, now or, in the part
+            # that was synced, at a time when the topic was a compacted one.
+            is_hole = segment.base_offset > end and number > 0 and not self._config.is_compacted
+            if segment.base_offset < end or is_hole:
                 _LOGGER.warning("Dropping %s: the log before it ends at offset %d", segment.path, end)
                 self._drop(suspect[number:])
                 break
             state.end_offset = segment.base_offset
-            self._snapshots.take(state)
+            self._snapshots.take_if_room(state)
             damage = self._recover_segment(segment, state)
             end = state.end_offset
             if damage is not None:

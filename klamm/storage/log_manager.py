@@ -362,6 +362,10 @@ class LogManager:
 
     async def _settle_truncation(self, log: Log) -> None:
         await self._checkpoint_recovery_points(log.log_directory)
+        # A log start offset above what is appended next would drop it at the next start.
+        written_starts = self._written_starts.get(log.log_directory.path, {})
+        if written_starts.get((log.topic, log.partition), 0) > log.log_start_offset:
+            await self._checkpoint_log_start_offsets(log.log_directory)
         await self._flush(log)
 
     def delete_later(self, log: Log, paths: Sequence[str]) -> None:

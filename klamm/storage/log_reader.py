@@ -36,8 +36,9 @@ class FetchedRecords(NamedTuple):
 
 
 class _Bounds(NamedTuple):
-    """The end of the log when a read began."""
+    """The end of the log when a read began, and the generation it began in."""
 
+    generation: int
     log_end_offset: int
     active: LogSegment
     active_size_bytes: int
@@ -67,9 +68,9 @@ class LogReader:
     async def read(self, offset: int, max_bytes: int, max_offset: int, *, minimum_one_batch: bool) -> FetchedRecords:
         """At most `max_bytes` (one batch more, if asked) from one segment, all below `max_offset`."""
         active = self._segments.active
-        bounds = _Bounds(self._log_end_offset(), active, active.size_bytes)
+        bounds = _Bounds(self.generation, self._log_end_offset(), active, active.size_bytes)
         start = self._known_position(offset) or await self._locate(offset)
-        if start is None:
+        if start is None or start[0].base_offset > active.base_offset:
             return FetchedRecords(b"", offset)
         segment, position = start
         file = segment.pin()
@@ -82,7 +83,7 @@ class LogReader:
                 return FetchedRecords(b"", offset)
             data = await self._read_at(file, position, size_bytes)
             if size_bytes == end - position:
-                self._remember(end_offset, segment, end)
+                self._remember(bounds, end_offset, segment, end)
                 return FetchedRecords(data, end_offset)
             kept_bytes, end_offset = await self._whole_batches(segment, position, data)
             if kept_bytes == 0:
@@ -93,7 +94,7 @@ class LogReader:
                 data = await self._read_at(file, position, kept_bytes)
         finally:
             segment.unpin()
-        self._remember(end_offset, segment, position + kept_bytes)
+        self._remember(bounds, end_offset, segment, position + kept_bytes)
         return FetchedRecords(data if kept_bytes == len(data) else memoryview(data)[:kept_bytes], end_offset)
 
     async def _readable_end(self, segment: LogSegment, max_offset: int, bounds: _Bounds) -> tuple[int, int]:
@@ -113,7 +114,7 @@ class LogReader:
             return end, max_offset
         position, header = found
         end_offset = min(max_offset, header.base_offset)
-        self._remember(end_offset, segment, position)
+        self._remember(bounds, end_offset, segment, position)
         return position, end_offset
 
     async def _read_at(self, file: File, position: int, size_bytes: int) -> bytearray:
@@ -150,7 +151,9 @@ class LogReader:
                 return (following, 0) if following.base_offset == offset else None
         return known
 
-    def _remember(self, offset: int, segment: LogSegment, position: int) -> None:
+    def _remember(self, bounds: _Bounds, offset: int, segment: LogSegment, position: int) -> None:
+        if segment.is_gone or bounds.generation != self.generation:
+            return
         if offset not in self._remembered and len(self._remembered) >= _MAX_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
         self._remembered[offset] = (segment, position)
@@ -195,7 +198,8 @@ class LogReader:
         try:
             entries = await self._environment.run_blocking(index.read_entries)
         except (CorruptIndexError, FileNotFoundError):
-            if generation == self.generation and not index.is_loaded:
+            # Without its index a segment is searched from its start; one that is being deleted gets none anew.
+            if generation == self.generation and not index.is_loaded and not segment.is_gone:
                 segment.load_indexes()
             return
         # Meanwhile an append may have loaded it, and added to it.

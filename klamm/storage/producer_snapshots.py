@@ -8,6 +8,7 @@ import logging
 
 from klamm.environment import FileSystem
 from klamm.protocol.errors import KafkaError
+from klamm.storage.index_file import NO_SPACE
 from klamm.storage.producer_state import ProducerState
 from klamm.storage.segment import SNAPSHOT_SUFFIX, file_name
 from klamm.storage.unsynced_files import UnsyncedFiles
@@ -44,6 +45,15 @@ class ProducerSnapshots:
         self._unsynced.mark(self._directory)
         self._offsets.append(state.end_offset)
 
+    def take_if_room(self, state: ProducerState) -> None:
+        """As `take`, but a full disk is borne: a snapshot of a log that goes on only saves work."""
+        try:
+            self.take(state)
+        except OSError as error:
+            if error.errno not in NO_SPACE:
+                raise
+            _LOGGER.warning("No producer snapshot in %s: %s", self._directory, error)
+
     def load_latest(self, at_most: int) -> ProducerState | None:
         """The state of the latest good snapshot up to offset `at_most`."""
         for offset in [offset for offset in reversed(self._offsets) if offset <= at_most]:
@@ -61,6 +71,7 @@ class ProducerSnapshots:
             self._offsets.remove(offset)
             path = self._path(offset)
             self._unsynced.forget(path)
+            self._unsynced.mark(self._directory)
             if self._file_system.exists(path):
                 self._file_system.remove(path)
 

@@ -127,11 +127,15 @@ class LogSegment:
 
     def close(self) -> None:
         """Writes the last time index entry and closes all files, for good."""
-        if self._max_timestamp is not None and self.time_index.is_loaded:
-            self.time_index.maybe_append(self._max_timestamp, self._offset_of_max_timestamp)
+        self._write_largest_timestamp()
         self.write_pending()
         self.is_gone = True
         self.close_handles()
+
+    def _write_largest_timestamp(self) -> None:
+        """What has been appended since the time index got an entry would otherwise be forgotten with this object."""
+        if self._max_timestamp is not None and self.time_index.is_loaded:
+            self.time_index.maybe_append(self._max_timestamp, self._offset_of_max_timestamp)
 
     def write_pending(self) -> None:
         """Writes the index entries that a full disk has kept in memory."""
@@ -153,6 +157,7 @@ class LogSegment:
         """Gives back memory and handles, until the next use."""
         self.transaction_index.file.close()
         try:
+            self._write_largest_timestamp()
             self.offset_index.release()
             self.time_index.release()
         except OSError as error:
@@ -298,7 +303,7 @@ class LogSegment:
             raise CorruptIndexError(f"{self.offset_index.file.path} points behind the end of its log")
         last = None
         for _, header in batch_scan.headers(self.file().read, position, self.size_bytes):
-            if last is None and header.base_offset > indexed_offset:
+            if last is None and position > 0 and header.base_offset > indexed_offset:
                 raise CorruptIndexError(f"{self.offset_index.file.path} does not fit its log at position {position}")
             last = header
         return self.base_offset if last is None else last.next_offset

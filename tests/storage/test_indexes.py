@@ -110,14 +110,17 @@ def test_garbage_in_indexes(content):
             assert "/index" in str(error)
 
 
-def test_a_full_disk_holds_entries_back():
-    environment = DiskEnvironment()
+@pytest.mark.parametrize("seed", range(5))
+def test_a_full_disk_holds_entries_back(seed):
+    environment = DiskEnvironment(seed=seed)
     index = new(OffsetIndex, environment)
     index.load()
     index.append(BASE + 1, 10)
-    environment.disk.capacity_bytes = environment.disk.used_bytes()
-    index.append(BASE + 2, 20)
-    index.append(BASE + 3, 30)
+    environment.disk.capacity_bytes = environment.disk.used_bytes() + 5
+    for entry in (2, 3):
+        index.append(BASE + entry, 10 * entry)
+        # No part of an entry stays behind.
+        assert environment.file_system.size(index.file.path) == 8
     assert index.lookup(BASE + 3) == 30
     with pytest.raises(OSError, match="No space"):
         index.file.write_pending()

@@ -77,6 +77,12 @@ def test_batches_are_stored_in_the_topics_compression(environment, sent, compres
     assert asyncio.run(read_all(log)) == list(enumerate(values))
 
 
+def test_a_batch_that_another_compression_makes_too_large_is_refused(environment):
+    log = open_log(environment, LogConfig(compression_type="uncompressed", max_message_bytes=1000))
+    assert refused(append, log, b"x" * 2000, codec=CompressionType.GZIP) == ErrorCode.MESSAGE_TOO_LARGE
+    assert log.log_end_offset == 0
+
+
 def test_records_that_cannot_be_decompressed_are_refused_where_they_must_be(environment):
     log = open_log(environment, LogConfig(compression_type="zstd"))
     broken = batch(b"a" * 100, codec=CompressionType.GZIP)

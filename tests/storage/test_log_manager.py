@@ -439,6 +439,23 @@ def test_a_truncation_is_checkpointed_and_made_durable_soon(fixture):
     in_virtual_time(run())
 
 
+def test_what_follows_a_truncation_below_the_log_start_survives(fixture):
+    async def run():
+        manager = await fixture.loaded(A)
+        log = fill(manager, count=30)
+        log.update_log_start_offset(20)
+        await manager.checkpoint_log_start_offsets()
+        log.truncate_to(10)
+        append(log, b"new", leader_epoch=4)
+        await asyncio.sleep(0.01)
+        fixture.kill()
+        again = await fixture.loaded(A)
+        assert await read_all(again.get("t", 0)) == [(10, b"new")]
+        await again.stop()
+
+    in_virtual_time(run())
+
+
 def test_the_machine_may_die_at_any_time_once_a_log_was_flushed():
     async def run(seed):
         fixture = Fixture()

@@ -1,6 +1,7 @@
 """Reading: bounds, limits, cold pages, and what happens to the log while a read waits for the disk."""
 
 import asyncio
+import contextlib
 
 import pytest
 from logs import NOW_MS, DiskEnvironment, append, batch, marker, open_log, read_all, records_in
@@ -151,6 +152,71 @@ def test_deleting_old_segments_while_a_read_waits_leaves_it_alone(environment, l
     assert not log.failures
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_a_segment_that_is_deleted_while_it_is_searched_is_out_of_range(seed):
+    environment = DiskEnvironment(seed=seed)
+    log = open_log(environment, SMALL)
+    for i in range(100):
+        append(log, b"%d" % (2 * i), b"%d" % (2 * i + 1))
+    log.update_high_watermark(200)
+    log.release_unused()
+    log.release_unused()
+    log.config = LogConfig(segment_bytes=1000, index_interval_bytes=150, retention_bytes=0)
+    environment.before_blocking = lambda: log.delete_old_segments(NOW_MS)
+    try:
+        assert records_in(read(log, 33, 400).data)[0][0] == 32
+    except KafkaError as error:
+        assert error.code == ErrorCode.OFFSET_OUT_OF_RANGE
+    assert log.log_start_offset == 200
+    assert not log.failures
+    assert f"{0:020d}.index" not in environment.file_system.list_directory(log.directory)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_a_read_saw_before_a_truncation_is_not_remembered(seed):
+    environment = DiskEnvironment(seed=seed)
+    log = open_log(environment)
+    for i in range(10):
+        append(log, b"%d" % i)
+
+    def truncate():
+        log.truncate_to(2)
+        for _ in range(2, 20):
+            append(log, b"new " * 9)
+
+    environment.before_blocking = truncate
+    while environment.before_blocking is not None:
+        for offset in range(2, 10):
+            read(log, offset, max_offset=7)
+    for offset in range(2, 20):
+        assert records_in(read(log, offset).data)[0] == (offset, b"new " * 9)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_orderly_close_while_a_read_waits(seed):
+    environment = DiskEnvironment(seed=seed)
+    log = open_log(environment, SMALL)
+    for i in range(20):
+        append(log, b"%d" % i)
+    log.release_unused()
+    log.release_unused()
+
+    async def scenario():
+        async def slowly(function, *arguments):
+            await asyncio.sleep(0)
+            return function(*arguments)
+
+        environment.run_blocking = slowly
+        reading = asyncio.create_task(log.read(3, 400, max_offset=20, minimum_one_batch=True))
+        await asyncio.sleep(0)
+        await log.close()
+        with contextlib.suppress(KafkaError):
+            await reading
+
+    asyncio.run(scenario())
+    assert not log.failures
+
+
 def test_closing_while_a_read_waits(environment, log):
     environment.before_blocking = log.abandon
     for offset in range(200):
@@ -174,6 +240,19 @@ def test_offsets_by_timestamp(log):
     assert lookup(NOW_MS + 100) is None
     log.update_log_start_offset(11)
     assert lookup(0) == (NOW_MS + 5, 11, 0)
+
+
+def test_the_largest_timestamp_of_an_idle_log_survives_a_clean_stop(environment):
+    log = open_log(environment, LogConfig(retention_ms=1000))
+    for i in range(3):
+        append(log, b"%d" % i, timestamp_ms=NOW_MS + i * 1000)
+    log.release_unused()
+    log.release_unused()
+    asyncio.run(log.close())
+    again = open_log(environment, LogConfig(retention_ms=1000), is_clean=True)
+    assert asyncio.run(again.offset_for_timestamp(NOW_MS + 2000)) == (NOW_MS + 2000, 2, 0)
+    # By the file's time alone it would have expired.
+    assert again.delete_old_segments(NOW_MS + 2500) == 0
 
 
 @pytest.mark.parametrize("codec", list(CompressionType))

@@ -228,6 +228,37 @@ def test_a_compacted_log_may_have_holes(environment):
     assert [offset for offset, _ in asyncio.run(read_all(again))] == [0, 5, 6, 20, 30]
 
 
+def test_a_log_that_was_compacted_once_may_have_a_hole_before_its_unsynced_part(environment):
+    compacted = LogConfig(segment_bytes=200, cleanup_policy=("compact",))
+    log = open_log(environment, compacted)
+    for offset in (0, 5, 6, 20, 30):
+        log.append_as_follower(batch(b"x" * 20, base_offset=offset))
+    log.append_as_follower(batch(b"y" * 120, base_offset=40))
+    assert log.segment_base_offsets[-1] == 40
+    again = open_log(environment, LogConfig(segment_bytes=200), recovery_point=40)
+    assert [offset for offset, _ in asyncio.run(read_all(again))] == [0, 5, 6, 20, 30, 40]
+
+
+def test_a_small_segment_may_begin_with_a_hole(environment):
+    log = open_log(environment, LogConfig(cleanup_policy=("compact",)))
+    log.append_as_follower(batch(b"x", base_offset=37))
+    log.roll()
+    log.append_as_follower(batch(b"y", base_offset=38))
+    assert log.segment_base_offsets == [0, 38]
+    again = open_log(environment, log.config, recovery_point=38)
+    assert asyncio.run(read_all(again)) == [(37, b"x"), (38, b"y")]
+
+
+def test_a_start_needs_no_room_on_the_disk(environment):
+    log = open_log(environment, SMALL)
+    fill(log)
+    environment.disk.capacity_bytes = environment.disk.used_bytes()
+    environment.disk.fail("write", "*.snapshot", errno.ENOSPC, times=1000)
+    again = open_log(environment, SMALL)
+    assert again.log_end_offset == 100
+    assert state_of(again) == state_of(log)
+
+
 def test_segments_that_a_crash_brought_back_are_dropped(environment):
     log = open_log(environment, SMALL)
     fill(log)
