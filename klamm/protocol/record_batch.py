@@ -207,6 +207,14 @@ def is_partial(buffer: Buffer, position: int) -> bool:
     return length + LOG_OVERHEAD_BYTES > available
 
 
+def most_records(header: BatchHeader) -> int:
+    """More records than this cannot be in the batch, whatever its header says."""
+    is_compressed = header.codec != CompressionType.NONE
+    return (
+        MAX_DECOMPRESSED_BYTES if is_compressed else header.size_bytes - HEADER_SIZE_BYTES
+    ) // _MIN_RECORD_SIZE_BYTES
+
+
 def crc_matches(buffer: Buffer, position: int, header: BatchHeader) -> bool:
     """Whether the stored CRC-32C is that of the batch at `position`."""
     return bool(_crc(buffer, position, header.size_bytes) == header.crc)

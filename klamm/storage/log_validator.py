@@ -15,6 +15,7 @@ from klamm.protocol.record_batch import (
     CompressionType,
     check_crc,
     decode_records,
+    most_records,
 )
 from klamm.storage.log_config import LogConfig
 from klamm.storage.producer_state import AppendOrigin
@@ -57,6 +58,8 @@ def _validate_client_batch(records: Buffer, header: BatchHeader, config: LogConf
         raise _invalid(f"the base offset is {header.base_offset}, not 0")
     if header.record_count <= 0 or header.record_count != header.last_offset_delta + 1:
         raise _invalid(f"{header.record_count} records do not fill offsets 0 to {header.last_offset_delta}")
+    if header.record_count > most_records(header):
+        raise _invalid(f"{header.record_count} records do not fit into {header.size_bytes} bytes")
     if header.is_control:
         raise _invalid("clients may not write control batches")
     if header.producer_id != NO_PRODUCER_ID:

@@ -108,6 +108,16 @@ def test_a_request_may_be_a_part_of_a_larger_buffer(log):
         (changed(batch(b"a", b"b"), 57, ">i", 1), ErrorCode.INVALID_RECORD),
         (changed(batch(b"a", b"b"), 23, ">i", 5), ErrorCode.INVALID_RECORD),
         (changed(changed(batch(b"a"), 23, ">i", -1), 57, ">i", 0), ErrorCode.INVALID_RECORD),
+        (changed(changed(batch(b"a"), 23, ">i", 2**31 - 2), 57, ">i", 2**31 - 1), ErrorCode.INVALID_RECORD),
+        (
+            changed(
+                changed(batch(b"a", codec=CompressionType.ZSTD), 23, ">i", 2**31 - 2),
+                57,
+                ">i",
+                2**31 - 1,
+            ),
+            ErrorCode.INVALID_RECORD,
+        ),
         (marker(ControlRecordType.COMMIT, 5), ErrorCode.INVALID_RECORD),
         (batch(b"a", producer_id=5, producer_epoch=0, base_sequence=-1), ErrorCode.INVALID_RECORD),
         (batch(b"a", producer_id=5, producer_epoch=-1, base_sequence=0), ErrorCode.INVALID_RECORD),
