@@ -509,10 +509,12 @@ class Log:
         try:
             self._remove_segments([segment for segment in self._segments if segment.base_offset > offset])
             end = self._segments.active.truncate_to(offset)
-            self.leader_epochs.truncate_from_end(end)
             self._truncated(min(end, self._log_start_offset), end)
         except OSError as error:
-            raise self._storage_error(error, "truncating") from error
+            # Done by halves there is no way back, not even from a full disk.
+            raise self.log_directory.fail(error, f"truncating {self.name}") from error
+        # When these cannot be written, epochs of what is gone stay known until the next truncation or append.
+        self.leader_epochs.truncate_from_end(end)
         return True
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
@@ -525,12 +527,12 @@ class Log:
             segment = self._new_segment(offset, self._environment.now_ms())
             segment.create_files()
             self._segments.add(segment)
-            self.leader_epochs.clear()
             self._snapshots.delete_after(-1)
             self._producer_state = ProducerState(offset)
             self._truncated(offset, offset)
         except OSError as error:
-            raise self._storage_error(error, "truncating") from error
+            raise self.log_directory.fail(error, f"truncating {self.name}") from error
+        self.leader_epochs.clear()
 
     def _truncated(self, start: int, end: int) -> None:
         self._log_start_offset = start

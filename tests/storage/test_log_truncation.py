@@ -245,3 +245,31 @@ def test_topic_ids(environment, log):
         log.assign_topic_id(UUID(int=6))
     assert caught.value.code == ErrorCode.INCONSISTENT_TOPIC_ID
     assert open_log(environment, SMALL).topic_id == UUID(int=5)
+
+
+@pytest.mark.parametrize("target", [0, 37])
+def test_a_truncation_holds_although_its_epochs_cannot_be_written(target):
+    environment = DiskEnvironment()
+    log = open_log(environment, SMALL)
+    for i in range(100):
+        append(log, b"%d" % i, leader_epoch=i // 10)
+    environment.disk.fail("write", "*/leader-epoch-checkpoint*", errno.ENOSPC)
+    truncate = log.truncate_to if target else log.truncate_fully_and_start_at
+    with pytest.raises(KafkaError, match="No space"):
+        truncate(target)
+    assert (log.log_end_offset, log.failures) == (target, [])
+    assert append(log, b"new", leader_epoch=20).first_offset == target
+    assert log.leader_epochs.entries[-1] == (20, target)
+    expected = [(i, b"%d" % i) for i in range(target)] + [(target, b"new")]
+    assert asyncio.run(read_all(log)) == expected
+    assert asyncio.run(read_all(open_log(environment, SMALL))) == expected
+
+
+def test_truncating_keeps_the_producer_of_the_batch_that_the_log_start_offset_lies_in(environment):
+    log = open_log(environment)
+    append(log, b"a", b"b", b"c", producer_id=7, producer_epoch=0, base_sequence=0)
+    append(log, b"d")
+    log.update_high_watermark(4)
+    log.update_log_start_offset(1)
+    log.truncate_to(3)
+    assert append(log, b"a", b"b", b"c", producer_id=7, producer_epoch=0, base_sequence=0).duplicate
