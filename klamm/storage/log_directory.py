@@ -11,7 +11,6 @@ Source: kafka.log.LogManager, Log (directory names), kafka.server.BrokerMetadata
 
 import base64
 import binascii
-import errno
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from uuid import UUID
 from klamm.config.properties import PropertiesError, format_properties, parse_properties
 from klamm.environment import File, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.storage.index_file import NO_SPACE
 
 LOCK_FILE = ".lock"
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
@@ -32,7 +32,6 @@ FUTURE_SUFFIX = "-future"
 _MAX_NAME_LENGTH = 255
 _PARTITION_NAME = re.compile(r"(?P<topic>[a-zA-Z0-9._-]+)-(?P<partition>[0-9]{1,10})")
 _MARKED_NAME = re.compile(r"(?P<name>.+)\.[0-9a-f]{32}(?P<suffix>-delete|-future)")
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _UUID_SIZE_BYTES = 16
 
 
@@ -63,7 +62,7 @@ class LogDirectory:
 
     def storage_error(self, error: OSError, action: str) -> KafkaError:
         """What to raise after `error` stopped `action`; takes the directory offline unless only space is missing."""
-        if error.errno in _NO_SPACE:
+        if error.errno in NO_SPACE:
             return _storage_error(self.path, f"{action} failed: {error}")
         return self.fail(error, action)
 

@@ -179,16 +179,20 @@ class LogReader:
             await self._load_offset_index(segment)
             start = segment.offset_index.lookup(offset)
             try:
-                return batch_scan.find_batch(batch_scan.read_if_cached(file), start, end, offset)
-            except batch_scan.NotCachedError:
-                return await self._environment.run_blocking(batch_scan.find_batch, file.read, start, end, offset)
+                return await self._find_from(file, start, end, offset)
             except KafkaError as error:
                 if start == 0:
                     raise
                 _LOGGER.warning("Searching %s without its index: %s", segment.path, error.message)
-                return await self._environment.run_blocking(batch_scan.find_batch, file.read, 0, end, offset)
+                return await self._find_from(file, 0, end, offset)
         finally:
             segment.unpin()
+
+    async def _find_from(self, file: File, start: int, end: int, offset: int) -> tuple[int, BatchHeader] | None:
+        try:
+            return batch_scan.find_batch(batch_scan.read_if_cached(file), start, end, offset)
+        except batch_scan.NotCachedError:
+            return await self._environment.run_blocking(batch_scan.find_batch, file.read, start, end, offset)
 
     async def _load_offset_index(self, segment: LogSegment) -> None:
         index = segment.offset_index

@@ -102,7 +102,7 @@ class LogSegment:
         self._max_timestamp = NO_TIMESTAMP
 
     def open_existing(self) -> None:
-        """Attaches to a segment on disk; the transaction index is read, the others when needed."""
+        """Attaches to a segment on disk; the loader reads the transaction index, the others are read when needed."""
         self.size_bytes = self._file_system.size(self.path)
 
     def file(self) -> File:

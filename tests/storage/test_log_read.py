@@ -8,6 +8,7 @@ from logs import NOW_MS, DiskEnvironment, append, batch, marker, open_log, read_
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import CompressionType, ControlRecordType, Record, build_batch
+from klamm.simulation import disk
 from klamm.storage.log import AppendOrigin
 from klamm.storage.log_config import LogConfig
 
@@ -327,3 +328,15 @@ def test_damaged_indexes_are_no_obstacle(environment, log, suffix, damage):
     for offset in range(0, 200, 7):
         assert records_in(read(log, offset, 1).data)[0][0] == offset - offset % 2
         assert asyncio.run(log.offset_for_timestamp(NOW_MS + offset // 2))[1] == offset - offset % 2
+
+
+@pytest.mark.parametrize("cold_chance", [0.0, 1.0])
+def test_an_index_that_points_between_batches_is_no_obstacle(environment, log, cold_chance, monkeypatch):
+    asyncio.run(log.close())
+    file = environment.file_system.open(f"/data/t-0/{0:020d}.index")
+    file.write(4, (150).to_bytes(4))
+    log = open_log(environment, SMALL, is_clean=True)
+    monkeypatch.setattr(disk, "COLD_CHANCE", cold_chance)
+    first_end = log.segment_base_offsets[1]
+    for offset in range(first_end):
+        assert records_in(read(log, offset, 1).data)[0][0] == offset - offset % 2
