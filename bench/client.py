@@ -8,6 +8,7 @@ librdkafka runs with its defaults except where a comment says why not.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import socket
@@ -155,10 +156,11 @@ def busiest_thread(before: dict[str, int], elapsed: float) -> dict[str, float]:
 
 def thread_ticks() -> dict[str, int]:
     """User and system time of each thread of this process, in clock ticks."""
-    return {
-        task.name: sum(map(int, (task / "stat").read_text().rsplit(")")[1].split()[11:13]))
-        for task in Path("/proc/self/task").iterdir()
-    }
+    ticks = {}
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+            ticks[task.name] = sum(map(int, (task / "stat").read_text().rsplit(")")[1].split()[11:13]))
+    return ticks
 
 
 def main() -> None:
