@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,7 +33,7 @@ KAFKA_OPTIONS = (
 )  # fmt: skip
 
 
-class Side:
+class Side(ABC):
     """One program: a broker with its ZooKeeper, in a fresh directory each time that it is launched."""
 
     name: str
@@ -41,15 +42,15 @@ class Side:
         self.directory = directory
         self.bootstrap = ""
 
+    @abstractmethod
     def launch(self) -> None:
         """Starts the program from nothing and returns at once; `bootstrap` is then known."""
-        raise NotImplementedError
 
-    def wait_ready(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def wait_ready(self) -> None: ...
 
-    def kill(self) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def kill(self) -> None: ...
 
     def broker_pid(self) -> int:
         """The process that listens on the bootstrap port."""

@@ -11,6 +11,7 @@ What must stay true:
 
 import asyncio
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -326,8 +327,8 @@ class _TopicsChanged(DelayedOperation):
         # The next to look at is the last: a topic is not looked at again each time that another one changes.
         self._pending = list(reversed(topics))
 
-    def is_done(self, topic: str) -> bool:
-        raise NotImplementedError
+    @abstractmethod
+    def is_done(self, topic: str) -> bool: ...
 
     def is_ready(self) -> bool:
         while self._pending and self.is_done(self._pending[-1]):

@@ -14,6 +14,7 @@ What must stay true:
 
 import asyncio
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import cast
 
@@ -37,7 +38,7 @@ class ReceiveBuffer:
         self.view = memoryview(self.data)
 
 
-class FrameReader(asyncio.BufferedProtocol):
+class FrameReader(asyncio.BufferedProtocol, ABC):
     """Cuts what a connection receives into frames. Subclasses implement `frame_received` and `frame_error`.
 
     `size_limit(api_key)` gives the largest size in bytes that a frame may have; `api_key` is the frame's first two
@@ -57,17 +58,17 @@ class FrameReader(asyncio.BufferedProtocol):
         self._start = b""
         self._direct = False
 
+    @abstractmethod
     def frame_received(self, frame: bytearray) -> None:
         """One whole frame, without its size. The frame belongs to the receiver.
 
         After a `pause_reading` in here, the frames that have already arrived (at most one receive buffer's worth) are
         still delivered.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def frame_error(self, reason: str) -> None:
         """The stream cannot be cut into frames from here on. The subclass closes the connection."""
-        raise NotImplementedError
 
     @property
     def mid_frame(self) -> bool:

@@ -8,6 +8,7 @@ import json
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -52,16 +53,16 @@ class TopicCounts:
                 self._ended.wait(ASK_EVERY_S)
 
 
-class View:
+class View(ABC):
     """Base: what every way of showing has to do."""
 
     def __init__(self) -> None:
         self._started_at = time.monotonic()
         self._counts: TopicCounts | None = None
 
+    @abstractmethod
     def told(self, event: str, **details: Any) -> None:
         """An event of the cluster's life."""
-        raise NotImplementedError
 
     def watching(self, bootstrap: str) -> AbstractContextManager[None]:
         """Around the time in which `refresh` is called."""
@@ -88,8 +89,8 @@ class View:
             int(time.monotonic() - self._started_at),
         )
 
-    def show(self, status: dict[str, Any], uptime_s: int) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def show(self, status: dict[str, Any], uptime_s: int) -> None: ...
 
 
 class JsonView(View):

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -115,7 +116,7 @@ def java_tool(
     return done.stdout
 
 
-class _JavaServer:
+class _JavaServer(ABC):
     """A Java server on a data directory that can be stopped, killed and started again."""
 
     name: str
@@ -134,8 +135,8 @@ class _JavaServer:
     def address(self) -> str:
         return f"127.0.0.1:{self.port}"
 
-    def _command(self) -> list[str]:
-        raise NotImplementedError
+    @abstractmethod
+    def _command(self) -> list[str]: ...
 
     def launch(self) -> None:
         """Starts the process without waiting until it is ready."""
@@ -147,8 +148,8 @@ class _JavaServer:
         self.launch()
         self.wait_ready(timeout_s)
 
-    def wait_ready(self, timeout_s: float = 60) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def wait_ready(self, timeout_s: float = 60) -> None: ...
 
     def stop(self) -> None:
         """An orderly end (SIGTERM). Idempotent."""
