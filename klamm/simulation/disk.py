@@ -76,12 +76,12 @@ _NameChange = list[tuple[_Directory, str, _Node | None]]
 
 @dataclass
 class Fault:
-    """The next `times` operations of this kind on a matching path fail with `error_number`."""
+    """The next `times` matching operations on a matching path fail with `error_number`; with None, all of them."""
 
     operation: str
     pattern: str
     error_number: int
-    times: int
+    times: int | None
 
 
 class Disk:
@@ -97,9 +97,17 @@ class Disk:
         self._journal: list[_NameChange] = []
         self._faults: list[Fault] = []
 
-    def fail(self, operation: str, pattern: str, error_number: int = errno.EIO, times: int = 1) -> None:
-        """Makes operations fail: `operation` is a method's name in `File` or `FileSystem`, `pattern` an fnmatch."""
+    def fail(self, operation: str, pattern: str, error_number: int = errno.EIO, times: int | None = 1) -> None:
+        """Makes operations fail until they have failed `times` times, or (None) until `mend`.
+
+        `operation` is an fnmatch of methods' names in `File` and `FileSystem`, `pattern` one of paths.
+        """
         self._faults.append(Fault(operation, pattern, error_number, times))
+
+    def mend(self) -> None:
+        """Ends all faults and limits: the disk works and has room."""
+        self._faults.clear()
+        self.capacity_bytes = None
 
     def used_bytes(self) -> int:
         """The length of all files together."""
@@ -140,8 +148,10 @@ class Disk:
     def raise_faults(self, operation: str, path: str) -> None:
         """OSError when a fault is injected here."""
         for fault in self._faults:
-            if fault.operation == operation and fault.times and fnmatch.fnmatchcase(path, fault.pattern):
-                fault.times -= 1
+            matches = fnmatch.fnmatchcase(operation, fault.operation) and fnmatch.fnmatchcase(path, fault.pattern)
+            if matches and fault.times != 0:
+                if fault.times is not None:
+                    fault.times -= 1
                 self.trace.add(self.name, "fault", operation, path, errno.errorcode[fault.error_number])
                 raise _error(fault.error_number, path)
 

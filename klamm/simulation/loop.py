@@ -54,6 +54,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._steps_now = 0
         self._now = START_S
         self._ready: deque[tuple[asyncio.Handle, Process]] = deque()
+        self._held: dict[Process, list[asyncio.Handle]] = {}
         self._timers: list[_Timer] = []
         self._sequence = itertools.count()
         self._task_numbers = itertools.count(1)
@@ -173,6 +174,16 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     # -- faults ---------------------------------------------------------------------------------------------------
 
+    def stall(self, process: Process) -> None:
+        """From its next step on the process does not run, as after SIGSTOP."""
+        process.stalled = True
+        self._held[process] = []
+
+    def resume(self, process: Process) -> None:
+        """Undoes `stall`. What has become due meanwhile runs now, in that order."""
+        process.stalled = False
+        self._ready.extend((handle, process) for handle in self._held.pop(process))
+
     def fail(self, message: str, cause: BaseException | None = None) -> None:
         """Ends the run after the current step. The first failure counts."""
         if self._failure is None and not self._closed:
@@ -260,6 +271,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             handle, process = ready.popleft()
             if not process.alive:
                 process.keep(handle)
+            elif process.stalled:
+                self._held[process].append(handle)
             elif not handle.cancelled():
                 self._process = process
                 handle._run()
@@ -292,7 +305,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def describe_waiting(self) -> str:
         """One line for each task that waits in a living process."""
         return "\n".join(
-            f"  {process}: {describe_task(task)}"
+            f"  {process}{' (stalled)' if process.stalled else ''}: {describe_task(task)}"
             for process in self.processes
             if process.alive
             for task in process.tasks()
@@ -308,6 +321,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         for process in self.processes:
             process.kill()
         self._ready.clear()
+        self._held.clear()
         self._timers.clear()
         self._process = self.outside
         for process in self.processes:

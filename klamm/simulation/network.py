@@ -3,7 +3,9 @@
 A connection is two pipes, one each way. What a transport writes becomes a segment with a seeded time of arrival; bytes
 arrive in order, cut and joined at will, in the context of the process that receives them. A pipe holds what the
 receiver does not take, and the sender is paused when more than the kernel's send buffer and its own write buffer is
-under way. A link that is cut holds its segments until it is healed.
+under way. A link that is cut (both ways or one way) holds its segments until it is healed; while only the way back is
+cut, bytes arrive but are never acknowledged, and the sender runs out of room. A stalled process receives nothing, and
+what its kernel has not taken from it yet stays with it.
 
 What must stay true:
 - The buffer given to `write` is kept and copied only when it is delivered; if it has changed by then, the run fails.
@@ -164,11 +166,14 @@ class _Pipe:
     def __init__(self, network: "Network", sender: "Transport", receiver: "Transport") -> None:
         self.sender = sender
         self.receiver = receiver
+        # Everything that was written and whose arrival the sender does not know of.
         self.under_way_bytes = 0
         self.send_buffer_bytes = network.random.choice(SEND_BUFFER_CHOICES_BYTES)
         self._network = network
         self._segments: deque[_Segment] = deque()
         self._last_arrival_s = 0.0
+        self._unacknowledged_bytes = 0  # arrived while the way back was cut
+        self._held_back_bytes = 0  # in the stalled sender's own buffer
         self._timer: asyncio.TimerHandle | None = None
         self._given_up: asyncio.TimerHandle | None = None
 
@@ -182,14 +187,33 @@ class _Pipe:
 
     def cut_short(self, keep_all: bool = False) -> None:
         """The sender ends abruptly: what it had handed to its kernel may still arrive, up to a seeded place."""
+        self._held_back_bytes = 0
         kept = self._network.random.randint(0, len(self._segments))
         while len(self._segments) > kept and not keep_all:
             self.under_way_bytes -= self._segments.pop().rest()
 
+    def hold_back(self) -> None:
+        """The sender does not run: what does not fit into its kernel's buffer stays where it is."""
+        self._held_back_bytes = max(0, self.under_way_bytes - self.send_buffer_bytes)
+
+    def release(self) -> None:
+        """The sender runs again."""
+        self._held_back_bytes = 0
+        self.wake()
+
+    def healed(self) -> None:
+        """A link works again, perhaps one of this pipe's."""
+        if self._unacknowledged_bytes and not self._network.is_cut(self.receiver.host, self.sender.host):
+            self.under_way_bytes -= self._unacknowledged_bytes
+            self._unacknowledged_bytes = 0
+            self._link_works()
+            self.sender.written()
+        self.wake()
+
     def clear(self) -> None:
         """The receiver will never take any of it."""
         self._segments.clear()
-        self.under_way_bytes = 0
+        self.under_way_bytes = self._unacknowledged_bytes = self._held_back_bytes = 0
         _cancel(self._timer)
         self._timer = None
         self._link_works()
@@ -219,7 +243,8 @@ class _Pipe:
         if self._network.is_cut(self.sender.host, self.receiver.host):
             self._wait_for_link()
             return
-        self._link_works()
+        if not self._unacknowledged_bytes:
+            self._link_works()
         now = self._network.loop.time()
         arrived = [segment for segment in self._segments if segment.arrival_s <= now]
         reset = next((segment for segment in arrived if segment.error is not None), None)
@@ -229,7 +254,7 @@ class _Pipe:
             receiver.reset(reset.error)
         elif receiver.is_closing():
             self._discard(arrived)
-        elif receiver.paused:
+        elif receiver.paused or (self._room_bytes() <= 0 and self._segments[0].rest()):
             return
         elif not arrived:
             pass  # The sender has died and what was under way went with it.
@@ -263,8 +288,8 @@ class _Pipe:
     def _hand_over(self, arrived: list[_Segment]) -> None:
         """Delivers some of the bytes that have arrived: a part of one segment, or several joined."""
         chance = self._network.random
-        limit = MAX_RECEIVE_BYTES
-        if (first := arrived[0].rest()) > 1 and chance.random() < SPLIT_CHANCE:
+        limit = min(MAX_RECEIVE_BYTES, self._room_bytes())
+        if (first := min(limit, arrived[0].rest())) > 1 and chance.random() < SPLIT_CHANCE:
             limit = chance.randint(1, first - 1)
         data = bytearray()
         for segment in arrived:
@@ -279,10 +304,21 @@ class _Pipe:
                 break
         self._take(self.receiver.deliver(data))
 
+    def _room_bytes(self) -> int:
+        """How much more can arrive before the sender runs again or hears that something has arrived."""
+        room_bytes = self.under_way_bytes - self._unacknowledged_bytes - self._held_back_bytes
+        if self._network.is_cut(self.receiver.host, self.sender.host):
+            room_bytes = min(room_bytes, self.send_buffer_bytes - self._unacknowledged_bytes)
+        return room_bytes
+
     def _take(self, size_bytes: int) -> None:
         if not self._segments:  # The receiver has killed its process while it took them.
             return
-        self.under_way_bytes -= size_bytes
+        if self._network.is_cut(self.receiver.host, self.sender.host):
+            self._unacknowledged_bytes += size_bytes
+            self._wait_for_link()
+        else:
+            self.under_way_bytes -= size_bytes
         while size_bytes:
             segment = self._segments[0]
             taken = min(size_bytes, segment.rest())
@@ -547,18 +583,32 @@ class Network:
 
     def cut(self, one: str, other: str) -> None:
         """Nothing passes between two hosts any more. What is under way waits."""
-        self._cut.add(_link(one, other))
-        self.trace.add("network", "cut", *_link(one, other))
+        self._cut |= {(one, other), (other, one)}
+        self.trace.add("network", "cut", one, other)
+
+    def cut_one_way(self, source: str, target: str) -> None:
+        """Nothing that `source` sends reaches `target` any more; the other way works."""
+        self._cut.add((source, target))
+        self.trace.add("network", "cut-one-way", source, target)
 
     def heal(self, one: str, other: str) -> None:
-        """Undoes `cut`."""
-        self._cut.discard(_link(one, other))
-        self.trace.add("network", "heal", *_link(one, other))
-        for transport in list(self._transports):
-            transport.incoming.wake()
+        """Undoes `cut` and `cut_one_way`."""
+        self._cut -= {(one, other), (other, one)}
+        self.trace.add("network", "heal", one, other)
+        self._links_changed()
 
-    def is_cut(self, one: Host, other: Host) -> bool:
-        return _link(one.name, other.name) in self._cut
+    def heal_all(self) -> None:
+        """Every link works again."""
+        self._cut.clear()
+        self.trace.add("network", "heal-all")
+        self._links_changed()
+
+    def _links_changed(self) -> None:
+        for transport in list(self._transports):
+            transport.incoming.healed()
+
+    def is_cut(self, source: Host, target: Host) -> bool:
+        return (source.name, target.name) in self._cut
 
     def delay_s(self, one: Host, other: Host) -> float:
         """How long a segment takes."""
@@ -614,7 +664,7 @@ class Network:
         if established.done() or not transport.process.alive:
             return
         here, later = transport.host, self.loop.call_later
-        if self.is_cut(here, there) or not there.up:
+        if self.is_cut(here, there) or self.is_cut(there, here) or not there.up:
             if attempt > CONNECT_RETRIES:
                 _settle(established, TimeoutError(errno.ETIMEDOUT, f"Connect call failed {(there.address, port)}"))
             else:
@@ -656,6 +706,16 @@ class Network:
             if transport.process is process:
                 transport.die(machine)
 
+    def process_stalled(self, process: Process) -> None:
+        for transport in self._transports:
+            if transport.process is process:
+                transport.outgoing.hold_back()
+
+    def process_resumed(self, process: Process) -> None:
+        for transport in self._transports:
+            if transport.process is process:
+                transport.outgoing.release()
+
     def _here(self) -> Host:
         return self._hosts[CURRENT.get(self.loop.outside).host]
 
@@ -677,7 +737,3 @@ def _settle(established: "asyncio.Future[None]", error: OSError | None) -> None:
 def _cancel(timer: asyncio.TimerHandle | None) -> None:
     if timer is not None:
         timer.cancel()
-
-
-def _link(one: str, other: str) -> tuple[str, str]:
-    return (one, other) if one < other else (other, one)

@@ -5,6 +5,7 @@ process ever starts carries its name without knowing it.
 
 What must stay true:
 - A killed process takes no further step: the loop drops its callbacks and timers instead of running them.
+- A stalled process takes none either, but its callbacks wait for it, in the order in which they became due.
 - Its coroutines are kept until the world ends. Were they collected earlier, Python would throw GeneratorExit into
   them and their `finally` blocks would go on changing the world after their process has died.
 """
@@ -32,6 +33,7 @@ class Process:
         self.name = name
         self.host = host
         self.alive = True
+        self.stalled = False
         self._tasks: dict[int, weakref.ref[asyncio.Task[Any]]] = {}
         self._numbers = itertools.count()
         self._kept: list[object] = []

@@ -13,7 +13,9 @@
 
 What a program starts while it runs on a node (tasks, timers, connections) belongs to that node's process. A crash ends
 the process between two instructions: nothing of it runs any more, not even its `finally` blocks; its peers see their
-connections end a little later; its disk keeps what the kernel (or, when the machine dies, the platter) has.
+connections end a little later; its disk keeps what the kernel (or, when the machine dies, the platter) has. A stall
+stops the process as SIGSTOP does: nothing of it runs, its kernel still accepts connections and takes bytes while there
+is room for them, and when it is resumed, everything that is due runs.
 
 What must stay true: the same seed and the same code give the same trace, in every Python process.
 """
@@ -102,6 +104,8 @@ class Node:
         """Kills the process, with `machine` the machine too: what its disk has not made durable may be gone."""
         self.process.check_alive()
         self._world.trace.add(self.name, "crash", "machine" if machine else "process")
+        if self.process.stalled:
+            self._world.loop.resume(self.process)
         self.process.kill()
         self._host.up = not machine
         self._world.network.process_died(self.process, machine=machine)
@@ -121,6 +125,24 @@ class Node:
         self._world.trace.add(self.name, "restart")
         self._host.up = True
         self._begin()
+
+    def stall(self) -> None:
+        """Stops the process in its tracks until `resume` (or its death). Its connections stay open."""
+        self.process.check_alive()
+        if self.process.stalled:
+            raise RuntimeError(f"{self.process} is stalled already")
+        self._world.trace.add(self.name, "stall")
+        self._world.loop.stall(self.process)
+        self._world.network.process_stalled(self.process)
+
+    def resume(self) -> None:
+        """Lets a stalled process run again."""
+        self.process.check_alive()
+        if not self.process.stalled:
+            raise RuntimeError(f"{self.process} is not stalled")
+        self._world.trace.add(self.name, "resume")
+        self._world.loop.resume(self.process)
+        self._world.network.process_resumed(self.process)
 
     def _begin(self) -> None:
         self._lives += 1

@@ -373,6 +373,20 @@ def test_a_full_disk():
     write(machine.files, "/g", bytes(100))
 
 
+def test_a_disk_that_fails_until_it_is_mended():
+    machine = Machine()
+    file = write(machine.files, "/logs", b"x")
+    machine.disk.fail("*", "/logs*", times=None)
+    machine.disk.capacity_bytes = 1
+    for _ in range(10):
+        for operation in (file.size, file.sync, lambda: file.write(0, b"y"), lambda: machine.files.exists("/logs")):
+            with pytest.raises(OSError):
+                operation()
+    machine.disk.mend()
+    file.write(1, bytes(100))
+    assert file.size() == 101
+
+
 def test_injected_faults():
     machine = Machine()
     machine.disk.fail("write", "/logs/*", times=2)

@@ -337,6 +337,69 @@ def test_a_link_cut_for_long_ends_the_connections_that_write():
     run(scenario)
 
 
+def test_a_link_cut_one_way():
+    async def scenario(world):
+        client, server = await pair(world)
+        world.network.cut_one_way("b", "a")
+        client.transport.write(b"held")
+        server.transport.write(b"passes")
+        await client.until(lambda: client.received == b"passes")
+        await asyncio.sleep(60)
+        assert not server.received
+        world.network.heal("b", "a")
+        await server.until(lambda: server.received == b"held")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("source, target", [("a", "scenario"), ("scenario", "a")])
+def test_no_connection_over_a_link_cut_one_way(source, target):
+    async def scenario(world):
+        await world.node("a").run(listen(Recorder))
+        world.network.cut_one_way(source, target)
+        connecting = asyncio.ensure_future(connect("a"))
+        await asyncio.sleep(10)
+        assert not connecting.done()
+        world.network.heal_all()
+        await connecting
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_arrives_and_is_never_acknowledged_fills_the_sender_up(seed):
+    async def scenario(world):
+        client, server = await pair(world)
+        world.network.cut_one_way("a", "b")
+        written = 0
+        while client.events[-1] != "pause":
+            client.transport.write(bytes(5_000))
+            written += 5_000
+            await asyncio.sleep(0.1)
+        arrived = len(server.received)
+        assert arrived == client.transport.outgoing.send_buffer_bytes < written
+        world.network.heal("a", "b")
+        await server.until(lambda: len(server.received) == written)
+        await client.until(lambda: client.events[-1] == "resume")
+        assert client.transport.get_write_buffer_size() == 0
+
+    run(scenario, seed)
+
+
+def test_what_is_never_acknowledged_ends_the_connection_of_its_sender():
+    async def scenario(world):
+        client, server = await pair(world)
+        world.network.cut_one_way("a", "b")
+        client.transport.write(b"hello")
+        await server.until(lambda: server.received == b"hello")
+        await asyncio.sleep(900)
+        assert not client.lost
+        await asyncio.sleep(100)
+        assert client.events[-1] == "lost TimeoutError"
+
+    run(scenario)
+
+
 def test_a_cancelled_connect_leaves_nothing_open():
     async def scenario(world):
         servers = []

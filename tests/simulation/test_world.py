@@ -237,6 +237,156 @@ def test_a_counter_that_does_not_sync_forgets(monkeypatch):
     assert forgot
 
 
+def test_a_stalled_process_does_not_run_until_it_is_resumed():
+    async def scenario(world):
+        happened = []
+        a = world.node("a")
+        loop = asyncio.get_running_loop()
+
+        async def work():
+            loop.call_later(1, happened.append, "early")
+            loop.call_later(3, happened.append, "late")
+            loop.call_later(2, happened.append, "later")
+            loop.call_later(2.5, happened.append, "cancelled").cancel()
+            await a.environment.run_blocking(happened.append, "blocking")
+
+        a.run(work())
+        await asyncio.sleep(0)
+        a.stall()
+        await asyncio.sleep(2.2)
+        assert happened == []
+        a.resume()
+        await asyncio.sleep(0.1)
+        assert happened == ["blocking", "early", "later"]
+        a.stall()
+        await asyncio.sleep(5)
+        a.resume()
+        await asyncio.sleep(0.1)
+        assert happened == ["blocking", "early", "later", "late"]
+
+    run(scenario)
+
+
+def test_the_connections_of_a_stalled_process_stay_open():
+    async def scenario(world):
+        a = world.node("a")
+        servers = []
+        await a.run(listen(lambda: servers.append(Echo()) or servers[-1]))
+        client = await connect("a")
+        a.stall()
+        client.transport.write(b"hello")
+        other = await connect("a")  # its kernel accepts it
+        other.transport.write(b"hi")
+        await asyncio.sleep(3600)
+        assert not client.lost and not other.lost and not servers[0].received
+        a.resume()
+        await client.until(lambda: client.received == b"hello")
+        await other.until(lambda: other.received == b"hi")
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_buffers_of_a_stalled_process_are_bounded(seed):
+    async def scenario(world):
+        a = world.node("a")
+        servers = []
+        await a.run(listen(lambda: servers.append(Recorder()) or servers[-1]))
+        client = await connect("a")
+        await asyncio.sleep(1)
+        server = servers[0]
+
+        async def write(size):
+            server.transport.write(bytes(size))
+
+        await a.run(write(600_000))
+        a.stall()
+        in_kernel = server.transport.outgoing.send_buffer_bytes
+        written = 0
+        while client.events[-1] != "pause":
+            client.transport.write(bytes(5_000))
+            written += 5_000
+        await asyncio.sleep(60)
+        assert client.events[-1] == "pause" and not server.received
+        assert len(client.received) <= in_kernel
+        a.resume()
+        await server.until(lambda: len(server.received) == written)
+        await client.until(lambda: len(client.received) == 600_000)
+
+    run(scenario, seed)
+
+
+def test_a_peer_that_goes_while_a_process_is_stalled():
+    async def scenario(world):
+        a = world.node("a")
+        servers = []
+        await a.run(listen(lambda: servers.append(Recorder()) or servers[-1]))
+        client = await connect("a")
+        a.stall()
+        client.transport.write(b"farewell")
+        client.transport.close()
+        await client.until(lambda: client.lost)
+        assert not servers[0].lost
+        a.resume()
+        await servers[0].until(lambda: servers[0].lost)
+        assert servers[0].received == b"farewell"
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stalled_process_can_be_killed(seed):
+    async def scenario(world):
+        a = world.node("a")
+        servers = []
+        await a.run(listen(lambda: servers.append(Recorder()) or servers[-1]))
+        client = await connect("a")
+        await asyncio.sleep(1)
+
+        async def write():
+            servers[0].transport.write(bytes(600_000))
+
+        await a.run(write())
+        a.stall()
+        client.transport.write(b"never")
+        await asyncio.sleep(1)
+        a.crash()
+        await client.until(lambda: client.lost)
+        assert not servers[0].received
+        a.restart()
+        await a.run(listen(Echo))
+        await connect("a")
+
+    run(scenario, seed)
+
+
+def test_stall_and_resume_take_turns():
+    async def scenario(world):
+        a = world.node("a")
+        with pytest.raises(RuntimeError, match="not stalled"):
+            a.resume()
+        a.stall()
+        with pytest.raises(RuntimeError, match="stalled already"):
+            a.stall()
+        a.crash()
+        with pytest.raises(ProcessDead):
+            a.resume()
+
+    run(scenario)
+
+
+def test_a_deadlock_names_who_is_stalled():
+    async def scenario(world):
+        a = world.node("a")
+        waiting = a.run(asyncio.sleep(1))
+        await asyncio.sleep(0.5)
+        a.stall()
+        await waiting
+
+    with pytest.raises(SimulationFailure, match=r"a#1 \(stalled\): Task"):
+        run(scenario)
+
+
 def test_only_the_dead_restart():
     async def scenario(world):
         a = world.node("a")
