@@ -1,4 +1,4 @@
-"""The process that forks servers for `klamm.tools.processes`.
+"""The process that forks servers for `klamm.tools.helper`.
 
 It imports klamm once, before it has any thread or loop, and then forks a child for each server that its owner asks for:
 a child starts in milliseconds and shares the imported code's memory. It stays single-threaded and holds no state but
@@ -6,7 +6,8 @@ its children. Run as `python -m klamm.tools.process_helper COMMANDS EVENTS LIFEL
 descriptors:
 
 - COMMANDS, a socket: JSON lines from the owner, `{"start": id, "target": "module:callable", "arguments": {...},
-  "log": path}` and `{"signal": id, "number": n}`. Its end is the end of the owner.
+  "log": path}`, `{"signal": id, "number": n}`, and `{"remove": directory}` and `{"forget": directory}`: what the helper
+  removes when its owner is gone. The commands' end is the end of the owner.
 - EVENTS, a pipe shared with the children: JSON lines to the owner, each written at once and shorter than PIPE_BUF, so
   that they never mix: `started` (pid), `ready` (what the server tells), `failed` (reason), `exited` (code).
 - LIFELINE, a pipe that nobody writes to: its end tells every child that the owner is gone.
@@ -18,6 +19,7 @@ import importlib
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -48,6 +50,8 @@ class Helper:
         self._commands, self._events, self._lifeline = commands, events, lifeline
         self._unfinished_line = b""
         self._pids: dict[int, int] = {}
+        self._logs: dict[int, str] = {}
+        self._throwaway: list[str] = []
         self._child_ended, self._wakeup = os.pipe()
 
     def run(self) -> None:
@@ -75,6 +79,10 @@ class Helper:
             command = json.loads(line)
             if "start" in command:
                 self._fork(command["start"], command["target"], command["arguments"], command["log"])
+            elif "remove" in command:
+                self._throwaway.append(command["remove"])
+            elif "forget" in command:
+                self._throwaway = [directory for directory in self._throwaway if directory != command["forget"]]
             elif command["signal"] in self._pids:
                 os.kill(self._pids[command["signal"]], command["number"])
         return bool(received)
@@ -83,7 +91,7 @@ class Helper:
         pid = os.fork()
         if pid == 0:
             self._be_child(identifier, target, arguments, log)
-        self._pids[identifier] = pid
+        self._pids[identifier], self._logs[identifier] = pid, log
         self._tell("started", identifier, pid=pid)
 
     def _reap(self) -> None:
@@ -92,7 +100,7 @@ class Helper:
         for identifier, pid in list(self._pids.items()):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                del self._pids[identifier]
+                del self._pids[identifier], self._logs[identifier]
                 self._tell("exited", identifier, code=os.waitstatus_to_exitcode(status))
 
     def _tell(self, event: str, identifier: int, **details: Any) -> None:
@@ -102,15 +110,18 @@ class Helper:
             os.write(self._events, line.encode())
 
     def _end_orphans(self) -> None:
-        for pid in self._pids.values():
-            # A paused child does not see that the lifeline has ended.
-            os.kill(pid, signal.SIGCONT)
+        for identifier, pid in self._pids.items():
+            # Nobody needs a clean stop of what is thrown away. A paused child does not see that the lifeline has ended.
+            thrown_away = os.path.dirname(self._logs[identifier]) in self._throwaway
+            os.kill(pid, signal.SIGKILL if thrown_away else signal.SIGCONT)
         deadline = time.monotonic() + ORPHAN_GRACE_S
         while self._pids and (left := deadline - time.monotonic()) > 0:
             select.select([self._child_ended], [], [], left)
             self._reap()
         for pid in self._pids.values():
             os.kill(pid, signal.SIGKILL)
+        for directory in self._throwaway:
+            shutil.rmtree(directory, ignore_errors=True)
 
     # -- in the child ---------------------------------------------------------------------------------------------
 

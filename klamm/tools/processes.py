@@ -1,6 +1,6 @@
 """Servers as processes of their own that can be started, killed, paused and restarted by name.
 
-`Processes` starts one helper (`process_helper`) that imports klamm once and forks every server from there.
+`Processes` are the servers of one cluster, forked by a helper (`helper.Helper`) that has imported klamm once.
 
     with Processes(directory) as processes:
         zookeeper = processes.start("zookeeper", EMBEDDED_ZOOKEEPER, {"directory": ..., "host": ..., "port": 0})
@@ -15,23 +15,19 @@ What must stay true:
 """
 
 import contextlib
-import json
 import os
-import selectors
+import shutil
 import signal
-import socket
-import subprocess
-import sys
-import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from klamm.tools.helper import Helper, HelperGone
+
 BROKER = "klamm.tools.servers:BrokerServer"
 EMBEDDED_ZOOKEEPER = "klamm.tools.servers:EmbeddedZooKeeper"
 
-PRELOAD = ("klamm.tools.servers", "klamm.tools.serving")
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 
@@ -47,12 +43,12 @@ class ServerProcess:
     when a signal ended it. `expected_end` is True once it was told to end by `stop` or `kill`.
     """
 
-    def __init__(self, processes: "Processes", name: str, target: str, arguments: Mapping[str, Any], log: Path) -> None:
+    def __init__(self, helper: Helper, name: str, target: str, arguments: Mapping[str, Any], log: Path) -> None:
         self.name = name
         self.log = log
         self.target = target
         self.arguments = dict(arguments)
-        self._processes = processes
+        self._helper = helper
         self._begin()
 
     def _begin(self) -> None:
@@ -63,6 +59,13 @@ class ServerProcess:
         self.paused = False
         self.expected_end = False
         self._log_start = self.log.stat().st_size if self.log.exists() else 0
+        command = {"target": self.target, "arguments": self.arguments, "log": str(self.log)}
+        try:
+            self._number = self._helper.start(command, self._told)
+        except HelperGone as error:
+            self.exit_code = -signal.SIGKILL
+            self.reason = str(error)
+            raise ServerFailed(str(error)) from error
 
     @property
     def running(self) -> bool:
@@ -70,14 +73,14 @@ class ServerProcess:
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> dict[str, Any]:
         """What the server tells once it serves. Raises ServerFailed when it ends before, or takes too long."""
-        self._processes.wait(lambda: self.details is not None or not self.running, timeout_s)
+        self._helper.wait(lambda: self.details is not None or not self.running, timeout_s)
         if self.details is not None:
             return self.details
         raise ServerFailed(self.obituary() if not self.running else f"{self.name} is not ready after {timeout_s} s")
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Its exit code, once it has ended. Raises ServerFailed if it has not in time."""
-        self._processes.wait(lambda: not self.running, timeout_s)
+        self._helper.wait(lambda: not self.running, timeout_s)
         if self.exit_code is None:
             raise ServerFailed(f"{self.name} (pid {self.pid}) has not ended after {timeout_s} s")
         return self.exit_code
@@ -88,7 +91,7 @@ class ServerProcess:
         return self.wait(timeout_s)
 
     def end(self) -> None:
-        """Tells it to stop, without waiting."""
+        """Tells it to stop, without waiting; nothing when it has ended."""
         if self.paused:
             self.resume()
         self.expected_end = True
@@ -96,9 +99,13 @@ class ServerProcess:
 
     def kill(self) -> None:
         """kill -9, and waits until it is gone. Works on a paused server."""
+        self.kill_soon()
+        self.wait()
+
+    def kill_soon(self) -> None:
+        """kill -9, without waiting."""
         self.expected_end = True
         self._signal(signal.SIGKILL)
-        self.wait()
 
     def pause(self) -> None:
         """Stops it in its tracks (SIGSTOP); its connections stay open and silent."""
@@ -116,7 +123,6 @@ class ServerProcess:
         if arguments is not None:
             self.arguments = dict(arguments)
         self._begin()
-        self._processes.launch(self)
         return self.wait_ready(timeout_s)
 
     def log_tail(self, lines: int = 10) -> str:
@@ -139,39 +145,45 @@ class ServerProcess:
         return f"{self.name} {how}" + (f"; the end of {self.log}:\n{tail}" if tail else "")
 
     def _signal(self, number: int) -> None:
-        self._processes.send_signal(self, number)
+        with contextlib.suppress(HelperGone):
+            self._helper.send_signal(self._number, number)
+
+    def _told(self, event: Mapping[str, Any]) -> None:
+        match event["event"]:
+            case "started":
+                self.pid = event["pid"]
+            case "ready":
+                self.details = event["details"]
+            case "failed":
+                self.reason = event["reason"]
+            case "exited":
+                self.exit_code = event["code"]
+            case "lost":
+                # Without the helper nobody could tell of the server any more.
+                if self.pid is not None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(self.pid, signal.SIGKILL)
+                self.exit_code = -signal.SIGKILL
+                self.reason = "the helper process has ended"
 
 
 class Processes:
     """The servers of one cluster. `directory` (made if absent) gets the log of each as NAME.log.
 
-    `preload` are the modules that the helper imports before it forks.
+    A `helper` that is given is shared and stays; otherwise there is one for these servers alone. A `throwaway`
+    directory is removed at the end, by the helper if this process is killed; its servers are then killed instead of
+    being stopped.
     """
 
-    def __init__(self, directory: str | Path, preload: Sequence[str] = PRELOAD) -> None:
+    def __init__(self, directory: str | Path, *, helper: Helper | None = None, throwaway: bool = False) -> None:
         self.directory = Path(directory)
         self.directory.mkdir(parents=True, exist_ok=True)
+        self.throwaway = throwaway
         self.servers: dict[str, ServerProcess] = {}
-        self._changed = threading.Condition()
-        self._by_id: dict[int, ServerProcess] = {}
-        self._next_id = 0
-        self._helper_gone = False
-        self._commands, helper_commands = socket.socketpair()
-        self._events, helper_events = os.pipe()
-        helper_lifeline, self._lifeline = os.pipe()
-        descriptors = (helper_commands.fileno(), helper_events, helper_lifeline)
-        self._helper = subprocess.Popen(
-            [sys.executable, "-P", "-m", "klamm.tools.process_helper", *map(str, descriptors), *preload],
-            stdin=subprocess.DEVNULL,
-            pass_fds=descriptors,
-            # Ctrl-C in a terminal goes to this process alone, which then stops the servers in order.
-            start_new_session=True,
-        )
-        helper_commands.close()
-        os.close(helper_events)
-        os.close(helper_lifeline)
-        self._reader = threading.Thread(target=self._read_events, name="klamm-processes", daemon=True)
-        self._reader.start()
+        self._owns_helper = helper is None
+        self._helper = helper or Helper()
+        if throwaway:
+            self._helper.remove_when_orphaned(str(self.directory))
 
     def __enter__(self) -> Self:
         return self
@@ -182,41 +194,20 @@ class Processes:
         self.close()
 
     def start(self, name: str, target: str, arguments: Mapping[str, Any]) -> ServerProcess:
-        """Forks a server and returns at once. `target` ("module:callable") makes it from `arguments` (JSON values)."""
-        server = ServerProcess(self, name, target, arguments, self.directory / f"{name}.log")
-        self.launch(server)
+        """Forks a server and returns at once. `target` ("module:callable") makes it from `arguments` (JSON values).
+
+        Raises ServerFailed when there is no helper any more.
+        """
+        server = ServerProcess(self._helper, name, target, arguments, self.directory / f"{name}.log")
         self.servers[name] = server
         return server
 
-    def launch(self, server: ServerProcess) -> None:
-        """Has a server forked that is not running. Raises ServerFailed when there is no helper any more."""
-        with self._changed:
-            self._next_id += 1
-            command = {
-                "start": self._next_id,
-                "target": server.target,
-                "arguments": server.arguments,
-                "log": str(server.log),
-            }
-            # Known before it is asked for: Ctrl-C may come right after.
-            self._by_id[self._next_id] = server
-            self._send(command)
-
-    def send_signal(self, server: ServerProcess, number: int) -> None:
-        """Sends a signal to a server; nothing when it has ended."""
-        with self._changed:
-            running = [identifier for identifier, each in self._by_id.items() if each is server]
-        for identifier in running:
-            # Only the helper knows for certain that the pid is still this server's.
-            self._send({"signal": identifier, "number": number})
-
     def wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
         """Waits until the condition, looked at whenever a server's state has changed, is true; False when it is not."""
-        with self._changed:
-            return self._changed.wait_for(condition, timeout_s)
+        return self._helper.wait(condition, timeout_s)
 
     def close(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stops all servers, the last started first, then the helper. Idempotent.
+        """Stops all servers, the last started first. Idempotent.
 
         A server that does not stop within `timeout_s` is killed.
         """
@@ -226,67 +217,19 @@ class Processes:
                     server.stop(timeout_s)
                 except ServerFailed:
                     server.kill()
-        if self._lifeline >= 0:
-            self._commands.shutdown(socket.SHUT_WR)
-            os.close(self._lifeline)
-            self._lifeline = -1
-        self._helper.wait()
-        self._reader.join()
-        self._commands.close()
+        self._close()
 
-    def _send(self, command: Mapping[str, Any]) -> None:
-        with self._changed:
-            if self._helper_gone:
-                raise ServerFailed("the helper process has ended")
-            self._commands.sendall(json.dumps(command).encode() + b"\n")
+    def kill(self) -> None:
+        """Kills all servers at once. Idempotent."""
+        for server in self.servers.values():
+            server.kill_soon()
+        for server in self.servers.values():
+            server.wait()
+        self._close()
 
-    # -- in the reader's thread -----------------------------------------------------------------------------------
-
-    def _read_events(self) -> None:
-        """Keeps the servers' states until the helper and all servers have ended."""
-        unfinished = b""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._events, selectors.EVENT_READ)
-            selector.register(self._commands, selectors.EVENT_READ)
-            while True:
-                ready = [key.fd for key, _ in selector.select()]
-                if self._events in ready:
-                    received = os.read(self._events, 65536)
-                    *lines, unfinished = (unfinished + received).split(b"\n")
-                    with self._changed:
-                        for line in lines:
-                            self._take(json.loads(line))
-                        self._changed.notify_all()
-                    if not received:
-                        break
-                else:
-                    # The helper sends nothing on this socket: it has ended, and everything it told has been read.
-                    break
-        self._lose_helper()
-        os.close(self._events)
-
-    def _take(self, event: dict[str, Any]) -> None:
-        server = self._by_id[event["id"]]
-        match event["event"]:
-            case "started":
-                server.pid = event["pid"]
-            case "ready":
-                server.details = event["details"]
-            case "failed":
-                server.reason = event["reason"]
-            case "exited":
-                server.exit_code = event["code"]
-                del self._by_id[event["id"]]
-
-    def _lose_helper(self) -> None:
-        """Without the helper nobody could tell of the servers any more: those that are left are killed."""
-        with self._changed:
-            self._helper_gone = True
-            for server in self._by_id.values():
-                if server.pid is not None:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(server.pid, signal.SIGKILL)
-                server.exit_code = -signal.SIGKILL
-                server.reason = "the helper process has ended"
-            self._by_id.clear()
-            self._changed.notify_all()
+    def _close(self) -> None:
+        if self.throwaway:
+            shutil.rmtree(self.directory, ignore_errors=True)
+        self._helper.forget(str(self.directory))
+        if self._owns_helper:
+            self._helper.close()

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from klamm.tools.helper import Helper
 from klamm.tools.processes import Processes, ServerFailed, ServerProcess
 
 HERE = Path(__file__).parent
@@ -20,8 +21,8 @@ TOY = "toy_servers:Toy"
 
 @pytest.fixture
 def processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Processes]:
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
-    with Processes(tmp_path, preload=("toy_servers",)) as started:
+    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
+    with Helper(preload=("toy_servers",)) as helper, Processes(tmp_path, helper=helper) as started:
         yield started
 
 
@@ -158,8 +159,8 @@ def test_a_second_signal_ends_a_server_at_once(processes: Processes) -> None:
 
 
 def test_a_server_that_does_not_stop_is_killed_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(HERE))
-    processes = Processes(tmp_path, preload=("toy_servers",))
+    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
+    processes = Processes(tmp_path)
     server = processes.start("toy", TOY, {"stops": "never, and deaf"})
     server.wait_ready()
     processes.close(timeout_s=0.2)
@@ -167,25 +168,47 @@ def test_a_server_that_does_not_stop_is_killed_at_the_end(tmp_path: Path, monkey
     processes.close()
 
 
+def test_one_helper_serves_several_clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
+    with Helper(preload=("toy_servers",)) as helper:
+        first, second = (Processes(tmp_path / name, helper=helper) for name in ("first", "second"))
+        left, right = first.start("toy", TOY, {}), second.start("toy", TOY, {})
+        left.wait_ready()
+        right.wait_ready()
+        first.close()
+        assert not left.running
+        assert ask(right) == b"hello\n"
+        second.kill()
+        assert right.exit_code == -signal.SIGKILL
+
+
+def test_what_is_thrown_away_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
+    with Processes(tmp_path / "data", throwaway=True) as processes:
+        processes.start("toy", TOY, {}).wait_ready()
+        assert (tmp_path / "data" / "toy.log").exists()
+    assert not (tmp_path / "data").exists()
+
+
 PARENT = """
     import sys
     from klamm.tools.processes import Processes
-    processes = Processes(sys.argv[1], preload=("toy_servers",))
+    processes = Processes(sys.argv[1], throwaway=sys.argv[2] == "throwaway")
     servers = [processes.start(f"toy-{number}", "toy_servers:Toy", {}) for number in range(3)]
     for server in servers:
         server.wait_ready()
     servers[2].pause()
-    print(*(server.pid for server in servers), processes._helper.pid, flush=True)
+    print(*(server.pid for server in servers), processes._helper.process.pid, flush=True)
     input()
 """
 
 
-def test_kill_9_of_the_parent_leaves_no_process(tmp_path: Path) -> None:
+def killed_parent(directory: Path, kind: str) -> bool:
+    """Kills a process that has started servers, and says whether all that it had started has ended."""
     parent = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(PARENT), str(tmp_path)],
+        [sys.executable, "-c", textwrap.dedent(PARENT), str(directory), kind],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": str(HERE)},
     )
     assert parent.stdin is not None and parent.stdout is not None
     with parent.stdin, parent.stdout:
@@ -193,15 +216,26 @@ def test_kill_9_of_the_parent_leaves_no_process(tmp_path: Path) -> None:
         assert len(pids) == 4
         parent.kill()
         parent.wait()
-        assert ends(pids)
+        return ends(pids)
+
+
+def test_kill_9_of_the_parent_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
+    assert killed_parent(tmp_path, "kept")
     assert "the parent process is gone" in (tmp_path / "toy-0.log").read_text()
+
+
+def test_kill_9_of_the_parent_leaves_no_throwaway_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
+    assert killed_parent(tmp_path / "data", "throwaway")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_kill_9_of_the_helper_ends_the_servers(processes: Processes) -> None:
     server = processes.start("toy", TOY, {})
     server.wait_ready()
     pid = server.pid
-    processes._helper.kill()
+    processes._helper.process.kill()
     server.wait()
     assert ends([pid or 0])
     assert server.obituary() == "toy: the helper process has ended"
