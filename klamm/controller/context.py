@@ -1,0 +1,410 @@
+"""What the controller knows about the cluster (Kafka's `ControllerContext`). Pure: no waiting, no IO.
+
+Everything is loaded from ZooKeeper when this broker is elected and kept up to date by the events; `reset` forgets all.
+
+What must stay true:
+- Only the controller's events change it, one event at a time.
+- A leadership in it was read from ZooKeeper or written there, together with its znode's version: conditional writes
+  rely on it. Between the death of a leader and the next election it still names the dead one, as ZooKeeper does.
+- The two counts that operators watch (offline partitions, partitions not led by their preferred replica) are kept up
+  to date by every change: changes go through methods. `recount` says what they should be.
+- Lists come in the order in which topics, partitions and replicas were added. The sets are for asking whether
+  something is in them: whoever walks through one sorts it first.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+from uuid import UUID
+
+from klamm.controller.states import PartitionState, ReplicaState
+from klamm.znodes.brokers import BrokerRegistration
+from klamm.znodes.store import LiveBroker
+from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+
+PartitionAndReplica = tuple[TopicPartition, int]
+"""A replica: its partition and the id of its broker."""
+
+
+class ReplicaAssignment(NamedTuple):
+    """The brokers of one partition, the preferred leader first.
+
+    `replicas` holds all of them, also those that a reassignment adds or removes.
+    """
+
+    replicas: tuple[int, ...] = ()
+    adding_replicas: tuple[int, ...] = ()
+    removing_replicas: tuple[int, ...] = ()
+
+    @property
+    def origin_replicas(self) -> tuple[int, ...]:
+        """Those before the reassignment."""
+        return _without(self.replicas, self.adding_replicas)
+
+    @property
+    def target_replicas(self) -> tuple[int, ...]:
+        """Those after the reassignment."""
+        return _without(self.replicas, self.removing_replicas)
+
+    @property
+    def is_being_reassigned(self) -> bool:
+        return bool(self.adding_replicas or self.removing_replicas)
+
+    def reassign_to(self, target: Sequence[int]) -> "ReplicaAssignment":
+        """A reassignment to `target`, from what there was before the current one, if there is one."""
+        origin = self.origin_replicas
+        replicas = tuple(dict.fromkeys((*target, *origin)))
+        return ReplicaAssignment(replicas, _without(replicas, origin), _without(replicas, target))
+
+    def remove_replica(self, broker_id: int) -> "ReplicaAssignment":
+        """The same without this broker."""
+        return ReplicaAssignment(*(_without(ids, (broker_id,)) for ids in self))
+
+
+def _without(ids: Iterable[int], excluded: Collection[int]) -> tuple[int, ...]:
+    return tuple(broker_id for broker_id in ids if broker_id not in excluded)
+
+
+NO_ASSIGNMENT = ReplicaAssignment()
+
+
+class ControllerContext:
+    """See the module. Fields without a method to change them are changed directly."""
+
+    def __init__(self) -> None:
+        self.unclean_leader_election_count = 0
+        """How often a replica outside the ISR became leader, since the broker started."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Forgets everything but the count of unclean elections: this broker is no controller (any more)."""
+        self.epoch = 0
+        self.epoch_zk_version = 0
+        """The version of /controller_epoch's znode: the guard of every write."""
+
+        self._live_or_shutting_down: dict[int, LiveBroker] = {}
+        self._live: dict[int, LiveBroker] = {}  # The same without those that are shutting down.
+        self._shutting_down: set[int] = set()
+
+        self.all_topics: set[str] = set()
+        self.topic_ids: dict[str, UUID] = {}
+        self.topic_names: dict[UUID, str] = {}
+        self.topics_to_be_deleted: set[str] = set()
+        self.topics_with_deletion_started: set[str] = set()
+        self.topics_ineligible_for_deletion: set[str] = set()
+
+        self.partition_assignments: dict[str, dict[int, ReplicaAssignment]] = {}
+        self.partitions_being_reassigned: set[TopicPartition] = set()
+        self.replicas_on_offline_dirs: dict[int, set[TopicPartition]] = {}
+        """Broker id -> its partitions that it has on disks that do not work."""
+
+        self._leadership: dict[TopicPartition, LeaderAndIsr] = {}
+        self._partition_states: dict[TopicPartition, PartitionState] = {}
+        self._replica_states: dict[int, dict[TopicPartition, ReplicaState]] = {}
+        self.offline_partition_count = 0
+        self.preferred_replica_imbalance_count = 0
+
+    # -- brokers ----------------------------------------------------------------------------------------------------
+
+    @property
+    def live_broker_ids(self) -> Collection[int]:
+        """Ascending, without those that are shutting down."""
+        return self._live.keys()
+
+    @property
+    def live_or_shutting_down_broker_ids(self) -> Collection[int]:
+        """Ascending."""
+        return self._live_or_shutting_down.keys()
+
+    @property
+    def live_or_shutting_down_brokers(self) -> Mapping[int, LiveBroker]:
+        """By id, ascending. A `LiveBroker` is a registration and an epoch."""
+        return self._live_or_shutting_down
+
+    @property
+    def shutting_down_broker_ids(self) -> Collection[int]:
+        """Brokers that asked for a controlled shutdown and have not left yet."""
+        return self._shutting_down
+
+    def set_live_brokers(self, brokers: Mapping[int, LiveBroker]) -> None:
+        """These are alive, and no others."""
+        self._live_or_shutting_down = dict(brokers)
+        self._brokers_changed()
+
+    def add_live_brokers(self, brokers: Mapping[int, LiveBroker]) -> None:
+        self._live_or_shutting_down.update(brokers)
+        self._brokers_changed()
+
+    def remove_live_brokers(self, broker_ids: Iterable[int]) -> None:
+        """They are dead. One that was shutting down counts as such until `remove_shutting_down_broker`."""
+        for broker_id in broker_ids:
+            self._live_or_shutting_down.pop(broker_id, None)
+        self._brokers_changed()
+
+    def update_broker_metadata(self, registration: BrokerRegistration) -> None:
+        """A live broker changed its registration; its epoch stays. Does nothing when the broker is not alive."""
+        broker = self._live_or_shutting_down.get(registration.broker_id)
+        if broker is not None:
+            self._live_or_shutting_down[registration.broker_id] = broker._replace(registration=registration)
+            self._brokers_changed()
+
+    def add_shutting_down_broker(self, broker_id: int) -> None:
+        """Its replicas are not online any more, though the broker still gets requests."""
+        self._shutting_down.add(broker_id)
+        self._brokers_changed()
+
+    def remove_shutting_down_broker(self, broker_id: int) -> None:
+        self._shutting_down.discard(broker_id)
+        self._brokers_changed()
+
+    def clear_shutting_down_brokers(self) -> None:
+        self._shutting_down.clear()
+        self._brokers_changed()
+
+    def _brokers_changed(self) -> None:
+        self._live_or_shutting_down = dict(sorted(self._live_or_shutting_down.items()))
+        self._live = {
+            key: broker for key, broker in self._live_or_shutting_down.items() if key not in self._shutting_down
+        }
+
+    def is_replica_online(
+        self, broker_id: int, partition: TopicPartition, include_shutting_down_brokers: bool = False
+    ) -> bool:
+        """Whether the broker is alive and has the partition on a disk that works."""
+        brokers = self._live_or_shutting_down if include_shutting_down_brokers else self._live
+        return broker_id in brokers and partition not in self.replicas_on_offline_dirs.get(broker_id, ())
+
+    def online_brokers(self, partition: TopicPartition, include_shutting_down_brokers: bool = False) -> Collection[int]:
+        """The brokers of which `is_replica_online` is true."""
+        brokers = self._live_or_shutting_down if include_shutting_down_brokers else self._live
+        if not self.replicas_on_offline_dirs:
+            return brokers.keys()
+        return [broker_id for broker_id in brokers if partition not in self.replicas_on_offline_dirs.get(broker_id, ())]
+
+    # -- topics and assignments -------------------------------------------------------------------------------------
+
+    def add_topic_id(self, topic: str, topic_id: UUID) -> None:
+        """RuntimeError when the topic is unknown or has another id, or the id another topic."""
+        if topic not in self.all_topics:
+            raise RuntimeError(f"topic {topic} is not known")
+        known_id, known_name = self.topic_ids.get(topic, topic_id), self.topic_names.get(topic_id, topic)
+        if known_id != topic_id or known_name != topic:
+            raise RuntimeError(f"topic {topic} has id {known_id}, and id {topic_id} belongs to topic {known_name}")
+        self.topic_ids[topic] = topic_id
+        self.topic_names[topic_id] = topic
+
+    def partition_replica_assignment(self, partition: TopicPartition) -> tuple[int, ...]:
+        """The brokers of a partition; () for an unknown one."""
+        return self.partition_full_replica_assignment(partition).replicas
+
+    def partition_full_replica_assignment(self, partition: TopicPartition) -> ReplicaAssignment:
+        """The assignment of a partition; `NO_ASSIGNMENT` for an unknown one."""
+        assignments = self.partition_assignments.get(partition[0])
+        return NO_ASSIGNMENT if assignments is None else assignments.get(partition[1], NO_ASSIGNMENT)
+
+    def update_partition_full_replica_assignment(
+        self, partition: TopicPartition, assignment: ReplicaAssignment
+    ) -> None:
+        """Adds a partition, or gives it other brokers."""
+        topic, number = partition
+        before = self._imbalance(partition)
+        self.partition_assignments.setdefault(topic, {})[number] = assignment
+        self.preferred_replica_imbalance_count += self._imbalance(partition) - before
+
+    def all_partitions(self) -> list[TopicPartition]:
+        return [(topic, number) for topic, numbers in self.partition_assignments.items() for number in numbers]
+
+    def partitions_for_topic(self, topic: str) -> list[TopicPartition]:
+        return [(topic, number) for number in self.partition_assignments.get(topic, ())]
+
+    def partitions_on_broker(self, broker_id: int) -> list[TopicPartition]:
+        return [partition for partition, _ in self.replicas_on_brokers((broker_id,))]
+
+    def replicas_on_brokers(self, broker_ids: Iterable[int]) -> list[PartitionAndReplica]:
+        """All replicas there, broker by broker."""
+        return [
+            ((topic, number), broker_id)
+            for broker_id in broker_ids
+            for topic, assignments in self.partition_assignments.items()
+            for number, assignment in assignments.items()
+            if broker_id in assignment.replicas
+        ]
+
+    def replicas_for_topic(self, topic: str) -> list[PartitionAndReplica]:
+        return self.replicas_for_partitions(self.partitions_for_topic(topic))
+
+    def replicas_for_partitions(self, partitions: Iterable[TopicPartition]) -> list[PartitionAndReplica]:
+        return [
+            (partition, broker_id)
+            for partition in partitions
+            for broker_id in self.partition_replica_assignment(partition)
+        ]
+
+    def online_and_offline_replicas(self) -> tuple[list[PartitionAndReplica], list[PartitionAndReplica]]:
+        """All replicas: those that are online, and the others."""
+        online: list[PartitionAndReplica] = []
+        offline: list[PartitionAndReplica] = []
+        for replica in self.replicas_for_partitions(self.all_partitions()):
+            (online if self.is_replica_online(replica[1], replica[0]) else offline).append(replica)
+        return online, offline
+
+    def remove_topic(self, topic: str) -> None:
+        """Forgets a topic, also the states of its partitions and replicas: a new one of its name begins afresh."""
+        for partition in self.partitions_for_topic(topic):
+            self._count_partition(partition, -1)
+            self._leadership.pop(partition, None)
+            self._partition_states.pop(partition, None)
+            self.partitions_being_reassigned.discard(partition)
+            for states in self._replica_states.values():
+                states.pop(partition, None)
+            for offline in self.replicas_on_offline_dirs.values():
+                offline.discard(partition)
+        self.partition_assignments.pop(topic, None)
+        self.all_topics.discard(topic)
+        self.topics_to_be_deleted.discard(topic)
+        self.topics_with_deletion_started.discard(topic)
+        self.topics_ineligible_for_deletion.discard(topic)
+        topic_id = self.topic_ids.pop(topic, None)
+        if topic_id is not None:
+            del self.topic_names[topic_id]
+
+    # -- topic deletion ---------------------------------------------------------------------------------------------
+
+    def queue_topic_deletion(self, topics: Iterable[str]) -> None:
+        """They are to be deleted: none of their partitions counts as not led by its preferred replica any more."""
+        for topic in topics:
+            for partition in self.partitions_for_topic(topic):
+                self.preferred_replica_imbalance_count -= self._imbalance(partition)
+            self.topics_to_be_deleted.add(topic)
+
+    def begin_topic_deletion(self, topics: Iterable[str]) -> None:
+        """Their deletion starts: none of their partitions counts as offline any more."""
+        for topic in topics:
+            for partition in self.partitions_for_topic(topic):
+                self.offline_partition_count -= self._offline(partition)
+            self.topics_with_deletion_started.add(topic)
+
+    def is_topic_deletion_in_progress(self, topic: str) -> bool:
+        return topic in self.topics_with_deletion_started
+
+    def is_topic_queued_up_for_deletion(self, topic: str) -> bool:
+        return topic in self.topics_to_be_deleted
+
+    def is_topic_eligible_for_deletion(self, topic: str) -> bool:
+        return topic in self.topics_to_be_deleted and topic not in self.topics_ineligible_for_deletion
+
+    # -- leadership -------------------------------------------------------------------------------------------------
+
+    def partition_leadership_info(self, partition: TopicPartition) -> LeaderAndIsr | None:
+        """None when no leader was ever elected."""
+        return self._leadership.get(partition)
+
+    @property
+    def partitions_leadership_info(self) -> Mapping[TopicPartition, LeaderAndIsr]:
+        return self._leadership
+
+    def put_partition_leadership_info(self, partition: TopicPartition, leader_and_isr: LeaderAndIsr) -> None:
+        before = self._imbalance(partition)
+        self._leadership[partition] = leader_and_isr
+        self.preferred_replica_imbalance_count += self._imbalance(partition) - before
+
+    def clear_partition_leadership_info(self) -> None:
+        self._leadership.clear()
+        self.preferred_replica_imbalance_count = 0
+
+    def partitions_with_leaders(self) -> list[TopicPartition]:
+        """Those with leadership info (the leader may be dead) whose topics are not to be deleted."""
+        return [partition for partition in self._leadership if partition[0] not in self.topics_to_be_deleted]
+
+    def partitions_with_offline_leader(self) -> list[TopicPartition]:
+        """Those whose leader is dead, not there or shutting down, and whose topics are not to be deleted."""
+        return [
+            partition
+            for partition, state in self._leadership.items()
+            if not self.is_replica_online(state.leader, partition) and partition[0] not in self.topics_to_be_deleted
+        ]
+
+    def partition_leaders_on_broker(self, broker_id: int) -> list[TopicPartition]:
+        """The partitions that this broker leads, that have other replicas, and whose topics are not to be deleted."""
+        return [
+            partition
+            for partition, state in self._leadership.items()
+            if state.leader == broker_id
+            and partition[0] not in self.topics_to_be_deleted
+            and len(self.partition_replica_assignment(partition)) > 1
+        ]
+
+    # -- states of partitions and replicas --------------------------------------------------------------------------
+
+    def partition_state(self, partition: TopicPartition) -> PartitionState:
+        return self._partition_states.get(partition, PartitionState.NON_EXISTENT)
+
+    def put_partition_state(self, partition: TopicPartition, state: PartitionState) -> None:
+        before = self._offline(partition)
+        if state is PartitionState.NON_EXISTENT:
+            self._partition_states.pop(partition, None)
+        else:
+            self._partition_states[partition] = state
+        self.offline_partition_count += self._offline(partition) - before
+
+    def partitions_in_states(
+        self, states: Collection[PartitionState], topic: str | None = None
+    ) -> list[TopicPartition]:
+        """All partitions, or those of one topic, that are in one of these states. NON_EXISTENT cannot be asked for."""
+        if topic is None:
+            return [partition for partition, state in self._partition_states.items() if state in states]
+        return [key for key in self.partitions_for_topic(topic) if self._partition_states.get(key) in states]
+
+    def replica_state(self, replica: PartitionAndReplica) -> ReplicaState:
+        states = self._replica_states.get(replica[1])
+        return ReplicaState.NON_EXISTENT if states is None else states.get(replica[0], ReplicaState.NON_EXISTENT)
+
+    def replica_states(self, broker_id: int) -> Mapping[TopicPartition, ReplicaState]:
+        """The states of the replicas on one broker."""
+        return self._replica_states.get(broker_id, {})
+
+    def put_replica_state(self, replica: PartitionAndReplica, state: ReplicaState) -> None:
+        states = self._replica_states.setdefault(replica[1], {})
+        if state is ReplicaState.NON_EXISTENT:
+            states.pop(replica[0], None)
+        else:
+            states[replica[0]] = state
+
+    def replicas_in_state(self, topic: str, state: ReplicaState) -> list[PartitionAndReplica]:
+        return [replica for replica in self.replicas_for_topic(topic) if self.replica_state(replica) is state]
+
+    def are_all_replicas_in_state(self, topic: str, state: ReplicaState) -> bool:
+        """True for a topic without replicas."""
+        return all(self.replica_state(replica) is state for replica in self.replicas_for_topic(topic))
+
+    def is_any_replica_in_state(self, topic: str, state: ReplicaState) -> bool:
+        return any(self.replica_state(replica) is state for replica in self.replicas_for_topic(topic))
+
+    # -- counts -----------------------------------------------------------------------------------------------------
+
+    def recount(self) -> tuple[int, int]:
+        """(offline_partition_count, preferred_replica_imbalance_count), counted anew."""
+        partitions = self.all_partitions()
+        return sum(map(self._offline, partitions)), sum(map(self._imbalance, partitions))
+
+    def _count_partition(self, partition: TopicPartition, change: int) -> None:
+        self.offline_partition_count += change * self._offline(partition)
+        self.preferred_replica_imbalance_count += change * self._imbalance(partition)
+
+    def _offline(self, partition: TopicPartition) -> int:
+        """1 if it counts as offline."""
+        offline = self._partition_states.get(partition) is PartitionState.OFFLINE
+        return int(offline and partition[0] not in self.topics_with_deletion_started)
+
+    def _imbalance(self, partition: TopicPartition) -> int:
+        """1 if it counts as not led by its preferred replica.
+
+        While a reassignment adds the preferred replica, it counts from when that one is in the ISR.
+        """
+        state = self._leadership.get(partition)
+        assignment = self.partition_full_replica_assignment(partition)
+        if state is None or not assignment.replicas or partition[0] in self.topics_to_be_deleted:
+            return 0
+        preferred = assignment.replicas[0]
+        if preferred in assignment.adding_replicas:
+            return int(preferred in state.isr)
+        return int(state.leader != preferred)

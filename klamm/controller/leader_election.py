@@ -1,0 +1,84 @@
+"""Who leads a partition next (Kafka's `Election`). Pure functions of plain data.
+
+`replicas` are the brokers of the partition, the preferred leader first; `online` are all the brokers on which its
+replica would be online. A result of None means that nobody can be elected: nothing changes then.
+
+| strategy            | leader: the first of                             | ISR                | recipients          |
+|---------------------|--------------------------------------------------|--------------------|---------------------|
+| offline             | replicas that are online and in the ISR          | its online members | online replicas     |
+| offline, unclean    | else: replicas that are online                   | the leader         | online replicas     |
+| reassign            | target replicas that are online and in the ISR   | as it was          | all target replicas |
+| preferred replica   | only the first replica, if online and in the ISR | as it was          | all replicas        |
+| controlled shutdown | replicas online, in the ISR, not shutting down   | those who stay     | online replicas     |
+
+Under controlled shutdown, brokers that are shutting down count as online.
+"""
+
+from collections.abc import Collection, Sequence
+from enum import Enum
+from typing import NamedTuple
+
+
+class ElectionStrategy(Enum):
+    """Why a leader is elected."""
+
+    OFFLINE = "OfflinePartitionLeaderElectionStrategy(false)"
+    OFFLINE_ALLOW_UNCLEAN = "OfflinePartitionLeaderElectionStrategy(true)"  # Whatever the topic's configuration says.
+    REASSIGN = "ReassignPartitionLeaderElectionStrategy"
+    PREFERRED_REPLICA = "PreferredReplicaPartitionLeaderElectionStrategy"
+    CONTROLLED_SHUTDOWN = "ControlledShutdownPartitionLeaderElectionStrategy"
+
+
+class Election(NamedTuple):
+    """The leader, the ISR, and the brokers that are told. `unclean`: the leader may lack records."""
+
+    leader: int
+    isr: tuple[int, ...]
+    recipients: tuple[int, ...]
+    unclean: bool = False
+
+
+def offline_partition_leader_election(
+    replicas: Sequence[int], isr: Sequence[int], online: Collection[int], unclean: bool
+) -> Election | None:
+    """The leader died, or the partition had none. `unclean`: a replica outside the ISR may lead if none in it can."""
+    online_replicas = tuple(broker_id for broker_id in replicas if broker_id in online)
+    for broker_id in online_replicas:
+        if broker_id in isr:
+            return Election(broker_id, tuple(member for member in isr if member in online), online_replicas)
+    if unclean and online_replicas:
+        return Election(online_replicas[0], online_replicas[:1], online_replicas, unclean=True)
+    return None
+
+
+def reassign_partition_leader_election(
+    target_replicas: Sequence[int], isr: Sequence[int], online: Collection[int]
+) -> Election | None:
+    """A reassignment takes the leader away, or its leader died."""
+    for broker_id in target_replicas:
+        if broker_id in online and broker_id in isr:
+            return Election(broker_id, tuple(isr), tuple(target_replicas))
+    return None
+
+
+def preferred_replica_partition_leader_election(
+    replicas: Sequence[int], isr: Sequence[int], online: Collection[int]
+) -> Election | None:
+    """Leadership goes back to the first replica."""
+    if replicas and replicas[0] in online and replicas[0] in isr:
+        return Election(replicas[0], tuple(isr), tuple(replicas))
+    return None
+
+
+def controlled_shutdown_partition_leader_election(
+    replicas: Sequence[int],
+    isr: Sequence[int],
+    online_or_shutting_down: Collection[int],
+    shutting_down: Collection[int],
+) -> Election | None:
+    """The leader is about to stop."""
+    recipients = tuple(broker_id for broker_id in replicas if broker_id in online_or_shutting_down)
+    for broker_id in recipients:
+        if broker_id in isr and broker_id not in shutting_down:
+            return Election(broker_id, tuple(member for member in isr if member not in shutting_down), recipients)
+    return None

@@ -1,0 +1,371 @@
+"""What one controller event has to tell the brokers, collected and then sent (Kafka's `ControllerBrokerRequestBatch`).
+
+What must stay true:
+- A new batch begins empty: requests of an event that did not come to its end are neither mixed into those of the next
+  one nor lost in silence. A controller that resigns calls `clear`.
+- All LeaderAndIsr requests leave first, then UpdateMetadata, then StopReplica. Each carries the epoch of its receiver.
+- Only brokers that are alive, or shutting down, get anything. The live brokers do not change while a batch is open.
+- Whoever gets a LeaderAndIsr about a partition, all brokers get an UpdateMetadata about it; all brokers get the same.
+- Of two changes of the same partition in a batch the later one counts, but what is new stays new, and what is to be
+  deleted stays to be deleted.
+- A partition's state is made once and shared by all its recipients, so that it is encoded once.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from klamm.config.broker import BrokerConfig
+from klamm.config.versions import ApiVersion
+from klamm.controller.context import ControllerContext, ReplicaAssignment
+from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.leader_and_isr import (
+    LeaderAndIsrPartitionState,
+    LeaderAndIsrRequest,
+    LeaderAndIsrResponse,
+    LeaderAndIsrTopic,
+    LiveLeader,
+)
+from klamm.protocol.messages import request_class
+from klamm.protocol.update_metadata import (
+    LEADER_DURING_DELETE,
+    UpdateMetadataBroker,
+    UpdateMetadataEndpoint,
+    UpdateMetadataPartitionState,
+    UpdateMetadataRequest,
+    UpdateMetadataResponse,
+    UpdateMetadataTopic,
+)
+from klamm.znodes.brokers import SECURITY_PROTOCOLS, BrokerRegistration
+from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+
+logger = logging.getLogger(__name__)
+
+OnResponse = Callable[[Any], None]
+Send = Callable[[int, ApiKey, Any, OnResponse | None], None]
+"""Queues a request (broker id, API, body, who gets the response) for a broker."""
+
+NO_EPOCH = -1
+EPOCH_DURING_DELETE = -2
+
+
+class _StopReplica(NamedTuple):
+    leader_epoch: int
+    delete: bool
+
+
+class ControllerBrokerRequestBatch:
+    """See the module.
+
+    The callbacks only enqueue events. `on_stop_replica_response(broker_id, error_code, error_codes)` is called only
+    with partitions that were to be deleted, of topics whose deletion has started, and not when there are none.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        controller_id: int,
+        context: ControllerContext,
+        send: Send,
+        *,
+        on_leader_and_isr_response: Callable[[int, LeaderAndIsrResponse], None],
+        on_update_metadata_response: Callable[[int, UpdateMetadataResponse], None],
+        on_stop_replica_response: Callable[[int, int, Mapping[TopicPartition, int]], None],
+    ) -> None:
+        self._config = config
+        self._controller_id = controller_id
+        self._context = context
+        self._send = send
+        self._on_leader_and_isr_response = on_leader_and_isr_response
+        self._on_update_metadata_response = on_update_metadata_response
+        self._on_stop_replica_response = on_stop_replica_response
+        # Broker id -> topic -> partition -> what it is told.
+        self._leader_and_isr: dict[int, dict[str, dict[int, LeaderAndIsrPartitionState]]] = {}
+        self._stop_replica: dict[int, dict[str, dict[int, _StopReplica]]] = {}
+        # One content for all these brokers.
+        self._update_metadata_brokers: dict[int, None] = {}
+        self._update_metadata: dict[str, dict[int, UpdateMetadataPartitionState]] = {}
+        # What the last LeaderAndIsr state of a partition was made from, and that state.
+        self._made: dict[TopicPartition, tuple[LeaderAndIsr, ReplicaAssignment, LeaderAndIsrPartitionState]] = {}
+
+    def new_batch(self) -> None:
+        """RuntimeError when the batch before was not sent."""
+        if self._leader_and_isr or self._update_metadata_brokers or self._stop_replica:
+            raise RuntimeError(
+                "the batch before was not sent: it has LeaderAndIsr requests for brokers"
+                f" {sorted(self._leader_and_isr)}, UpdateMetadata for {sorted(self._update_metadata_brokers)},"
+                f" StopReplica for {sorted(self._stop_replica)}"
+            )
+        self.clear()  # There may be partitions to be told to nobody.
+
+    def clear(self) -> None:
+        """Forgets what was not sent."""
+        self._leader_and_isr = {}
+        self._stop_replica = {}
+        self._update_metadata_brokers = {}
+        self._update_metadata = {}
+        self._made = {}
+
+    # -- adding -----------------------------------------------------------------------------------------------------
+
+    def add_leader_and_isr_request_for_brokers(
+        self,
+        broker_ids: Iterable[int],
+        partition: TopicPartition,
+        leader_and_isr: LeaderAndIsr,
+        assignment: ReplicaAssignment,
+        is_new: bool,
+    ) -> None:
+        """These brokers are told who leads the partition, and all brokers get its metadata."""
+        topic, number = partition
+        live = self._context.live_or_shutting_down_broker_ids
+        made = self._made.get(partition)
+        if made is not None and made[0] is leader_and_isr and made[1] is assignment:
+            state = made[2]
+        else:
+            state = _leader_and_isr_state(number, leader_and_isr, assignment, is_new)
+            self._made[partition] = (leader_and_isr, assignment, state)
+            self.add_update_metadata_request_for_brokers((), (partition,))
+        for broker_id in broker_ids:
+            if broker_id not in live:
+                continue
+            topics = self._leader_and_isr.get(broker_id)
+            if topics is None:
+                topics = self._leader_and_isr[broker_id] = {}
+            states = topics.get(topic)
+            if states is None:
+                states = topics[topic] = {}
+            before = states.get(number)
+            wanted_new = is_new or (before is not None and before.is_new)
+            if state.is_new is not wanted_new:
+                state = _leader_and_isr_state(number, leader_and_isr, assignment, wanted_new)
+                self._made[partition] = (leader_and_isr, assignment, state)
+            states[number] = state
+        if len(self._update_metadata_brokers) < len(live):
+            self._update_metadata_brokers.update(dict.fromkeys(live))
+
+    def add_stop_replica_request_for_brokers(
+        self, broker_ids: Iterable[int], partition: TopicPartition, delete_partition: bool
+    ) -> None:
+        """These brokers stop the partition's replica, and delete its data if `delete_partition`."""
+        topic, number = partition
+        context = self._context
+        if topic in context.topics_to_be_deleted:
+            leader_epoch = EPOCH_DURING_DELETE
+        else:
+            leadership = context.partition_leadership_info(partition)
+            leader_epoch = NO_EPOCH if leadership is None else leadership.leader_epoch
+        for broker_id in broker_ids:
+            if broker_id not in context.live_or_shutting_down_broker_ids:
+                continue
+            states = self._stop_replica.setdefault(broker_id, {}).setdefault(topic, {})
+            before = states.get(number)
+            states[number] = _StopReplica(leader_epoch, delete_partition or (before is not None and before.delete))
+
+    def add_update_metadata_request_for_brokers(
+        self, broker_ids: Iterable[int], partitions: Iterable[TopicPartition]
+    ) -> None:
+        """These brokers get the metadata of the partitions, and of all others in this batch.
+
+        Partitions without leadership info are left out. With no partitions at all, the brokers learn who is alive.
+        Thousands of partitions are added in slices (slices.py).
+        """
+        context = self._context
+        live = context.live_or_shutting_down_broker_ids
+        self._update_metadata_brokers.update((broker_id, None) for broker_id in broker_ids if broker_id in live)
+        for partition in partitions:
+            leadership = context.partition_leadership_info(partition)
+            if leadership is not None:
+                topic, number = partition
+                states = self._update_metadata.get(topic)
+                if states is None:
+                    states = self._update_metadata[topic] = {}
+                states[number] = self._update_metadata_state(partition, leadership)
+
+    def _update_metadata_state(self, partition: TopicPartition, state: LeaderAndIsr) -> UpdateMetadataPartitionState:
+        topic, number = partition
+        replicas = self._context.partition_replica_assignment(partition)
+        online = self._context.online_brokers(partition)
+        offline = tuple([broker_id for broker_id in replicas if broker_id not in online])
+        if topic in self._context.topics_to_be_deleted:
+            return UpdateMetadataPartitionState(
+                number, state.controller_epoch, LEADER_DURING_DELETE, 0, state.isr, 0, replicas, offline
+            )
+        return UpdateMetadataPartitionState(
+            number,
+            state.controller_epoch,
+            state.leader,
+            state.leader_epoch,
+            state.isr,
+            state.zk_version,
+            replicas,
+            offline,
+        )
+
+    # -- sending ----------------------------------------------------------------------------------------------------
+
+    def send_requests_to_brokers(self, controller_epoch: int) -> None:
+        """Queues everything that was collected; the batch is empty then."""
+        self._send_leader_and_isr_requests(controller_epoch)
+        self._send_update_metadata_requests(controller_epoch)
+        self._send_stop_replica_requests(controller_epoch)
+        self.clear()
+
+    def _send_leader_and_isr_requests(self, controller_epoch: int) -> None:
+        for broker_id, topics in sorted(self._leader_and_isr.items()):
+            leaders = {state.leader for states in topics.values() for state in states.values()}
+            request = LeaderAndIsrRequest(
+                self._controller_id,
+                controller_epoch,
+                self._broker_epoch(broker_id),
+                [
+                    LeaderAndIsrTopic(topic, self._context.topic_ids.get(topic), list(states.values()))
+                    for topic, states in topics.items()
+                ],
+                self._live_leaders(leaders),
+            )
+            self._send(
+                broker_id, ApiKey.LEADER_AND_ISR, request, self._told(self._on_leader_and_isr_response, broker_id)
+            )
+
+    def _live_leaders(self, leaders: Collection[int]) -> list[LiveLeader]:
+        """Where the followers reach the leaders. One without the inter-broker listener cannot be reached."""
+        listener = self._config.inter_broker_listener_name
+        return [
+            LiveLeader(broker_id, endpoint.host, endpoint.port)
+            for broker_id, broker in self._context.live_or_shutting_down_brokers.items()
+            if broker_id in leaders
+            for endpoint in broker.registration.endpoints
+            if endpoint.listener_name == listener
+        ]
+
+    def _send_update_metadata_requests(self, controller_epoch: int) -> None:
+        if not self._update_metadata_brokers:
+            return
+        topic_ids = self._context.topic_ids
+        request = UpdateMetadataRequest(
+            self._controller_id,
+            controller_epoch,
+            topics=[
+                UpdateMetadataTopic(topic, topic_ids.get(topic), list(states.values()))
+                for topic, states in self._update_metadata.items()
+            ],
+            live_brokers=[
+                _update_metadata_broker(broker.registration)
+                for broker in self._context.live_or_shutting_down_brokers.values()
+            ],
+        )
+        for broker_id in sorted(self._update_metadata_brokers):
+            body = request.for_broker(self._broker_epoch(broker_id))
+            self._send(
+                broker_id, ApiKey.UPDATE_METADATA, body, self._told(self._on_update_metadata_response, broker_id)
+            )
+
+    def _send_stop_replica_requests(self, controller_epoch: int) -> None:
+        version = _stop_replica_version(self._config.inter_broker_protocol_version)
+        request = request_class(ApiKey.STOP_REPLICA)
+        for broker_id, topics in sorted(self._stop_replica.items()):
+            header = {
+                "version": version,
+                "controller_id": self._controller_id,
+                "controller_epoch": controller_epoch,
+                "broker_epoch": self._broker_epoch(broker_id),
+            }
+            deleted = {
+                (topic, number) for topic, states in topics.items() for number, state in states.items() if state.delete
+            }
+            on_response = self._stop_replica_told(broker_id, deleted) if deleted else None
+            if version >= 3:
+                body = request(**header, topic_states=_stop_replica_topic_states(topics))
+                self._send(broker_id, ApiKey.STOP_REPLICA, body, on_response)
+                continue
+            # Older versions delete all of their partitions or none.
+            for delete in (True, False):
+                chosen = _partitions_to_stop(topics, delete)
+                if chosen:
+                    body = request(**header, delete_partitions=delete, topics=_stop_replica_topics(chosen))
+                    self._send(broker_id, ApiKey.STOP_REPLICA, body, on_response if delete else None)
+
+    def _broker_epoch(self, broker_id: int) -> int:
+        return self._context.live_or_shutting_down_brokers[broker_id].epoch
+
+    def _told(self, callback: Callable[[int, Any], None], broker_id: int) -> OnResponse:
+        return lambda response: callback(broker_id, response)
+
+    def _stop_replica_told(self, broker_id: int, deleted: Collection[TopicPartition]) -> OnResponse:
+        def on_response(response: Any) -> None:
+            error_codes = {
+                (error.topic_name, error.partition_index): error.error_code
+                for error in response.partition_errors
+                if (error.topic_name, error.partition_index) in deleted
+                and self._context.is_topic_deletion_in_progress(error.topic_name)
+            }
+            if error_codes:
+                self._on_stop_replica_response(broker_id, response.error_code, error_codes)
+
+        return on_response
+
+
+def _leader_and_isr_state(
+    partition: int, state: LeaderAndIsr, assignment: ReplicaAssignment, is_new: bool
+) -> LeaderAndIsrPartitionState:
+    return LeaderAndIsrPartitionState(
+        partition,
+        state.controller_epoch,
+        state.leader,
+        state.leader_epoch,
+        state.isr,
+        state.zk_version,
+        *assignment,
+        is_new,
+    )
+
+
+def _update_metadata_broker(registration: BrokerRegistration) -> UpdateMetadataBroker:
+    endpoints = tuple(
+        UpdateMetadataEndpoint(
+            endpoint.port,
+            endpoint.host,
+            endpoint.listener_name,
+            SECURITY_PROTOCOLS.index(endpoint.security_protocol),
+        )
+        for endpoint in registration.endpoints
+    )
+    return UpdateMetadataBroker(registration.broker_id, endpoints, registration.rack)
+
+
+def _stop_replica_version(protocol: ApiVersion) -> int:
+    if protocol >= ApiVersion.V2_6_IV0:
+        return 3
+    return 2 if protocol >= ApiVersion.V2_4_IV1 else 1
+
+
+def _stop_replica_topic_states(topics: Mapping[str, Mapping[int, _StopReplica]]) -> list[Any]:
+    request = request_class(ApiKey.STOP_REPLICA)
+    topic_state, partition_state = (
+        request.StopReplicaTopicState,
+        request.StopReplicaTopicState.StopReplicaPartitionState,
+    )
+    return [
+        topic_state(
+            topic_name=topic,
+            partition_states=[
+                partition_state(partition_index=number, leader_epoch=state.leader_epoch, delete_partition=state.delete)
+                for number, state in states.items()
+            ],
+        )
+        for topic, states in topics.items()
+    ]
+
+
+def _partitions_to_stop(topics: Mapping[str, Mapping[int, _StopReplica]], delete: bool) -> dict[str, list[int]]:
+    chosen = {
+        topic: [number for number, state in states.items() if state.delete is delete]
+        for topic, states in topics.items()
+    }
+    return {topic: numbers for topic, numbers in chosen.items() if numbers}
+
+
+def _stop_replica_topics(topics: Mapping[str, list[int]]) -> list[Any]:
+    topic_class = request_class(ApiKey.STOP_REPLICA).StopReplicaTopicV1
+    return [topic_class(name=topic, partition_indexes=numbers) for topic, numbers in topics.items()]

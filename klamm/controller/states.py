@@ -1,0 +1,61 @@
+"""The states of partitions and replicas, and from which state each may be entered. Pure.
+
+Kafka's `PartitionState` and `ReplicaState`, with Kafka's numbers. What a transition does besides is told where it is
+done: partition_state_machine.py and replica_state_machine.py.
+"""
+
+from collections.abc import Collection, Mapping
+from enum import IntEnum
+
+
+class PartitionState(IntEnum):
+    """Of a partition, as the controller knows it. One that the controller does not know is NON_EXISTENT."""
+
+    NEW = 0  # It has replicas, but no leader and ISR yet.
+    ONLINE = 1  # It has a leader.
+    OFFLINE = 2  # Its leader died.
+    NON_EXISTENT = 3  # It was never created, or it is being deleted.
+
+
+class ReplicaState(IntEnum):
+    """Of one replica of a partition. One that the controller does not know is NON_EXISTENT."""
+
+    NEW = 1  # Just created: it can only become a follower.
+    ONLINE = 2  # Assigned, on a live broker, on a disk that works.
+    OFFLINE = 3  # Its broker or its disk died, or it is about to be deleted.
+    DELETION_STARTED = 4  # Its broker was told to delete it.
+    DELETION_SUCCESSFUL = 5  # Its broker has deleted it.
+    DELETION_INELIGIBLE = 6  # It cannot be deleted now.
+    NON_EXISTENT = 7
+
+
+VALID_PREVIOUS_PARTITION_STATES: Mapping[PartitionState, Collection[PartitionState]] = {
+    PartitionState.NEW: (PartitionState.NON_EXISTENT,),
+    PartitionState.ONLINE: (PartitionState.NEW, PartitionState.ONLINE, PartitionState.OFFLINE),
+    PartitionState.OFFLINE: (PartitionState.NEW, PartitionState.ONLINE, PartitionState.OFFLINE),
+    PartitionState.NON_EXISTENT: (PartitionState.OFFLINE,),
+}
+
+VALID_PREVIOUS_REPLICA_STATES: Mapping[ReplicaState, Collection[ReplicaState]] = {
+    ReplicaState.NEW: (ReplicaState.NON_EXISTENT,),
+    ReplicaState.ONLINE: (
+        ReplicaState.NEW,
+        ReplicaState.ONLINE,
+        ReplicaState.OFFLINE,
+        ReplicaState.DELETION_INELIGIBLE,
+    ),
+    ReplicaState.OFFLINE: (
+        ReplicaState.NEW,
+        ReplicaState.ONLINE,
+        ReplicaState.OFFLINE,
+        ReplicaState.DELETION_INELIGIBLE,
+    ),
+    ReplicaState.DELETION_STARTED: (ReplicaState.OFFLINE,),
+    ReplicaState.DELETION_SUCCESSFUL: (ReplicaState.DELETION_STARTED,),
+    ReplicaState.DELETION_INELIGIBLE: (ReplicaState.OFFLINE, ReplicaState.DELETION_STARTED),
+    ReplicaState.NON_EXISTENT: (ReplicaState.DELETION_SUCCESSFUL,),
+}
+
+
+class StateChangeFailed(Exception):
+    """A partition or replica could not be brought into a state; it stays in the one that it had."""
