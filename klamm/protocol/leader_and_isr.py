@@ -1,16 +1,63 @@
-"""LeaderAndIsr (key 4), versions 0 to 5: the controller tells a broker what it leads and what it follows.
+"""LeaderAndIsr (key 4), versions 0 to 5: messages and hand-written codecs. The controller tells a broker what it leads
+and what it follows.
 
 Messages are the same for every version; the codecs put them into the version's layout.
+
+Versions: 1 new replicas, 2 grouped by topic, broker epoch (KIP-380), 3 replicas being added and removed (KIP-455),
+4 flexible, 5 topic ids (KIP-516).
+
+What must stay true: a partition's state is not changed once it is made. Its encoding is kept with it, so that all
+brokers which are told the same share the work.
 """
 
+import struct
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
+from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS
+from klamm.protocol.primitives import (
+    Buffer,
+    InvalidFrame,
+    check_count,
+    check_end,
+    compact_string,
+    int32_array,
+    length_prefix,
+    read_compact_string,
+    read_count,
+    read_int32_array,
+    read_string,
+    read_uuid,
+    skip_tagged_fields,
+    string,
+    uuid_bytes,
+)
 
-@dataclass(slots=True, frozen=True)
+GROUPED_FROM = 2
+REASSIGNMENT_FROM = 3
+FLEXIBLE_FROM = 4
+TOPIC_IDS_FROM = 5
+# Arrays of fewer broker ids than this are read and written together with the rest of their partition.
+SHORT_ARRAY = 64
+
+_INT16 = struct.Struct(">h")
+_INT32 = struct.Struct(">i")
+_HEAD_V0 = struct.Struct(">ii")
+_HEAD_V2 = struct.Struct(">iiq")
+_HEAD_V5 = struct.Struct(">iiqb")
+_STATE_HEAD = struct.Struct(">iiii")
+_ERROR = struct.Struct(">ih")
+
+
+@dataclass(slots=True)
 class LeaderAndIsrPartitionState:
-    """One partition's leadership. `leader` is -1 for nobody; `controller_epoch` is that of the decision."""
+    """One partition's leadership. `leader` is -1 for nobody; `controller_epoch` is that of the decision.
+
+    Never changed once made: `_encoded` is (version, what the state is in that version).
+    """
 
     partition: int
     controller_epoch: int
@@ -22,6 +69,7 @@ class LeaderAndIsrPartitionState:
     adding_replicas: tuple[int, ...] = ()
     removing_replicas: tuple[int, ...] = ()
     is_new: bool = False
+    _encoded: tuple[int, bytes] | None = field(default=None, init=False, repr=False, compare=False)
 
 
 class LiveLeader(NamedTuple):
@@ -71,3 +119,348 @@ class LeaderAndIsrResponse:
 
 REQUEST_CLASS = LeaderAndIsrRequest
 RESPONSE_CLASS = LeaderAndIsrResponse
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+def request_decoder(version: int) -> Callable[[Buffer, int], LeaderAndIsrRequest]:
+    """A function (frame, position of the body) -> request; it raises InvalidFrame for anything else."""
+    flexible = version >= FLEXIBLE_FROM
+    read_topics = _read_topics if version >= GROUPED_FROM else _read_ungrouped
+
+    def decode(frame: Buffer, position: int) -> LeaderAndIsrRequest:
+        elements = [CONTROLLER_MAX_ELEMENTS]
+        try:
+            if version >= GROUPED_FROM:
+                request = LeaderAndIsrRequest(*_HEAD_V2.unpack_from(frame, position))
+                # The type of the request, full or incremental, is not used by 2.8.
+                position += _HEAD_V5.size if version >= TOPIC_IDS_FROM else _HEAD_V2.size
+            else:
+                request = LeaderAndIsrRequest(*_HEAD_V0.unpack_from(frame, position))
+                position += _HEAD_V0.size
+            request.topics, position = read_topics(version, frame, position, elements)
+            request.live_leaders, position = _read_live_leaders(flexible, frame, position, elements)
+            if flexible:
+                position = skip_tagged_fields(frame, position, elements)
+            check_end(frame, position)
+        except InvalidFrame as error:
+            error.path.insert(0, "LeaderAndIsrRequest")
+            raise
+        except (struct.error, IndexError):
+            raise InvalidFrame("the frame ends within a field", position, "LeaderAndIsrRequest") from None
+        return request
+
+    return decode
+
+
+def _read_topics(
+    version: int, frame: Buffer, position: int, elements: list[int]
+) -> tuple[list[LeaderAndIsrTopic], int]:
+    flexible = version >= FLEXIBLE_FROM
+    read_text = read_compact_string if flexible else read_string
+    read_states = _read_flexible_states if flexible else _read_states
+    topics = []
+    topic_count, position = read_count(frame, position, flexible)
+    check_count(topic_count, 3 if flexible else 6, frame, position, elements)
+    for _ in range(topic_count):
+        topic, position = read_text(frame, position)
+        topic_id = None
+        if version >= TOPIC_IDS_FROM:
+            topic_id, position = read_uuid(frame, position)
+        states, position = read_states(version, frame, position, elements)
+        if flexible:
+            position = skip_tagged_fields(frame, position, elements)
+        topics.append(LeaderAndIsrTopic(topic, topic_id, states))
+    return topics, position
+
+
+def _read_ungrouped(
+    version: int, frame: Buffer, position: int, elements: list[int]
+) -> tuple[list[LeaderAndIsrTopic], int]:
+    topics: dict[str, LeaderAndIsrTopic] = {}
+    count, position = read_count(frame, position, False)
+    check_count(count, 30, frame, position, elements)
+    for _ in range(count):
+        topic, position = read_string(frame, position)
+        state, position = _read_state(version, frame, position, elements)
+        topics.setdefault(topic, LeaderAndIsrTopic(topic, None, [])).partitions.append(state)
+    return list(topics.values()), position
+
+
+def _read_states(
+    version: int, frame: Buffer, position: int, elements: list[int]
+) -> tuple[list[LeaderAndIsrPartitionState], int]:
+    states = []
+    count, position = read_count(frame, position, False)
+    check_count(count, 28, frame, position, elements)
+    for _ in range(count):
+        state, position = _read_state(version, frame, position, elements)
+        states.append(state)
+    return states, position
+
+
+def _read_flexible_states(
+    version: int, frame: Buffer, position: int, elements: list[int]
+) -> tuple[list[LeaderAndIsrPartitionState], int]:
+    states = []
+    count, position = read_count(frame, position, True)
+    check_count(count, 26, frame, position, elements)
+    for _ in range(count):
+        try:
+            # Where the lengths stand if all of them are short: a null would be -1, a longer one more than SHORT_ARRAY.
+            isr = frame[position + 16] - 1
+            next_length = position + 21 + 4 * isr
+            replicas = frame[next_length] - 1
+            next_length += 1 + 4 * replicas
+            adding = frame[next_length] - 1
+            removing = frame[next_length + 1 + 4 * adding] - 1
+            short = 0 <= isr | replicas | adding | removing < SHORT_ARRAY
+        except IndexError:
+            short = False
+        if short:
+            layout = _layout(isr, replicas, adding, removing)
+            values = layout.unpack_from(frame, position)
+            if values[-1] == 0:
+                elements[0] -= isr + replicas + adding + removing
+                position += layout.size
+                replicas += isr + 7
+                adding += replicas + 1
+                states.append(
+                    LeaderAndIsrPartitionState(
+                        values[0],
+                        values[1],
+                        values[2],
+                        values[3],
+                        values[5 : 5 + isr],
+                        values[5 + isr],
+                        values[7 + isr : replicas],
+                        values[replicas + 1 : adding],
+                        values[adding + 1 : -2],
+                        values[-2],
+                    )
+                )
+                continue
+        state, position = _read_state(version, frame, position, elements)
+        states.append(state)
+    check_count(0, 0, frame, position, elements)
+    return states, position
+
+
+def _read_state(
+    version: int, frame: Buffer, position: int, elements: list[int]
+) -> tuple[LeaderAndIsrPartitionState, int]:
+    """A partition of any version, without the topic's name."""
+    flexible = version >= FLEXIBLE_FROM
+    partition, controller_epoch, leader, leader_epoch = _STATE_HEAD.unpack_from(frame, position)
+    isr, position = read_int32_array(frame, position + _STATE_HEAD.size, flexible, elements)
+    (zk_version,) = _INT32.unpack_from(frame, position)
+    replicas, position = read_int32_array(frame, position + 4, flexible, elements)
+    adding: tuple[int, ...] = ()
+    removing: tuple[int, ...] = ()
+    if version >= REASSIGNMENT_FROM:
+        adding, position = read_int32_array(frame, position, flexible, elements)
+        removing, position = read_int32_array(frame, position, flexible, elements)
+    is_new = False
+    if version >= 1:
+        is_new = frame[position] != 0
+        position += 1
+    if flexible:
+        position = skip_tagged_fields(frame, position, elements)
+    state = LeaderAndIsrPartitionState(
+        partition, controller_epoch, leader, leader_epoch, isr, zk_version, replicas, adding, removing, is_new
+    )
+    return state, position
+
+
+@lru_cache(maxsize=1024)
+def _layout(isr: int, replicas: int, adding: int, removing: int) -> struct.Struct:
+    """A whole partition of a flexible version whose arrays have so many (fewer than SHORT_ARRAY) elements."""
+    return struct.Struct(f">4iB{isr}iiB{replicas}iB{adding}iB{removing}i?B")
+
+
+def _read_live_leaders(
+    flexible: bool, frame: Buffer, position: int, elements: list[int]
+) -> tuple[list[LiveLeader], int]:
+    read_text = read_compact_string if flexible else read_string
+    leaders = []
+    count, position = read_count(frame, position, flexible)
+    check_count(count, 10, frame, position, elements)
+    for _ in range(count):
+        (broker_id,) = _INT32.unpack_from(frame, position)
+        host, position = read_text(frame, position + 4)
+        (port,) = _INT32.unpack_from(frame, position)
+        position += 4
+        if flexible:
+            position = skip_tagged_fields(frame, position, elements)
+        leaders.append(LiveLeader(broker_id, host, port))
+    return leaders, position
+
+
+def encode_request(version: int, request: LeaderAndIsrRequest) -> list[Buffer]:
+    """The request's body."""
+    flexible = version >= FLEXIBLE_FROM
+    text = compact_string if flexible else string
+    parts: list[bytes] = []
+    if version >= TOPIC_IDS_FROM:
+        parts.append(_HEAD_V5.pack(request.controller_id, request.controller_epoch, request.broker_epoch, 0))
+    elif version >= GROUPED_FROM:
+        parts.append(_HEAD_V2.pack(request.controller_id, request.controller_epoch, request.broker_epoch))
+    else:
+        parts.append(_HEAD_V0.pack(request.controller_id, request.controller_epoch))
+    if version >= GROUPED_FROM:
+        parts.append(length_prefix(len(request.topics), flexible))
+        for topic in request.topics:
+            parts.append(text(topic.topic))
+            if version >= TOPIC_IDS_FROM:
+                parts.append(uuid_bytes(topic.topic_id))
+            parts.append(length_prefix(len(topic.partitions), flexible))
+            parts += _encoded_states(version, topic.partitions)
+            if flexible:
+                parts.append(b"\0")
+    else:
+        parts.append(_INT32.pack(sum(len(topic.partitions) for topic in request.topics)))
+        for topic in request.topics:
+            name = string(topic.topic)
+            for state in _encoded_states(version, topic.partitions):
+                parts += (name, state)
+    parts.append(length_prefix(len(request.live_leaders), flexible))
+    for leader in request.live_leaders:
+        parts += (_INT32.pack(leader.broker_id), text(leader.host), _INT32.pack(leader.port))
+        if flexible:
+            parts.append(b"\0")
+    if flexible:
+        parts.append(b"\0")
+    return [b"".join(parts)]
+
+
+def _encoded_states(version: int, states: list[LeaderAndIsrPartitionState]) -> Iterator[bytes]:
+    for state in states:
+        encoded = state._encoded
+        if encoded is None or encoded[0] != version:
+            encoded = state._encoded = (version, _encode_state(version, state))
+        yield encoded[1]
+
+
+def _encode_state(version: int, state: LeaderAndIsrPartitionState) -> bytes:
+    """A partition of any version, without the topic's name."""
+    flexible = version >= FLEXIBLE_FROM
+    isr, replicas = state.isr, state.replicas
+    adding, removing = state.adding_replicas, state.removing_replicas
+    head = (state.partition, state.controller_epoch, state.leader, state.leader_epoch)
+    lengths = (len(isr), len(replicas), len(adding), len(removing))
+    if flexible and max(lengths) < SHORT_ARRAY:
+        return _layout(*lengths).pack(
+            *head,
+            lengths[0] + 1,
+            *isr,
+            state.zk_version,
+            lengths[1] + 1,
+            *replicas,
+            lengths[2] + 1,
+            *adding,
+            lengths[3] + 1,
+            *removing,
+            state.is_new,
+            0,
+        )
+    encoded = bytearray(_STATE_HEAD.pack(*head))
+    encoded += int32_array(isr, flexible)
+    encoded += _INT32.pack(state.zk_version)
+    encoded += int32_array(replicas, flexible)
+    if version >= REASSIGNMENT_FROM:
+        encoded += int32_array(adding, flexible) + int32_array(removing, flexible)
+    if version >= 1:
+        encoded.append(state.is_new)
+    if flexible:
+        encoded.append(0)
+    return bytes(encoded)
+
+
+# -- responses --------------------------------------------------------------------------------------------------------
+
+
+def response_decoder(version: int) -> Callable[[Buffer, int], LeaderAndIsrResponse]:
+    """A function (frame, position of the body) -> response; it raises InvalidFrame for anything else."""
+    flexible = version >= FLEXIBLE_FROM
+    read_topics = _read_errors_by_id if version >= TOPIC_IDS_FROM else _read_errors_by_name
+
+    def decode(frame: Buffer, position: int) -> LeaderAndIsrResponse:
+        elements = [CONTROLLER_MAX_ELEMENTS]
+        try:
+            response = LeaderAndIsrResponse(*_INT16.unpack_from(frame, position))
+            response.topics, position = read_topics(flexible, frame, position + 2, elements)
+            if flexible:
+                position = skip_tagged_fields(frame, position, elements)
+            check_end(frame, position)
+        except InvalidFrame as error:
+            error.path.insert(0, "LeaderAndIsrResponse")
+            raise
+        except (struct.error, IndexError):
+            raise InvalidFrame("the frame ends within a field", position, "LeaderAndIsrResponse") from None
+        return response
+
+    return decode
+
+
+def _read_errors_by_id(
+    flexible: bool, frame: Buffer, position: int, elements: list[int]
+) -> tuple[list[LeaderAndIsrTopicErrors], int]:
+    topics = []
+    topic_count, position = read_count(frame, position, flexible)
+    check_count(topic_count, 18, frame, position, elements)
+    for _ in range(topic_count):
+        topic_id, position = read_uuid(frame, position)
+        count, position = read_count(frame, position, flexible)
+        check_count(count, 7, frame, position, elements)
+        partitions: list[tuple[int, int]] = []
+        for _ in range(count):
+            partition, error_code = _ERROR.unpack_from(frame, position)
+            partitions.append((partition, error_code))
+            position = skip_tagged_fields(frame, position + _ERROR.size, elements)
+        position = skip_tagged_fields(frame, position, elements)
+        topics.append(LeaderAndIsrTopicErrors("", topic_id, partitions))
+    return topics, position
+
+
+def _read_errors_by_name(
+    flexible: bool, frame: Buffer, position: int, elements: list[int]
+) -> tuple[list[LeaderAndIsrTopicErrors], int]:
+    read_text = read_compact_string if flexible else read_string
+    topics: dict[str, LeaderAndIsrTopicErrors] = {}
+    count, position = read_count(frame, position, flexible)
+    check_count(count, 8, frame, position, elements)
+    for _ in range(count):
+        topic, position = read_text(frame, position)
+        partition, error_code = _ERROR.unpack_from(frame, position)
+        position += _ERROR.size
+        if flexible:
+            position = skip_tagged_fields(frame, position, elements)
+        topics.setdefault(topic, LeaderAndIsrTopicErrors(topic, None, [])).partitions.append((partition, error_code))
+    return list(topics.values()), position
+
+
+def encode_response(version: int, response: LeaderAndIsrResponse) -> list[Buffer]:
+    """The response's body. From version 5 on every topic must have its id: it stands for the name."""
+    flexible = version >= FLEXIBLE_FROM
+    body = bytearray(_INT16.pack(response.error_code))
+    if version >= TOPIC_IDS_FROM:
+        body += length_prefix(len(response.topics), True)
+        for topic in response.topics:
+            body += uuid_bytes(topic.topic_id)
+            body += length_prefix(len(topic.partitions), True)
+            for partition, error_code in topic.partitions:
+                body += _ERROR.pack(partition, error_code)
+                body.append(0)
+            body.append(0)
+    else:
+        body += length_prefix(sum(len(topic.partitions) for topic in response.topics), flexible)
+        for topic in response.topics:
+            name = compact_string(topic.topic) if flexible else string(topic.topic)
+            for partition, error_code in topic.partitions:
+                body += name + _ERROR.pack(partition, error_code)
+                if flexible:
+                    body.append(0)
+    if flexible:
+        body.append(0)
+    return [body]

@@ -1,8 +1,9 @@
 """The one door to Kafka's messages: frames in, messages out, and the other way round, for every API and version.
 
-Most message classes are kafka-python's; the inter-broker ones are made from our own schemas (`schemas/`). Produce and
-Fetch, which carry the records, have hand-written messages and codecs (`produce.py`, `fetch.py`). Everything is decoded
-strictly (`strict.py`), requests and responses alike.
+Most message classes are kafka-python's; the inter-broker ones are made from our own schemas (`schemas/`). Hand-written
+messages and codecs have Produce and Fetch, which carry the records (`produce.py`, `fetch.py`), and LeaderAndIsr and
+UpdateMetadata, which carry the state of every partition (`leader_and_isr.py`, `update_metadata.py`). Everything is
+decoded strictly (`strict.py`), requests and responses alike.
 
 What must stay true:
 - Nothing outside `klamm.protocol` imports kafka-python.
@@ -19,7 +20,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from klamm.protocol import fetch, produce, schemas
+from klamm.protocol import fetch, leader_and_isr, produce, schemas, update_metadata
 from klamm.protocol.api_keys import ADVERTISED_MAX, ADVERTISED_MIN, CONTROLLER_MAX_ELEMENTS, FLEXIBLE_FROM, ApiKey
 from klamm.protocol.primitives import Buffer, InvalidFrame, nullable_string, read_nullable_string, skip_tagged_fields
 from klamm.protocol.strict import MAX_ELEMENTS, Decoder, compile_decoder
@@ -53,8 +54,12 @@ _REQUEST_HEADER = struct.Struct(">hhi")
 _SIZE_AND_CORRELATION = struct.Struct(">ii")
 _CORRELATION = struct.Struct(">i")
 _API_KEYS: dict[int, ApiKey] = {int(key): key for key in ApiKey}
-_OWN_CODECS: dict[ApiKey, ModuleType] = {ApiKey.PRODUCE: produce, ApiKey.FETCH: fetch}
-_CONTROLLER_REQUESTS = (ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA)
+_OWN_CODECS: dict[ApiKey, ModuleType] = {
+    ApiKey.PRODUCE: produce,
+    ApiKey.FETCH: fetch,
+    ApiKey.LEADER_AND_ISR: leader_and_isr,
+    ApiKey.UPDATE_METADATA: update_metadata,
+}
 _UNSUPPORTED_VERSION = 35
 
 _LIBRARY = (
@@ -155,7 +160,7 @@ def _request_decoder(api_key: ApiKey, version: int) -> Decoder:
     if api_key in _OWN_CODECS:
         decoder: Decoder = _OWN_CODECS[api_key].request_decoder(version)
         return decoder
-    maximum = CONTROLLER_MAX_ELEMENTS if api_key in _CONTROLLER_REQUESTS else MAX_ELEMENTS
+    maximum = CONTROLLER_MAX_ELEMENTS if api_key is ApiKey.STOP_REPLICA else MAX_ELEMENTS
     # librdkafka (2.16 still) asks for all topics with three bytes too many: the place it had kept for a four-byte
     # count. Kafka ignores what follows a request, so its users never noticed; `kcat -L` must work here too.
     surplus_bytes = 3 if api_key is ApiKey.METADATA and version >= FLEXIBLE_FROM[api_key] else 0

@@ -5,6 +5,8 @@ IndexError and struct.error through where the frame ends too early: whoever read
 """
 
 import struct
+from collections.abc import Sequence
+from uuid import UUID
 
 Buffer = bytes | bytearray | memoryview
 
@@ -13,6 +15,7 @@ MAX_STRING_BYTES = 2**15 - 1
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
+_ZERO_UUID = bytes(16)
 
 
 class InvalidFrame(ValueError):
@@ -147,6 +150,22 @@ def read_count(data: Buffer, position: int, flexible: bool) -> tuple[int, int]:
     return count, position
 
 
+def read_int32_array(data: Buffer, position: int, flexible: bool, elements: list[int]) -> tuple[tuple[int, ...], int]:
+    """An array of int32 that may not be null. Its numbers count as elements of the message (see `check_count`)."""
+    count, position = read_count(data, position, flexible)
+    check_count(count, 4, data, position, elements)
+    return struct.unpack_from(f">{count}i", data, position), position + 4 * count
+
+
+def read_uuid(data: Buffer, position: int) -> tuple[UUID | None, int]:
+    """A UUID; the one of zeros means none. IndexError when the frame ends within it."""
+    end = position + 16
+    if end > len(data):
+        raise IndexError
+    value = bytes(data[position:end])
+    return (None if value == _ZERO_UUID else UUID(bytes=value)), end
+
+
 def read_records(data: Buffer, position: int, flexible: bool) -> tuple[memoryview | None, int]:
     """Records or bytes as a part of the frame's own memory, or null."""
     if flexible:
@@ -199,3 +218,11 @@ def compact_nullable_string(value: str | None) -> bytes:
 def length_prefix(length: int, flexible: bool) -> bytes:
     """What precedes an array of `length` elements, or that many bytes of records; -1 stands for null."""
     return unsigned_varint(length + 1) if flexible else _INT32.pack(length)
+
+
+def int32_array(values: Sequence[int], flexible: bool) -> bytes:
+    return length_prefix(len(values), flexible) + struct.pack(f">{len(values)}i", *values)
+
+
+def uuid_bytes(value: UUID | None) -> bytes:
+    return _ZERO_UUID if value is None else value.bytes

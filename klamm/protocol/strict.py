@@ -28,6 +28,7 @@ from klamm.protocol.primitives import (
     read_nullable_string,
     read_string,
     read_tagged_fields,
+    read_uuid,
 )
 
 __all__ = ["MAX_ELEMENTS", "Buffer", "Decoder", "InvalidFrame", "compile_decoder"]
@@ -49,7 +50,6 @@ _FIXED = {
     "bool": struct.Struct(">?"),
 }
 _INT32 = _FIXED["int32"]
-_ZERO_UUID = bytes(16)
 
 
 def compile_decoder(
@@ -185,12 +185,7 @@ def _bytes_reader(nullable: bool, flexible: bool) -> tuple[Reader, int]:
 
 
 def _read_uuid(data: Buffer, position: int, elements: list[int]) -> tuple[uuid.UUID | None, int]:
-    # The message classes use None for the UUID of zeros, which on the wire means "none".
-    end = position + 16
-    if end > len(data):
-        raise IndexError
-    value = bytes(data[position:end])
-    return (None if value == _ZERO_UUID else uuid.UUID(bytes=value)), end
+    return read_uuid(data, position)
 
 
 def _read_bit_field(data: Buffer, position: int, elements: list[int]) -> tuple[set[int] | None, int]:

@@ -1,0 +1,498 @@
+"""The hand-written codecs of LeaderAndIsr and UpdateMetadata, against their schemas in every version."""
+
+import random
+import uuid
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klamm.protocol import leader_and_isr, messages, update_metadata
+from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.leader_and_isr import (
+    LeaderAndIsrPartitionState,
+    LeaderAndIsrRequest,
+    LeaderAndIsrResponse,
+    LeaderAndIsrTopic,
+    LeaderAndIsrTopicErrors,
+    LiveLeader,
+)
+from klamm.protocol.messages import InvalidFrame
+from klamm.protocol.update_metadata import (
+    UpdateMetadataBroker,
+    UpdateMetadataEndpoint,
+    UpdateMetadataPartitionState,
+    UpdateMetadataRequest,
+    UpdateMetadataResponse,
+    UpdateMetadataTopic,
+)
+
+LEADER_AND_ISR_VERSIONS = range(6)
+UPDATE_METADATA_VERSIONS = range(8)
+NAMES = ["a", "topic-ü", "x" * 249]
+LISTENERS = ["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+
+
+def schema_class(api_key, kind):
+    return messages._message_class(api_key, kind)
+
+
+def struct_class(message_class, name):
+    return message_class._struct.fields[name].data_class
+
+
+def joined(buffers):
+    return b"".join(bytes(buffer) for buffer in buffers)
+
+
+def integer(rng, bits=31):
+    return rng.choice([-1, 0, 1, 2**bits - 1, -(2**bits), rng.getrandbits(bits)])
+
+
+def brokers(rng):
+    """Broker ids: mostly few, sometimes so many that their count takes two bytes."""
+    return tuple(integer(rng) for _ in range(rng.choice([0, 1, 2, 3, 3, 3, 63, 64, 127, 300])))
+
+
+def topic_id(rng, known):
+    return rng.choice([None, uuid.UUID(int=rng.getrandbits(128) | 1)]) if known else None
+
+
+def topics(rng, topic_class, ids, partition, ungrouped):
+    """Topics; a version that does not group by topic cannot say that one has no partitions."""
+    counts = [1, 4] if ungrouped else [0, 1, 4]
+    return [
+        topic_class(name, topic_id(rng, ids), [partition(rng) for _ in range(rng.choice(counts))])
+        for name in NAMES[: rng.randrange(4)]
+    ]
+
+
+# -- LeaderAndIsr -----------------------------------------------------------------------------------------------------
+
+
+def leader_and_isr_request(rng, version):
+    def state(rng):
+        return LeaderAndIsrPartitionState(
+            *(integer(rng) for _ in range(4)),
+            brokers(rng),
+            integer(rng),
+            brokers(rng),
+            brokers(rng) if version >= 3 else (),
+            brokers(rng) if version >= 3 else (),
+            rng.choice([False, True]) if version >= 1 else False,
+        )
+
+    return LeaderAndIsrRequest(
+        integer(rng),
+        integer(rng),
+        integer(rng, 63) if version >= 2 else -1,
+        topics(rng, LeaderAndIsrTopic, version >= 5, state, version < 2),
+        [LiveLeader(integer(rng), name, integer(rng)) for name in NAMES[: rng.randrange(4)]],
+    )
+
+
+def schema_leader_and_isr_request(version, request):
+    cls = schema_class(ApiKey.LEADER_AND_ISR, "Request")
+    topic_class = struct_class(cls, "topic_states")
+    grouped = version >= 2
+    state_class = struct_class(topic_class, "partition_states")
+    if not grouped:
+        state_class = struct_class(cls, "ungrouped_partition_states")
+    leader_class = struct_class(cls, "live_leaders")
+
+    def state(topic, value):
+        return state_class(
+            version=version,
+            topic_name=topic.topic,
+            partition_index=value.partition,
+            controller_epoch=value.controller_epoch,
+            leader=value.leader,
+            leader_epoch=value.leader_epoch,
+            isr=list(value.isr),
+            zk_version=value.zk_version,
+            replicas=list(value.replicas),
+            adding_replicas=list(value.adding_replicas),
+            removing_replicas=list(value.removing_replicas),
+            is_new=value.is_new,
+        )
+
+    return cls(
+        version=version,
+        controller_id=request.controller_id,
+        controller_epoch=request.controller_epoch,
+        broker_epoch=request.broker_epoch,
+        request_type=0,
+        ungrouped_partition_states=[state(topic, value) for topic in request.topics for value in topic.partitions]
+        if not grouped
+        else [],
+        topic_states=[
+            topic_class(
+                version=version,
+                topic_name=topic.topic,
+                topic_id=topic.topic_id,
+                partition_states=[state(topic, value) for value in topic.partitions],
+            )
+            for topic in request.topics
+        ]
+        if grouped
+        else [],
+        live_leaders=[
+            leader_class(version=version, broker_id=leader.broker_id, host_name=leader.host, port=leader.port)
+            for leader in request.live_leaders
+        ],
+    )
+
+
+@pytest.mark.parametrize("version", LEADER_AND_ISR_VERSIONS)
+def test_leader_and_isr_request(version):
+    rng = random.Random(version)
+    for _ in range(50):
+        request = leader_and_isr_request(rng, version)
+        body = bytes(schema_leader_and_isr_request(version, request).encode(version=version))
+        assert joined(leader_and_isr.encode_request(version, request)) == body
+        assert messages.decode_request(ApiKey.LEADER_AND_ISR, version, bytearray(b"123" + body), 3) == request
+        refuses_changes(lambda data: messages.decode_request(ApiKey.LEADER_AND_ISR, version, data, 0), body, rng)
+
+
+def leader_and_isr_response(rng, version):
+    def error(rng):
+        return integer(rng), integer(rng, 15)
+
+    answered = topics(rng, LeaderAndIsrTopicErrors, version >= 5, error, version < 5)
+    if version >= 5:
+        answered = [replace(topic, topic="") for topic in answered]
+    return LeaderAndIsrResponse(integer(rng, 15), answered)
+
+
+def schema_leader_and_isr_response(version, response):
+    cls = schema_class(ApiKey.LEADER_AND_ISR, "Response")
+    topic_class = struct_class(cls, "topics")
+    by_id = version >= 5
+    error_class = struct_class(topic_class if by_id else cls, "partition_errors")
+
+    def errors(topic):
+        return [
+            error_class(version=version, topic_name=topic.topic, partition_index=partition, error_code=error_code)
+            for partition, error_code in topic.partitions
+        ]
+
+    return cls(
+        version=version,
+        error_code=response.error_code,
+        partition_errors=[error for topic in response.topics for error in errors(topic)] if not by_id else [],
+        topics=[
+            topic_class(version=version, topic_id=topic.topic_id, partition_errors=errors(topic))
+            for topic in response.topics
+        ]
+        if by_id
+        else [],
+    )
+
+
+@pytest.mark.parametrize("version", LEADER_AND_ISR_VERSIONS)
+def test_leader_and_isr_response(version):
+    rng = random.Random(version)
+    decode = leader_and_isr.response_decoder(version)
+    for _ in range(50):
+        response = leader_and_isr_response(rng, version)
+        body = bytes(schema_leader_and_isr_response(version, response).encode(version=version))
+        assert joined(leader_and_isr.encode_response(version, response)) == body
+        assert decode(bytearray(b"12345" + body), 5) == response
+        refuses_changes(lambda data: decode(data, 0), body, rng)
+
+
+def test_the_type_of_a_leader_and_isr_request_is_ignored():
+    request = LeaderAndIsrRequest(1, 2, 3)
+    body = bytearray(joined(leader_and_isr.encode_request(5, request)))
+    body[16] = 1
+    assert messages.decode_request(ApiKey.LEADER_AND_ISR, 5, body, 0) == request
+
+
+# -- UpdateMetadata ---------------------------------------------------------------------------------------------------
+
+
+def update_metadata_request(rng, version):
+    def state(rng):
+        return UpdateMetadataPartitionState(
+            *(integer(rng) for _ in range(4)),
+            brokers(rng),
+            integer(rng),
+            brokers(rng),
+            brokers(rng) if version >= 4 else (),
+        )
+
+    def endpoint(rng):
+        protocol = rng.randrange(4) if version >= 1 else 0
+        listener = rng.choice([*NAMES, ""]) if version >= 3 else LISTENERS[protocol]
+        return UpdateMetadataEndpoint(integer(rng), rng.choice(NAMES), listener, protocol)
+
+    def broker(rng):
+        endpoints = tuple(endpoint(rng) for _ in range(rng.choice([0, 1, 3]) if version >= 1 else 1))
+        return UpdateMetadataBroker(integer(rng), endpoints, rng.choice([None, "", "rack-1"]) if version >= 2 else None)
+
+    return UpdateMetadataRequest(
+        integer(rng),
+        integer(rng),
+        integer(rng, 63) if version >= 5 else -1,
+        topics(rng, UpdateMetadataTopic, version >= 7, state, version < 5),
+        [broker(rng) for _ in range(rng.randrange(4))],
+    )
+
+
+def schema_update_metadata_request(version, request):
+    cls = schema_class(ApiKey.UPDATE_METADATA, "Request")
+    topic_class = struct_class(cls, "topic_states")
+    grouped = version >= 5
+    state_class = struct_class(topic_class, "partition_states")
+    if not grouped:
+        state_class = struct_class(cls, "ungrouped_partition_states")
+    broker_class = struct_class(cls, "live_brokers")
+    endpoint_class = struct_class(broker_class, "endpoints")
+
+    def state(topic, value):
+        return state_class(
+            version=version,
+            topic_name=topic.topic,
+            partition_index=value.partition,
+            controller_epoch=value.controller_epoch,
+            leader=value.leader,
+            leader_epoch=value.leader_epoch,
+            isr=list(value.isr),
+            zk_version=value.zk_version,
+            replicas=list(value.replicas),
+            offline_replicas=list(value.offline_replicas),
+        )
+
+    def broker(value):
+        return broker_class(
+            version=version,
+            id=value.id,
+            v0_host=value.endpoints[0].host if version == 0 else "",
+            v0_port=value.endpoints[0].port if version == 0 else 0,
+            endpoints=[
+                endpoint_class(
+                    version=version,
+                    port=endpoint.port,
+                    host=endpoint.host,
+                    listener=endpoint.listener,
+                    security_protocol=endpoint.security_protocol,
+                )
+                for endpoint in value.endpoints
+                if version >= 1
+            ],
+            rack=value.rack,
+        )
+
+    return cls(
+        version=version,
+        controller_id=request.controller_id,
+        controller_epoch=request.controller_epoch,
+        broker_epoch=request.broker_epoch,
+        ungrouped_partition_states=[state(topic, value) for topic in request.topics for value in topic.partitions]
+        if not grouped
+        else [],
+        topic_states=[
+            topic_class(
+                version=version,
+                topic_name=topic.topic,
+                topic_id=topic.topic_id,
+                partition_states=[state(topic, value) for value in topic.partitions],
+            )
+            for topic in request.topics
+        ]
+        if grouped
+        else [],
+        live_brokers=[broker(value) for value in request.live_brokers],
+    )
+
+
+@pytest.mark.parametrize("version", UPDATE_METADATA_VERSIONS)
+def test_update_metadata_request(version):
+    rng = random.Random(version)
+    for _ in range(50):
+        request = update_metadata_request(rng, version)
+        body = bytes(schema_update_metadata_request(version, request).encode(version=version))
+        assert joined(update_metadata.encode_request(version, request)) == body
+        assert messages.decode_request(ApiKey.UPDATE_METADATA, version, bytearray(b"123" + body), 3) == request
+        refuses_changes(lambda data: messages.decode_request(ApiKey.UPDATE_METADATA, version, data, 0), body, rng)
+
+
+@pytest.mark.parametrize("version", UPDATE_METADATA_VERSIONS)
+def test_update_metadata_response(version):
+    rng = random.Random(version)
+    decode = update_metadata.response_decoder(version)
+    cls = schema_class(ApiKey.UPDATE_METADATA, "Response")
+    for error_code in (0, 11, -1):
+        body = bytes(cls(version=version, error_code=error_code).encode(version=version))
+        assert joined(update_metadata.encode_response(version, UpdateMetadataResponse(error_code))) == body
+        assert decode(bytearray(b"12345" + body), 5) == UpdateMetadataResponse(error_code)
+        refuses_changes(lambda data: decode(data, 0), body, rng)
+
+
+def test_version_0_of_update_metadata_knows_plaintext_only():
+    secure = UpdateMetadataEndpoint(9093, "h", "SSL", 1)
+    plain = UpdateMetadataEndpoint(9092, "h", "PLAINTEXT", 0)
+    both = UpdateMetadataRequest(1, 1, live_brokers=[UpdateMetadataBroker(7, (secure, plain))])
+    body = joined(update_metadata.encode_request(0, both))
+    decoded = messages.decode_request(ApiKey.UPDATE_METADATA, 0, bytearray(body), 0)
+    assert decoded.live_brokers == [UpdateMetadataBroker(7, (plain,))]
+    with pytest.raises(ValueError, match="broker 7 has no PLAINTEXT endpoint"):
+        update_metadata.encode_request(
+            0, UpdateMetadataRequest(1, 1, live_brokers=[UpdateMetadataBroker(7, (secure,))])
+        )
+
+
+# -- shared encodings -------------------------------------------------------------------------------------------------
+
+
+def test_update_metadata_for_many_brokers_is_encoded_once():
+    state = UpdateMetadataPartitionState(0, 1, 2, 3, (2,), 4, (2, 3))
+    request = UpdateMetadataRequest(1, 5, topics=[UpdateMetadataTopic("t", None, [state])])
+    encoded = [update_metadata.encode_request(7, request.for_broker(epoch)) for epoch in (70, 71)]
+    assert encoded[0][1] is encoded[1][1]
+    for epoch, buffers in zip((70, 71), encoded, strict=True):
+        decoded = messages.decode_request(ApiKey.UPDATE_METADATA, 7, bytearray(joined(buffers)), 0)
+        assert decoded == replace(request, broker_epoch=epoch)
+    # Another version is encoded anew, and does not spoil the first.
+    assert joined(update_metadata.encode_request(5, request)) != joined(encoded[0])
+    assert joined(update_metadata.encode_request(7, request.for_broker(70))) == joined(encoded[0])
+
+
+def test_a_partitions_state_is_encoded_once_per_version():
+    state = LeaderAndIsrPartitionState(0, 1, 2, 3, (2,), 4, (2, 3), is_new=True)
+    bodies = {}
+    for version in (4, 4, 3, 4, 0):
+        request = LeaderAndIsrRequest(1, 5, topics=[LeaderAndIsrTopic("t", None, [state])])
+        before = state._encoded
+        body = joined(leader_and_isr.encode_request(version, request))
+        assert bodies.setdefault(version, body) == body
+        assert state._encoded[0] == version
+        assert (state._encoded is before) == (before is not None and before[0] == version)
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version", "request_message", "make"),
+    [
+        (ApiKey.LEADER_AND_ISR, version, leader_and_isr_request, schema_leader_and_isr_request)
+        for version in LEADER_AND_ISR_VERSIONS
+    ]
+    + [
+        (ApiKey.UPDATE_METADATA, version, update_metadata_request, schema_update_metadata_request)
+        for version in UPDATE_METADATA_VERSIONS
+    ],
+)
+def test_whole_frames(api_key, version, request_message, make):
+    request = request_message(random.Random(version), version)
+    frame = joined(messages.encode_request(api_key, version, 77, "1", request))
+    of_schema = make(version, request)
+    of_schema.with_header(correlation_id=77, client_id="1")
+    assert frame == bytes(of_schema.encode(header=True, framed=True))
+    header = messages.parse_request_header(frame[4:])
+    assert messages.decode_request(api_key, version, frame[4:], header.body_position) == request
+
+
+# -- both -------------------------------------------------------------------------------------------------------------
+
+
+def refuses_changes(decode, body, rng):
+    """Cut or extended, a message is refused; garbled, it is refused or another message, and nothing else happens."""
+    for cut in sorted(rng.sample(range(len(body)), min(len(body), 10))):
+        with pytest.raises(InvalidFrame):
+            decode(bytearray(body[:cut]))
+    with pytest.raises(InvalidFrame, match="after the end"):
+        decode(bytearray(body + b"\0"))
+    for _ in range(10):
+        garbled = bytearray(body)
+        garbled[rng.randrange(min(len(garbled), 80))] = rng.choice([0, 0x7F, 0x80, 0xFF, rng.getrandbits(8)])
+        try:
+            decode(garbled)
+        except InvalidFrame as error:
+            assert "at byte" in str(error) and error.path
+
+
+@given(st.sampled_from([ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA]), st.integers(0, 7), st.binary(max_size=200))
+def test_garbage_is_refused_or_read_back_as_written(api_key, version, data):
+    version = min(version, messages.ADVERTISED_MAX[api_key])
+    try:
+        request = messages.decode_request(api_key, version, data, 0)
+    except InvalidFrame as error:
+        assert "at byte" in str(error) and error.path
+        return
+    body = joined(messages._body_encoder(api_key, version, "Request")(request))
+    assert messages.decode_request(api_key, version, body, 0) == request
+
+
+STATE = bytes(16)  # partition, controller epoch, leader, leader epoch
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version", "body", "complaint"),
+    [
+        (ApiKey.LEADER_AND_ISR, 1, bytes(8) + b"\xff\xff\xff\xff", "null where an array is required"),
+        (ApiKey.LEADER_AND_ISR, 1, bytes(8) + b"\x7f\xff\xff\xff", "2147483647 elements"),
+        (ApiKey.LEADER_AND_ISR, 4, bytes(16) + b"\2\0\1\0", "null where text is required"),
+        (ApiKey.LEADER_AND_ISR, 4, bytes(16) + b"\2\2t\2" + STATE + b"\0\0\0\0\0\1\1\1\0\0", "null where an array is"),
+        (ApiKey.LEADER_AND_ISR, 4, bytes(16) + b"\2\2t\2" + STATE + b"\1\0\0\0\0\1\0\1\0\0", "null where an array is"),
+        (ApiKey.LEADER_AND_ISR, 4, bytes(16) + b"\2\2t\2" + STATE + b"\x7f\0\0\0\0\1\1\1\0\0", "126 elements, but 9"),
+        (ApiKey.LEADER_AND_ISR, 4, bytes(16) + b"\1\2" + bytes(4) + b"\0" + bytes(5), "null where text is required"),
+        (ApiKey.UPDATE_METADATA, 7, bytes(16) + b"\2\2t" + bytes(16) + b"\2" + bytes(24), "null where an array is"),
+        (ApiKey.UPDATE_METADATA, 7, bytes(16) + b"\1\2" + bytes(4) + b"\0\0\0\0", "null where an array is required"),
+        (
+            ApiKey.UPDATE_METADATA,
+            1,
+            bytes(12) + b"\0\0\0\1" + bytes(4) + b"\0\0\0\1" + bytes(6) + b"\0\4",
+            "security protocol 4, allowed are 0 to 3",
+        ),
+    ],
+)
+def test_refused(api_key, version, body, complaint):
+    with pytest.raises(InvalidFrame, match=complaint):
+        messages.decode_request(api_key, version, bytearray(body), 0)
+
+
+@pytest.mark.parametrize("many", [3, 100])
+def test_the_broker_ids_count_as_elements(many, monkeypatch):
+    for module in (leader_and_isr, update_metadata):
+        monkeypatch.setattr(module, "CONTROLLER_MAX_ELEMENTS", 2 + many)
+    state = LeaderAndIsrPartitionState(0, 1, 2, 3, (1,) * many, 4, ())
+    seen = UpdateMetadataPartitionState(0, 1, 2, 3, (1,) * many, 4, ())
+    for replicas, allowed in (((), True), ((1,), False)):
+        bodies = [
+            leader_and_isr.encode_request(
+                4,
+                LeaderAndIsrRequest(1, 1, topics=[LeaderAndIsrTopic("t", None, [replace(state, replicas=replicas)])]),
+            ),
+            update_metadata.encode_request(
+                6,
+                UpdateMetadataRequest(
+                    1, 1, topics=[UpdateMetadataTopic("t", None, [replace(seen, replicas=replicas)])]
+                ),
+            ),
+        ]
+        for decode, body in zip(
+            (leader_and_isr.request_decoder(4), update_metadata.request_decoder(6)), bodies, strict=True
+        ):
+            if allowed:
+                decode(bytearray(joined(body)), 0)
+            else:
+                with pytest.raises(InvalidFrame, match="more than a message of this kind may hold"):
+                    decode(bytearray(joined(body)), 0)
+
+
+def test_a_partition_may_have_unknown_tags():
+    states = [LeaderAndIsrPartitionState(i, 1, 2, 3, (1,), 4, (1, 2)) for i in range(3)]
+    body = joined(
+        leader_and_isr.encode_request(5, LeaderAndIsrRequest(1, 1, 1, [LeaderAndIsrTopic("t", None, states)]))
+    )
+    second = body.index(states[1]._encoded[1])
+    end = second + len(states[1]._encoded[1])
+    tagged = body[: end - 1] + b"\1\x09\2hi" + body[end:]
+    (topic,) = messages.decode_request(ApiKey.LEADER_AND_ISR, 5, bytearray(tagged), 0).topics
+    assert topic.partitions == states
+    seen = [UpdateMetadataPartitionState(i, 1, 2, 3, (1,), 4, (1, 2)) for i in range(3)]
+    request = UpdateMetadataRequest(1, 1, 1, [UpdateMetadataTopic("t", None, seen)])
+    body = joined(update_metadata.encode_request(7, request))
+    end = body.index(seen[1]._encoded[1]) + len(seen[1]._encoded[1])
+    tagged = body[: end - 1] + b"\1\x09\2hi" + body[end:]
+    assert messages.decode_request(ApiKey.UPDATE_METADATA, 7, bytearray(tagged), 0) == request
