@@ -239,14 +239,6 @@ class ControllerContext:
             for broker_id in self.partition_replica_assignment(partition)
         ]
 
-    def online_and_offline_replicas(self) -> tuple[list[PartitionAndReplica], list[PartitionAndReplica]]:
-        """All replicas: those that are online, and the others."""
-        online: list[PartitionAndReplica] = []
-        offline: list[PartitionAndReplica] = []
-        for replica in self.replicas_for_partitions(self.all_partitions()):
-            (online if self.is_replica_online(replica[1], replica[0]) else offline).append(replica)
-        return online, offline
-
     def remove_topic(self, topic: str) -> None:
         """Forgets a topic, also the states of its partitions and replicas: a new one of its name begins afresh."""
         for partition in self.partitions_for_topic(topic):

@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from klamm.config.broker import BrokerConfig
-from klamm.config.versions import ApiVersion
 from klamm.controller.context import ControllerContext, ReplicaAssignment
 from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.inter_broker_versions import inter_broker_version
 from klamm.protocol.leader_and_isr import (
     LeaderAndIsrPartitionState,
     LeaderAndIsrRequest,
@@ -262,7 +262,7 @@ class ControllerBrokerRequestBatch:
             )
 
     def _send_stop_replica_requests(self, controller_epoch: int) -> None:
-        version = _stop_replica_version(self._config.inter_broker_protocol_version)
+        version = inter_broker_version(ApiKey.STOP_REPLICA, self._config.inter_broker_protocol_version)
         request = request_class(ApiKey.STOP_REPLICA)
         for broker_id, topics in sorted(self._stop_replica.items()):
             header = {
@@ -332,12 +332,6 @@ def _update_metadata_broker(registration: BrokerRegistration) -> UpdateMetadataB
         for endpoint in registration.endpoints
     )
     return UpdateMetadataBroker(registration.broker_id, endpoints, registration.rack)
-
-
-def _stop_replica_version(protocol: ApiVersion) -> int:
-    if protocol >= ApiVersion.V2_6_IV0:
-        return 3
-    return 2 if protocol >= ApiVersion.V2_4_IV1 else 1
 
 
 def _stop_replica_topic_states(topics: Mapping[str, Mapping[int, _StopReplica]]) -> list[Any]:

@@ -4,8 +4,17 @@ Kafka's `PartitionState` and `ReplicaState`, with Kafka's numbers. What a transi
 done: partition_state_machine.py and replica_state_machine.py.
 """
 
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import IntEnum
+from typing import TypeVar
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+S = TypeVar("S", bound=IntEnum)
+
+_NAMED = 10  # So many items a message names.
 
 
 class PartitionState(IntEnum):
@@ -59,3 +68,38 @@ VALID_PREVIOUS_REPLICA_STATES: Mapping[ReplicaState, Collection[ReplicaState]] =
 
 class StateChangeFailed(Exception):
     """A partition or replica could not be brought into a state; it stays in the one that it had."""
+
+
+OnIllegalTransition = Callable[[str], None]
+"""Hears of transitions that are not in a table. They are not made; the message says which."""
+
+
+def log_illegal_transition(message: str) -> None:
+    logger.error("%s", message)
+
+
+def legal_transitions(
+    items: Iterable[T],
+    state_of: Callable[[T], S],
+    target: S,
+    valid_previous_states: Mapping[S, Collection[S]],
+    on_illegal_transition: OnIllegalTransition,
+) -> list[T]:
+    """Those of the items that may change to `target`; one message for each state from which others may not."""
+    valid = valid_previous_states[target]
+    legal: list[T] = []
+    illegal: dict[S, list[T]] = {}
+    for item in items:
+        state = state_of(item)
+        if state in valid:
+            legal.append(item)
+        else:
+            illegal.setdefault(state, []).append(item)
+    for state, refused in illegal.items():
+        names = ", ".join(map(str, refused[:_NAMED]))
+        more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+        on_illegal_transition(
+            f"{names}{more} cannot change from {type(target).__name__} {state.name} to {target.name};"
+            f" allowed is a change from {' or '.join(previous.name for previous in valid)}"
+        )
+    return legal

@@ -1,0 +1,320 @@
+"""The states of partitions, and the elections that go with them (Kafka's `ZkPartitionStateMachine`).
+
+| to           | from                 | what is done                                                                   |
+|--------------|----------------------|--------------------------------------------------------------------------------|
+| NEW          | NON_EXISTENT         | nothing else                                                                   |
+| ONLINE       | NEW                  | its state is created in ZooKeeper: all online replicas are the ISR, the first  |
+|              |                      | one leads; the ISR gets LeaderAndIsr (new), all brokers UpdateMetadata         |
+| ONLINE       | ONLINE, OFFLINE      | a leader is elected (leader_election.py) and written to ZooKeeper; who has to  |
+|              |                      | know gets LeaderAndIsr, all brokers UpdateMetadata                             |
+| OFFLINE      | NEW, ONLINE, OFFLINE | nothing else                                                                   |
+| NON_EXISTENT | OFFLINE              | nothing else                                                                   |
+
+What must stay true:
+- A leader is in ZooKeeper before the context knows it, and in the context before any broker hears of it.
+- A write is conditional twice: on this controller's epoch, and on the version of the state that the election began
+  with. The first try begins with the state in the context; whatever had changed since is read and tried again.
+- A partition that cannot get its leader keeps its state, and the others go on.
+- When an exception leaves a method (ControllerMoved, ZooKeeperError), some changes may be done and nobody told: the
+  controller must resign, so that the next one reads everything and tells everybody.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+
+from klamm.config.broker import BrokerConfig
+from klamm.controller.context import ControllerContext
+from klamm.controller.leader_election import (
+    Election,
+    ElectionStrategy,
+    controlled_shutdown_partition_leader_election,
+    offline_partition_leader_election,
+    preferred_replica_partition_leader_election,
+    reassign_partition_leader_election,
+)
+from klamm.controller.request_batch import ControllerBrokerRequestBatch
+from klamm.controller.slices import for_slices, slices
+from klamm.controller.state_change_log import NO_REPLICA, StateChangeLog
+from klamm.controller.states import (
+    VALID_PREVIOUS_PARTITION_STATES,
+    OnIllegalTransition,
+    PartitionState,
+    StateChangeFailed,
+    legal_transitions,
+    log_illegal_transition,
+)
+from klamm.znodes.store import KafkaZooKeeper
+from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+from klamm.zookeeper.errors import BadVersion, ZooKeeperError
+
+logger = logging.getLogger(__name__)
+
+UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
+
+Outcomes = dict[TopicPartition, "LeaderAndIsr | StateChangeFailed"]
+
+
+class PartitionStateMachine:
+    """See the module. `zookeeper` gives the store of the current session."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        context: ControllerContext,
+        zookeeper: Callable[[], KafkaZooKeeper],
+        request_batch: ControllerBrokerRequestBatch,
+        state_change_log: StateChangeLog,
+        on_illegal_transition: OnIllegalTransition = log_illegal_transition,
+    ) -> None:
+        self._config = config
+        self._context = context
+        self._zookeeper = zookeeper
+        self._request_batch = request_batch
+        self._state_change_log = state_change_log
+        self._on_illegal_transition = on_illegal_transition
+
+    async def startup(self) -> None:
+        """Gives every partition its state after an election of the controller, then a leader to those without one."""
+        context = self._context
+        async for piece in slices(context.all_partitions()):
+            for partition in piece:
+                leadership = context.partition_leadership_info(partition)
+                if leadership is None:
+                    context.put_partition_state(partition, PartitionState.NEW)
+                elif context.is_replica_online(leadership.leader, partition):
+                    context.put_partition_state(partition, PartitionState.ONLINE)
+                else:
+                    context.put_partition_state(partition, PartitionState.OFFLINE)
+        await self.trigger_online_partition_state_change()
+
+    async def trigger_online_partition_state_change(self, topic: str | None = None) -> None:
+        """Tries to give a leader to every partition (of one topic) without one; not in topics to be deleted."""
+        partitions = self._context.partitions_in_states((PartitionState.NEW, PartitionState.OFFLINE), topic)
+        wanted = [key for key in partitions if not self._context.is_topic_queued_up_for_deletion(key[0])]
+        await self.handle_state_changes(wanted, PartitionState.ONLINE, ElectionStrategy.OFFLINE)
+
+    async def handle_state_changes(
+        self, partitions: Iterable[TopicPartition], target: PartitionState, strategy: ElectionStrategy | None = None
+    ) -> Outcomes:
+        """Changes the states and sends the requests that follow from it.
+
+        Returns, for target ONLINE, each partition's new leadership or why it got none; partitions in a state that the
+        table forbids are not among them. `strategy` must be given for partitions that have had a leader.
+        """
+        items = list(dict.fromkeys(partitions))
+        if not items:
+            return {}
+        self._request_batch.new_batch()
+        outcomes: Outcomes = {}
+        if target is PartitionState.ONLINE:
+            for part in await for_slices(items, partial(self._bring_online, strategy)):
+                outcomes.update(part)
+            _log_failures(outcomes)
+        else:
+            async for piece in slices(items):
+                for partition in self._legal(piece, target):
+                    self._change(partition, target)
+        self._request_batch.send_requests_to_brokers(self._context.epoch)
+        return outcomes
+
+    def _legal(self, partitions: Iterable[TopicPartition], target: PartitionState) -> list[TopicPartition]:
+        return legal_transitions(
+            partitions,
+            self._context.partition_state,
+            target,
+            VALID_PREVIOUS_PARTITION_STATES,
+            self._on_illegal_transition,
+        )
+
+    def _change(
+        self, partition: TopicPartition, target: PartitionState, leadership: LeaderAndIsr | None = None
+    ) -> None:
+        context = self._context
+        before = context.partition_state(partition)
+        context.put_partition_state(partition, target)
+        self._state_change_log.record(context.epoch, partition, NO_REPLICA, before, target, leadership)
+
+    def _fail(self, outcomes: Outcomes, partition: TopicPartition, why: str) -> None:
+        context = self._context
+        state = context.partition_state(partition)
+        outcomes[partition] = StateChangeFailed(f"{partition[0]}-{partition[1]} ({state.name}): {why}")
+        self._state_change_log.record(
+            context.epoch,
+            partition,
+            NO_REPLICA,
+            state,
+            PartitionState.ONLINE,
+            context.partition_leadership_info(partition),
+            why,
+        )
+
+    async def _bring_online(self, strategy: ElectionStrategy | None, partitions: Sequence[TopicPartition]) -> Outcomes:
+        new: list[TopicPartition] = []
+        others: list[TopicPartition] = []
+        for partition in self._legal(partitions, PartitionState.ONLINE):
+            is_new = self._context.partition_state(partition) is PartitionState.NEW
+            (new if is_new else others).append(partition)
+        outcomes: Outcomes = {}
+        if new:
+            await self._initialize_leader_and_isr(new, outcomes)
+        if others:
+            if strategy is None:
+                raise ValueError("an election strategy is required for partitions that have had a leader")
+            await self._elect_leaders(others, strategy, outcomes)
+        return outcomes
+
+    # -- the first leader -------------------------------------------------------------------------------------------
+
+    async def _initialize_leader_and_isr(self, partitions: Sequence[TopicPartition], outcomes: Outcomes) -> None:
+        context = self._context
+        states = {}
+        for partition in partitions:
+            replicas = context.partition_replica_assignment(partition)
+            online = context.online_brokers(partition)
+            isr = tuple([broker_id for broker_id in replicas if broker_id in online])
+            if isr:
+                states[partition] = LeaderAndIsr(isr[0], 0, isr, context.epoch, zk_version=0)
+            else:
+                self._fail(outcomes, partition, f"none of its replicas {list(replicas)} is online")
+        if not states:
+            return
+        created = await self._zookeeper().create_partition_states(states, context.epoch_zk_version)
+        for partition, result in created.items():
+            if isinstance(result, ZooKeeperError):
+                self._fail(outcomes, partition, f"its state could not be created in ZooKeeper: {result}")
+            else:
+                state = states[partition]
+                self._decided(partition, state, state.isr, is_new=True)
+                outcomes[partition] = state
+
+    def _decided(
+        self, partition: TopicPartition, state: LeaderAndIsr, recipients: Iterable[int], *, is_new: bool
+    ) -> None:
+        """The leadership is in ZooKeeper."""
+        context = self._context
+        context.put_partition_leadership_info(partition, state)
+        assignment = context.partition_full_replica_assignment(partition)
+        self._request_batch.add_leader_and_isr_request_for_brokers(recipients, partition, state, assignment, is_new)
+        self._change(partition, PartitionState.ONLINE, state)
+
+    # -- elections --------------------------------------------------------------------------------------------------
+
+    async def _elect_leaders(
+        self, partitions: Sequence[TopicPartition], strategy: ElectionStrategy, outcomes: Outcomes
+    ) -> None:
+        states: dict[TopicPartition, LeaderAndIsr] = {}
+        to_read = []
+        for partition in partitions:
+            cached = self._context.partition_leadership_info(partition)
+            if cached is None:
+                to_read.append(partition)
+            else:
+                states[partition] = cached
+        while states or to_read:
+            if to_read:
+                states.update(await self._read_states(to_read, outcomes))
+            to_read = await self._try_to_elect(states, strategy, outcomes)
+            states = {}
+
+    async def _read_states(
+        self, partitions: Sequence[TopicPartition], outcomes: Outcomes
+    ) -> dict[TopicPartition, LeaderAndIsr]:
+        found = await self._zookeeper().partition_states(partitions)
+        states = {}
+        for partition in partitions:
+            state = found.get(partition)
+            if isinstance(state, LeaderAndIsr):
+                states[partition] = state
+            else:
+                self._fail(outcomes, partition, str(state or "it has no state in ZooKeeper"))
+        return states
+
+    async def _try_to_elect(
+        self, states: Mapping[TopicPartition, LeaderAndIsr], strategy: ElectionStrategy, outcomes: Outcomes
+    ) -> list[TopicPartition]:
+        """Returns the partitions whose state has changed meanwhile."""
+        context = self._context
+        unclean_topics = await self._topics_with_unclean_election(states, strategy)
+        recipients = {}
+        updates = {}
+        for partition, state in states.items():
+            if state.controller_epoch > context.epoch:
+                why = (
+                    f"its state was written by a controller of epoch {state.controller_epoch}, ours is {context.epoch}"
+                )
+                self._fail(outcomes, partition, why)
+                continue
+            election = self._election(partition, state, strategy, partition[0] in unclean_topics)
+            if election is None:
+                self._fail(outcomes, partition, f"nobody can be elected under {strategy.value}")
+                continue
+            context.unclean_leader_election_count += election.unclean
+            recipients[partition] = election.recipients
+            updates[partition] = LeaderAndIsr(
+                election.leader, state.leader_epoch + 1, election.isr, context.epoch, state.zk_version
+            )
+        if not updates:
+            return []
+        written = await self._zookeeper().update_partition_states(updates, context.epoch_zk_version)
+        changed = []
+        for partition, result in written.items():
+            if isinstance(result, BadVersion):
+                changed.append(partition)
+            elif isinstance(result, ZooKeeperError):
+                self._fail(outcomes, partition, f"its state could not be written to ZooKeeper: {result}")
+            else:
+                new = updates[partition]
+                state = LeaderAndIsr(new.leader, new.leader_epoch, new.isr, new.controller_epoch, result)
+                self._decided(partition, state, recipients[partition], is_new=False)
+                outcomes[partition] = state
+        return changed
+
+    def _election(
+        self, partition: TopicPartition, state: LeaderAndIsr, strategy: ElectionStrategy, unclean: bool
+    ) -> Election | None:
+        context = self._context
+        assignment = context.partition_full_replica_assignment(partition)
+        online = context.online_brokers(partition)
+        if strategy is ElectionStrategy.REASSIGN:
+            return reassign_partition_leader_election(assignment.target_replicas, state.isr, online)
+        if strategy is ElectionStrategy.PREFERRED_REPLICA:
+            return preferred_replica_partition_leader_election(assignment.replicas, state.isr, online)
+        if strategy is ElectionStrategy.CONTROLLED_SHUTDOWN:
+            online = context.online_brokers(partition, include_shutting_down_brokers=True)
+            return controlled_shutdown_partition_leader_election(
+                assignment.replicas, state.isr, online, context.shutting_down_broker_ids
+            )
+        return offline_partition_leader_election(assignment.replicas, state.isr, online, unclean)
+
+    async def _topics_with_unclean_election(
+        self, states: Mapping[TopicPartition, LeaderAndIsr], strategy: ElectionStrategy
+    ) -> set[str]:
+        """Those topics of partitions without an online ISR member that allow unclean elections.
+
+        It is read from ZooKeeper: what matters is the configuration now.
+        """
+        if strategy not in (ElectionStrategy.OFFLINE, ElectionStrategy.OFFLINE_ALLOW_UNCLEAN):
+            return set()
+        without_isr = []
+        for partition, state in states.items():
+            online = self._context.online_brokers(partition)
+            if not any(broker_id in online for broker_id in state.isr):
+                without_isr.append(partition[0])
+        topics = list(dict.fromkeys(without_isr))
+        if strategy is ElectionStrategy.OFFLINE_ALLOW_UNCLEAN or not topics:
+            return set(topics)
+        default = str(self._config.unclean_leader_election_enable)
+        configs = await self._zookeeper().topic_configs(topics)
+        # A value that is neither true nor false allows nothing.
+        return {
+            topic
+            for topic, config in configs.items()
+            if config.get(UNCLEAN_LEADER_ELECTION, default).strip().lower() == "true"
+        }
+
+
+def _log_failures(outcomes: Outcomes) -> None:
+    failures = [outcome for outcome in outcomes.values() if isinstance(outcome, StateChangeFailed)]
+    if failures:
+        logger.error("%d partitions got no leader, the first is %s", len(failures), failures[0])
