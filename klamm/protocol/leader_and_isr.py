@@ -11,7 +11,7 @@ brokers which are told the same share the work.
 """
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -315,14 +315,14 @@ def encode_request(version: int, request: LeaderAndIsrRequest) -> list[Buffer]:
             if version >= TOPIC_IDS_FROM:
                 parts.append(uuid_bytes(topic.topic_id))
             parts.append(length_prefix(len(topic.partitions), flexible))
-            parts += _encoded_states(version, topic.partitions)
+            parts += encode_states(version, topic.partitions)
             if flexible:
                 parts.append(b"\0")
     else:
         parts.append(_INT32.pack(sum(len(topic.partitions) for topic in request.topics)))
         for topic in request.topics:
             name = string(topic.topic)
-            for state in _encoded_states(version, topic.partitions):
+            for state in encode_states(version, topic.partitions):
                 parts += (name, state)
     parts.append(length_prefix(len(request.live_leaders), flexible))
     for leader in request.live_leaders:
@@ -334,12 +334,15 @@ def encode_request(version: int, request: LeaderAndIsrRequest) -> list[Buffer]:
     return [b"".join(parts)]
 
 
-def _encoded_states(version: int, states: list[LeaderAndIsrPartitionState]) -> Iterator[bytes]:
+def encode_states(version: int, states: Sequence[LeaderAndIsrPartitionState]) -> list[bytes]:
+    """What the partitions are in this version. It is kept with them: a large request can be encoded in slices before."""
+    encoded_states = []
     for state in states:
         encoded = state._encoded
         if encoded is None or encoded[0] != version:
             encoded = state._encoded = (version, _encode_state(version, state))
-        yield encoded[1]
+        encoded_states.append(encoded[1])
+    return encoded_states
 
 
 def _encode_state(version: int, state: LeaderAndIsrPartitionState) -> bytes:

@@ -1,0 +1,173 @@
+"""The controller's connections: a queue of requests for each broker, sent one after another (Kafka's
+`ControllerChannelManager`, `RequestSendThread`).
+
+What must stay true:
+- A broker gets its requests in the order in which they were queued, the next one after the response to the last. No
+  request is skipped: one that fails is sent again, on a new connection, until there is a response or the broker is
+  removed. So a broker may get a request twice; epochs tell it so.
+- After `remove_broker` and `shutdown` no response reaches its callback any more.
+- A callback only queues an event. What it raises is a fault of the program.
+- Partitions are encoded in slices, so that the loop serves others in between.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from klamm.config.broker import BrokerConfig
+from klamm.controller.slices import slices
+from klamm.net.client import Address, ClientError, Connection, ConnectionOptions, connect
+from klamm.net.framing import ReceiveBuffer
+from klamm.protocol import leader_and_isr, update_metadata
+from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.inter_broker_versions import inter_broker_version
+from klamm.tasks import OnFailure, start_task
+from klamm.znodes.brokers import BrokerRegistration
+
+logger = logging.getLogger(__name__)
+
+RETRY_BACKOFF_MS = 100
+
+OnResponse = Callable[[Any], None]
+
+
+class ControllerChannelManager:
+    """The channels of the controller `broker_id` to the brokers that are alive or shutting down."""
+
+    def __init__(self, config: BrokerConfig, broker_id: int, on_failure: OnFailure) -> None:
+        self._protocol = config.inter_broker_protocol_version
+        self._listener_name = (config.control_plane_listener_name or config.inter_broker_listener_name).upper()
+        self._options = ConnectionOptions(
+            client_id=str(broker_id),
+            connect_timeout_ms=config.controller_socket_timeout_ms,
+            request_timeout_ms=config.request_timeout_ms,
+            max_in_flight=1,
+            negotiate_versions=False,
+        )
+        self._on_failure = on_failure
+        self._receive_buffer = ReceiveBuffer()
+        self._channels: dict[int, _Channel] = {}
+
+    def add_broker(self, broker: BrokerRegistration) -> None:
+        """Opens a channel to the broker, unless it has one. A broker without the listener that it needs gets none."""
+        if broker.broker_id in self._channels:
+            return
+        for endpoint in broker.endpoints:
+            if endpoint.listener_name == self._listener_name:
+                address = (endpoint.host, endpoint.port)
+                channel = _Channel(broker.broker_id, address, self._options, self._receive_buffer)
+                channel.start(self._on_failure)
+                self._channels[broker.broker_id] = channel
+                return
+        listeners = ", ".join(endpoint.listener_name for endpoint in broker.endpoints)
+        logger.error(
+            "broker %d gets no requests of the controller: it has no listener %s, only %s",
+            broker.broker_id,
+            self._listener_name,
+            listeners,
+        )
+
+    def remove_broker(self, broker_id: int) -> None:
+        """Closes the channel to the broker; what was not answered is dropped. Nothing happens if there is none."""
+        channel = self._channels.pop(broker_id, None)
+        if channel is not None:
+            channel.task.cancel()
+
+    def send_request(self, broker_id: int, api_key: ApiKey, body: Any, on_response: OnResponse | None = None) -> None:
+        """Queues a request; it is dropped, with a warning, if the broker has no channel.
+
+        `on_response` gets the response, later and at most once.
+        """
+        channel = self._channels.get(broker_id)
+        if channel is None:
+            logger.warning("%s for broker %d is not sent: it is offline", api_key.message_name, broker_id)
+            return
+        version = inter_broker_version(api_key, self._protocol)
+        channel.queue.put_nowait(_Request(api_key, version, body, on_response))
+
+    def queue_size(self, broker_id: int) -> int:
+        """How many requests wait for the one that is being sent to this broker."""
+        channel = self._channels.get(broker_id)
+        return 0 if channel is None else channel.queue.qsize()
+
+    async def shutdown(self) -> None:
+        """Closes all channels; returns when none does anything any more."""
+        channels = list(self._channels.values())
+        for channel in channels:
+            self.remove_broker(channel.broker_id)
+        await asyncio.gather(*(channel.task for channel in channels), return_exceptions=True)
+
+
+class _Request(NamedTuple):
+    api_key: ApiKey
+    version: int
+    body: Any
+    on_response: OnResponse | None
+
+
+class _Channel:
+    """One broker's queue and connection, and the task that sends. It ends by being cancelled."""
+
+    task: "asyncio.Task[None]"
+
+    def __init__(
+        self, broker_id: int, address: Address, options: ConnectionOptions, receive_buffer: ReceiveBuffer
+    ) -> None:
+        self.broker_id = broker_id
+        self.queue: asyncio.Queue[_Request] = asyncio.Queue()
+        self._address = address
+        self._options = options
+        self._receive_buffer = receive_buffer
+        self._connection: Connection | None = None
+
+    def start(self, on_failure: OnFailure) -> None:
+        self.task = start_task(self._send_all(), on_failure)
+
+    async def _send_all(self) -> None:
+        try:
+            while True:
+                request = await self.queue.get()
+                await _encode_partitions(request)
+                response = await self._send(request)
+                if request.on_response is not None:
+                    request.on_response(response)
+        finally:
+            self._disconnect()
+
+    async def _send(self, request: _Request) -> Any:
+        """The response, however often the request must be sent for it."""
+        reported = ""
+        while True:
+            try:
+                connection = await self._connected()
+                return await connection.send(request.api_key, lambda _: request.body, version=request.version)
+            except ClientError as error:
+                # The same reason ten times a second says no more than once.
+                if str(error) != reported:
+                    reported = str(error)
+                    name = request.api_key.message_name
+                    logger.warning("%s for broker %d is sent again: %s", name, self.broker_id, reported)
+            self._disconnect()
+            await asyncio.sleep(RETRY_BACKOFF_MS / 1000)
+
+    async def _connected(self) -> Connection:
+        if self._connection is None or not self._connection.connected:
+            self._connection = None
+            self._connection = await connect(*self._address, self._options, self._receive_buffer)
+        return self._connection
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+async def _encode_partitions(request: _Request) -> None:
+    """Has the states of a request encoded, and kept, before the request as a whole is."""
+    if request.api_key is ApiKey.LEADER_AND_ISR:
+        async for leadership in slices([state for topic in request.body.topics for state in topic.partitions]):
+            leader_and_isr.encode_states(request.version, leadership)
+    elif request.api_key is ApiKey.UPDATE_METADATA:
+        async for metadata in slices([state for topic in request.body.topics for state in topic.partitions]):
+            update_metadata.encode_states(request.version, metadata)

@@ -1,0 +1,443 @@
+"""The controller's channels to brokers, against toy brokers that misbehave on command."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+
+import pytest
+import uvloop
+
+from klamm.config.broker import BrokerConfig
+from klamm.controller import channel_manager
+from klamm.controller.channel_manager import RETRY_BACKOFF_MS, ControllerChannelManager
+from klamm.controller.slices import SLICE
+from klamm.net.framing import FrameReader
+from klamm.protocol import messages
+from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.leader_and_isr import (
+    LeaderAndIsrPartitionState,
+    LeaderAndIsrRequest,
+    LeaderAndIsrResponse,
+    LeaderAndIsrTopic,
+)
+from klamm.protocol.update_metadata import (
+    UpdateMetadataPartitionState,
+    UpdateMetadataRequest,
+    UpdateMetadataResponse,
+    UpdateMetadataTopic,
+)
+from klamm.znodes.brokers import BrokerRegistration, Endpoint
+
+
+class ToyConnection(FrameReader):
+    def __init__(self, broker):
+        super().__init__(lambda _: 100_000_000)
+        self.broker = broker
+
+    def connection_made(self, transport):
+        super().connection_made(transport)
+        self.transport = transport
+        self.broker.connections.append((self, asyncio.get_running_loop().time()))
+
+    def connection_lost(self, exc):
+        self.broker.lost.put_nowait(self)
+
+    def frame_error(self, reason):
+        raise AssertionError(reason)
+
+    def frame_received(self, frame):
+        header = messages.parse_request_header(frame)
+        body = messages.decode_request(header.api_key, header.api_version, frame, header.body_position)
+        self.broker.requests.put_nowait((self, header, body))
+
+    def answer(self, header, message):
+        buffers = messages.encode_response(header.api_key, header.api_version, header.correlation_id, message)
+        self.transport.writelines(buffers)
+
+
+class ToyBroker:
+    """Puts what it is sent into `requests`; the test answers."""
+
+    def __init__(self):
+        self.requests = asyncio.Queue()
+        self.lost = asyncio.Queue()
+        self.connections = []
+        self.server = None
+
+    async def start(self, port=0):
+        self.server = await asyncio.get_running_loop().create_server(lambda: ToyConnection(self), "127.0.0.1", port)
+        self.port = self.server.sockets[0].getsockname()[1]
+
+    def stop(self):
+        if self.server is not None:
+            self.server.close()
+        for connection, _ in self.connections:
+            connection.transport.abort()
+
+    def registration(self, broker_id=1):
+        return BrokerRegistration(broker_id, (Endpoint("PLAINTEXT", "127.0.0.1", self.port),))
+
+
+@contextlib.asynccontextmanager
+async def toy_broker():
+    broker = ToyBroker()
+    await broker.start()
+    try:
+        yield broker
+    finally:
+        broker.stop()
+
+
+@contextlib.asynccontextmanager
+async def channels(failures=None, **properties):
+    """A channel manager of controller 7; its faults end the test, or go into the list."""
+    faults = [] if failures is None else failures
+    config = BrokerConfig.from_properties(
+        {
+            "broker.id": "7",
+            "zookeeper.connect": "localhost:1",
+            **{key.replace("_", "."): value for key, value in properties.items()},
+        }
+    )
+    manager = ControllerChannelManager(config, 7, faults.append)
+    try:
+        yield manager
+    finally:
+        await manager.shutdown()
+    if failures is None:
+        assert faults == []
+
+
+@contextlib.asynccontextmanager
+async def warnings_of_channels(queue):
+    handler = logging.Handler()
+    handler.emit = lambda record: queue.put_nowait(record.getMessage())
+    channel_manager.logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        channel_manager.logger.removeHandler(handler)
+
+
+def run(test, timeout_s=60):
+    async def bounded():
+        async with asyncio.timeout(timeout_s):
+            await test()
+
+    # The production loop's transports differ from asyncio's in when they call what.
+    for new_event_loop in (asyncio.new_event_loop, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(bounded())
+
+
+def update(number):
+    return UpdateMetadataRequest(7, number, 100)
+
+
+async def loop_turns():
+    """Long enough for whatever is ready to happen, in this process and on the loopback interface."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_requests_are_sent_in_order_one_at_a_time():
+    async def test():
+        async with toy_broker() as broker, channels() as manager:
+            answers = asyncio.Queue()
+            manager.add_broker(broker.registration())
+            for number in range(5):
+                manager.send_request(1, ApiKey.UPDATE_METADATA, update(number), answers.put_nowait)
+            for number in range(5):
+                connection, header, body = await broker.requests.get()
+                assert (header.api_key, header.api_version) == (ApiKey.UPDATE_METADATA, 7)
+                assert (header.client_id, body) == ("7", update(number))
+                await loop_turns()
+                assert broker.requests.empty() and answers.empty()
+                assert manager.queue_size(1) == 4 - number
+                connection.answer(header, UpdateMetadataResponse(number))
+                assert await answers.get() == UpdateMetadataResponse(number)
+            assert len(broker.connections) == 1
+
+    run(test)
+
+
+def test_the_version_follows_the_inter_broker_protocol():
+    async def test():
+        async with toy_broker() as broker, channels(inter_broker_protocol_version="2.7") as manager:
+            manager.add_broker(broker.registration())
+            manager.send_request(1, ApiKey.LEADER_AND_ISR, LeaderAndIsrRequest(7, 1, 100))
+            connection, header, _ = await broker.requests.get()
+            assert header.api_version == 4
+            connection.answer(header, LeaderAndIsrResponse())
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(0))
+            _, header, _ = await broker.requests.get()
+            assert header.api_version == 6
+
+    run(test)
+
+
+@pytest.mark.parametrize("failure", ["closed", "garbage", "timeout"])
+def test_a_failed_request_is_sent_again_on_a_new_connection_after_100_ms(failure):
+    async def test():
+        async with (
+            toy_broker() as broker,
+            channels(request_timeout_ms="50" if failure == "timeout" else "60000") as manager,
+        ):
+            answers = asyncio.Queue()
+            manager.add_broker(broker.registration())
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(0), answers.put_nowait)
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(1), answers.put_nowait)
+            for _ in range(2):
+                connection, _, body = await broker.requests.get()
+                assert body == update(0)
+                if failure == "closed":
+                    connection.transport.abort()
+                elif failure == "garbage":
+                    connection.transport.write(b"\0\0\0\x05\0\0\0\0\0")
+                ended = asyncio.get_running_loop().time()
+                assert await broker.lost.get() is connection
+                connection, header, body = await broker.requests.get()
+                assert body == update(0)
+                assert asyncio.get_running_loop().time() - ended >= RETRY_BACKOFF_MS / 1000 - 0.02
+                assert answers.empty()
+                broker.requests.put_nowait((connection, header, body))
+            connection, header, _ = await broker.requests.get()
+            connection.answer(header, UpdateMetadataResponse(5))
+            assert await answers.get() == UpdateMetadataResponse(5)
+            _, _, body = await broker.requests.get()
+            assert body == update(1)
+            assert len(broker.connections) == 3
+
+    run(test)
+
+
+def test_a_broker_that_is_not_up_yet_gets_its_requests_later():
+    async def test():
+        broker = ToyBroker()
+        warned = asyncio.Queue()
+        with socket.socket() as reserved:
+            # Bound but not listening: connections are refused.
+            reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserved.bind(("127.0.0.1", 0))
+            broker.port = reserved.getsockname()[1]
+            async with channels() as manager, warnings_of_channels(warned):
+                manager.add_broker(broker.registration())
+                manager.send_request(1, ApiKey.UPDATE_METADATA, update(3))
+                assert "UpdateMetadata for broker 1 is sent again" in await warned.get()
+                reserved.close()
+                try:
+                    await broker.start(broker.port)
+                    _, _, body = await broker.requests.get()
+                    assert body == update(3)
+                finally:
+                    broker.stop()
+
+    run(test)
+
+
+def test_nothing_is_heard_of_a_broker_after_it_was_removed():
+    async def test():
+        async with toy_broker() as broker, channels() as manager:
+            answers = []
+            manager.add_broker(broker.registration())
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(0), answers.append)
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(1), answers.append)
+            connection, header, _ = await broker.requests.get()
+            connection.answer(header, UpdateMetadataResponse())
+            manager.remove_broker(1)
+            manager.remove_broker(1)
+            assert manager.queue_size(1) == 0
+            assert await broker.lost.get() is connection
+            # Back at once, it begins anew.
+            manager.add_broker(broker.registration())
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(2))
+            another, _, body = await broker.requests.get()
+            assert body == update(2) and another is not connection
+            assert answers == [] and broker.requests.empty()
+
+    run(test)
+
+
+def test_a_response_that_has_arrived_is_dropped_when_the_broker_is_removed_before_it_is_handled():
+    async def test():
+        async with toy_broker() as broker, channels() as manager:
+            answers = []
+            manager.add_broker(broker.registration())
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(0), answers.append)
+            connection, header, _ = await broker.requests.get()
+            channel = manager._channels[1]
+            buffers = messages.encode_response(6, 7, header.correlation_id, UpdateMetadataResponse())
+            channel._connection.frame_received(bytearray(b"".join(buffers)[4:]))
+            manager.remove_broker(1)
+            assert await broker.lost.get() is connection
+            assert answers == [] and channel.task.done()
+
+    run(test)
+
+
+def test_a_removed_broker_that_cannot_be_reached_is_given_up():
+    async def test():
+        with socket.socket() as reserved:
+            reserved.bind(("127.0.0.1", 0))
+            broker = ToyBroker()
+            broker.port = reserved.getsockname()[1]
+            async with channels() as manager:
+                manager.add_broker(broker.registration())
+                manager.send_request(1, ApiKey.UPDATE_METADATA, update(0))
+                task = manager._channels[1].task
+                await loop_turns()
+                manager.remove_broker(1)
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+
+    run(test)
+
+
+def test_a_connection_that_was_closed_while_idle_is_opened_again():
+    async def test():
+        async with toy_broker() as broker, channels() as manager:
+            answers = asyncio.Queue()
+            manager.add_broker(broker.registration())
+            for number in range(2):
+                manager.send_request(1, ApiKey.UPDATE_METADATA, update(number), answers.put_nowait)
+                connection, header, body = await broker.requests.get()
+                assert body == update(number)
+                connection.answer(header, UpdateMetadataResponse())
+                await answers.get()
+                connection.transport.close()
+                await broker.lost.get()
+            assert len(broker.connections) == 2
+
+    run(test)
+
+
+def test_one_broker_does_not_hold_up_another():
+    async def test():
+        async with toy_broker() as silent, toy_broker() as prompt, channels() as manager:
+            answers = asyncio.Queue()
+            manager.add_broker(silent.registration(1))
+            manager.add_broker(prompt.registration(2))
+            for broker_id in (1, 2):
+                manager.send_request(broker_id, ApiKey.UPDATE_METADATA, update(0), answers.put_nowait)
+            await silent.requests.get()
+            connection, header, _ = await prompt.requests.get()
+            connection.answer(header, UpdateMetadataResponse(2))
+            assert await answers.get() == UpdateMetadataResponse(2)
+
+    run(test)
+
+
+def test_a_second_add_keeps_the_channel_and_what_is_queued():
+    async def test():
+        async with toy_broker() as broker, channels() as manager:
+            manager.add_broker(broker.registration())
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(0))
+            manager.add_broker(broker.registration())
+            await broker.requests.get()
+            assert len(broker.connections) == 1
+
+    run(test)
+
+
+def test_brokers_without_a_channel_get_nothing(caplog):
+    async def test():
+        caplog.clear()
+        async with channels() as manager:
+            manager.send_request(4, ApiKey.UPDATE_METADATA, update(0))
+            assert "UpdateMetadata for broker 4 is not sent: it is offline" in caplog.text
+            manager.add_broker(BrokerRegistration(5, (Endpoint("OTHER", "127.0.0.1", 1),)))
+            assert (
+                "broker 5 gets no requests of the controller: it has no listener PLAINTEXT, only OTHER" in caplog.text
+            )
+            manager.send_request(5, ApiKey.UPDATE_METADATA, update(0))
+            assert "UpdateMetadata for broker 5 is not sent" in caplog.text
+
+    run(test)
+
+
+def test_the_controllers_own_listener_is_used_where_there_is_one():
+    async def test():
+        async with (
+            toy_broker() as broker,
+            channels(
+                listeners="PLAINTEXT://:9092,CONTROLLER://:9093",
+                listener_security_protocol_map="PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+                control_plane_listener_name="CONTROLLER",
+            ) as manager,
+        ):
+            plain = Endpoint("PLAINTEXT", "127.0.0.1", 1)
+            manager.add_broker(BrokerRegistration(1, (plain, Endpoint("CONTROLLER", "127.0.0.1", broker.port))))
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(0))
+            await broker.requests.get()
+
+    run(test)
+
+
+def test_a_large_request_is_encoded_in_slices():
+    async def test():
+        count = 3 * SLICE
+        leadership = [LeaderAndIsrPartitionState(i, 1, 1, 0, (1,), 0, (1,)) for i in range(count)]
+        metadata = [UpdateMetadataPartitionState(i, 1, 1, 0, (1,), 0, (1,)) for i in range(count)]
+        async with toy_broker() as broker, channels() as manager:
+            manager.add_broker(broker.registration())
+            for key, states, request, response in (
+                (
+                    ApiKey.LEADER_AND_ISR,
+                    leadership,
+                    LeaderAndIsrRequest(7, 1, 2, [LeaderAndIsrTopic("t", None, leadership)]),
+                    LeaderAndIsrResponse(),
+                ),
+                (
+                    ApiKey.UPDATE_METADATA,
+                    metadata,
+                    UpdateMetadataRequest(7, 1, 2, [UpdateMetadataTopic("t", None, metadata)]),
+                    UpdateMetadataResponse(),
+                ),
+            ):
+                manager.send_request(1, key, request)
+                seen = set()
+                while broker.requests.empty():
+                    seen.add(sum(state._encoded is not None for state in states))
+                    await asyncio.sleep(0)
+                assert {SLICE, 2 * SLICE} <= seen
+                connection, header, body = await broker.requests.get()
+                assert body == request
+                connection.answer(header, response)
+
+    run(test)
+
+
+def test_a_callback_that_fails_is_a_fault_of_the_program():
+    async def test():
+        failures = []
+        async with toy_broker() as broker, channels(failures) as manager:
+
+            def fail(response):
+                raise ZeroDivisionError
+
+            manager.add_broker(broker.registration())
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(0), fail)
+            connection, header, _ = await broker.requests.get()
+            connection.answer(header, UpdateMetadataResponse())
+            await broker.lost.get()
+            await loop_turns()
+            assert [type(failure) for failure in failures] == [ZeroDivisionError]
+
+    run(test)
+
+
+def test_shutdown_drops_everything():
+    async def test():
+        async with toy_broker() as broker, channels() as manager:
+            answers = []
+            manager.add_broker(broker.registration())
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(0), answers.append)
+            connection, header, _ = await broker.requests.get()
+            await manager.shutdown()
+            connection.answer(header, UpdateMetadataResponse())
+            assert await broker.lost.get() is connection
+            assert answers == []
+            assert [task for task in asyncio.all_tasks() if "_send_all" in repr(task)] == []
+
+    run(test)
