@@ -1,6 +1,7 @@
 """A klamm cluster of processes whose broker can be killed, with the face of oracles.RealZooKeeper and RealKafka."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from kazoo.client import KazooClient
@@ -54,21 +55,46 @@ class KlammZooKeeper:
 class KlammBroker:
     """`klamm broker` on a properties file."""
 
-    def __init__(self, directory: Path, zookeeper_connect: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        zookeeper_connect: str,
+        *,
+        broker_id: int = 0,
+        properties: Mapping[str, str | int] | None = None,
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self.directory = directory
+        self.directory, self.broker_id = directory, broker_id
+        self.data_directory = directory / "data"
+        self.log = directory / "broker.log"
         self.bootstrap = f"127.0.0.1:{free_port()}"
         self.process: ManagedProcess | None = None
         self._file = directory / "server.properties"
-        self._file.write_text(
-            f"broker.id=0\nlisteners=PLAINTEXT://{self.bootstrap}\nlog.dirs={directory / 'data'}\n"
-            f"zookeeper.connect={zookeeper_connect}\n",
-            encoding="utf-8",
-        )
+        settings = {
+            "broker.id": broker_id,
+            "listeners": f"PLAINTEXT://{self.bootstrap}",
+            "log.dirs": self.data_directory,
+            "zookeeper.connect": zookeeper_connect,
+            **(properties or {}),
+        }
+        self._file.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), encoding="utf-8")
+
+    def launch(self) -> None:
+        """Starts the process without waiting until it is ready."""
+        self.process = ManagedProcess("klamm broker", [KLAMM, "broker", self._file], self.log)
+
+    def wait_ready(self) -> None:
+        assert self.process is not None
+        self.process.wait_for(rf"broker {self.broker_id} of cluster \S+ serves")
 
     def start(self) -> None:
-        self.process = ManagedProcess("klamm broker", [KLAMM, "broker", self._file], self.directory / "broker.log")
-        self.process.wait_for(r"broker 0 of cluster \S+ serves")
+        self.launch()
+        self.wait_ready()
+
+    def stop(self) -> None:
+        """An orderly end (SIGTERM). Idempotent."""
+        if self.process is not None:
+            self.process.stop()
 
     def kill(self) -> None:
         if self.process is not None:

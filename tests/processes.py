@@ -29,7 +29,8 @@ class ProcessFailed(AssertionError):
 class ManagedProcess:
     """A child process in a group of its own, its output (stdout and stderr together) in `log`.
 
-    The kernel kills it when this process dies (setpriv --pdeathsig), so that even a killed test run leaves none behind.
+    The kernel kills it when this process dies (setpriv --pdeathsig), so that even a killed test run leaves none behind;
+    for the kernel that is the thread which made this object, so make it in one that stays.
     """
 
     def __init__(
