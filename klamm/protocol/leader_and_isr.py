@@ -335,7 +335,7 @@ def encode_request(version: int, request: LeaderAndIsrRequest) -> list[Buffer]:
 
 
 def encode_states(version: int, states: Sequence[LeaderAndIsrPartitionState]) -> list[bytes]:
-    """What the partitions are in this version. It is kept with them: a large request can be encoded in slices before."""
+    """What the partitions are in this version. It is kept with them: so a large one is encoded in slices before."""
     encoded_states = []
     for state in states:
         encoded = state._encoded

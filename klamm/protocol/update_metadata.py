@@ -374,7 +374,7 @@ def _encode_shared(version: int, request: UpdateMetadataRequest) -> bytes:
 
 
 def encode_states(version: int, states: Sequence[UpdateMetadataPartitionState]) -> list[bytes]:
-    """What the partitions are in this version. It is kept with them: a large request can be encoded in slices before."""
+    """What the partitions are in this version. It is kept with them: so a large one is encoded in slices before."""
     encoded_states = []
     for state in states:
         encoded = state._encoded
