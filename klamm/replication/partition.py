@@ -1,103 +1,222 @@
-"""One partition that this broker hosts: its log and what the controller has said about its leadership.
+"""One partition that this broker hosts: its log, what the controller says about its leadership, and, where this broker
+leads, how far the followers are.
 
 What must stay true:
-- Only the leader appends for clients and answers their fetches.
-- The leader epoch never goes back while the partition is hosted.
-- A client reads nothing at or above the high watermark, which never passes the log's end; with isolation level
-  read_committed nothing at or above the last stable offset.
-- The high watermark moves only to what every member of the in-sync replica set has.
+- Only the leader appends for clients and answers fetches; only a follower copies and truncates.
+- The leader epoch never goes back while the partition is hosted. It is -1 until the first LeaderAndIsr.
+- The high watermark moves only to what every member of the maximal ISR has (see `isr.py`); on a leader it never goes
+  back. A client reads nothing at or above it, and with isolation level read_committed nothing at or above the last
+  stable offset.
+- An answer of the controller counts only for the proposal that the partition still waits for.
+
+Source: kafka.cluster.Partition. Times are milliseconds of the loop's clock, unless they say otherwise.
 """
 
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Mapping
 
 from klamm.config.topic import TopicConfig
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
+from klamm.protocol.record_batch import Buffer, iterate_batches
+from klamm.replication.isr import (
+    CommittedIsr,
+    IsrState,
+    PendingExpandIsr,
+    PendingIsr,
+    PendingShrinkIsr,
+    high_watermark,
+    may_join,
+    out_of_sync,
+)
+from klamm.replication.ports import IsrChange, IsrChanges, WrittenIsr
+from klamm.replication.replica import Replica
 from klamm.storage.log import AppendInfo, AppendOrigin, Log
+from klamm.znodes.topics import NO_LEADER
 
-NO_LEADER = -1
 NO_EPOCH = -1
 
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 
+LATEST_TIMESTAMP = -1
+EARLIEST_TIMESTAMP = -2
 
-@dataclass(frozen=True, slots=True)
-class PartitionState:
-    """What a LeaderAndIsr request says about one partition (facts of KIP-101, KIP-516)."""
-
-    leader: int
-    leader_epoch: int
-    isr: tuple[int, ...]
-    replicas: tuple[int, ...]
-    controller_epoch: int
-    zk_version: int
-    is_new: bool = False
+_log = logging.getLogger(__name__)
 
 
 class Partition:
-    """A hosted partition. Made when the controller first names this broker as a replica."""
+    """A hosted partition. `on_high_watermark` hears of each advance while this broker leads."""
 
-    def __init__(self, topic: str, partition: int, broker_id: int, log: Log, topic_config: TopicConfig) -> None:
+    def __init__(
+        self,
+        topic: str,
+        partition: int,
+        broker_id: int,
+        log: Log,
+        topic_config: TopicConfig,
+        *,
+        replica_lag_time_max_ms: float,
+        clock_ms: Callable[[], float],
+        isr_changes: IsrChanges,
+        on_high_watermark: Callable[["Partition"], None],
+    ) -> None:
         self.topic = topic
         self.partition = partition
+        self.topic_partition = (topic, partition)
         self.log = log
         self.topic_config = topic_config
-        self._broker_id = broker_id
         self.leader_id = NO_LEADER
         self.leader_epoch = NO_EPOCH
-        self.isr: tuple[int, ...] = ()
+        # Since this epoch this broker has led without a break; only meaningful while it leads.
+        self.leading_since_epoch = NO_EPOCH
+        # Where the log ended when the current epoch began; None unless this broker leads.
+        self.leader_epoch_start_offset: int | None = None
         self.replicas: tuple[int, ...] = ()
+        self.adding_replicas: tuple[int, ...] = ()
+        self.removing_replicas: tuple[int, ...] = ()
+        self.isr_state: IsrState = CommittedIsr(())
         self.zk_version = -1
+        self._broker_id = broker_id
+        self._max_lag_ms = replica_lag_time_max_ms
+        self._clock_ms = clock_ms
+        self._isr_changes = isr_changes
+        self._on_high_watermark = on_high_watermark
+        self._remote_replicas: dict[int, Replica] = {}
+
+    def __repr__(self) -> str:
+        return f"<Partition {self} leader {self.leader_id} epoch {self.leader_epoch} {self.isr_state}>"
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
 
     @property
     def is_leader(self) -> bool:
         return self.leader_id == self._broker_id
 
-    def make_leader(self, state: PartitionState) -> None:
-        """Takes leadership as `state` says. The epoch starts at the log's end even when no record ever follows.
+    @property
+    def isr(self) -> tuple[int, ...]:
+        """The in-sync replicas as committed by the controller; empty unless this broker leads."""
+        return self.isr_state.isr
 
-        Raises KafkaError KAFKA_STORAGE_ERROR when the epoch cannot be written down; then everything is as before.
+    @property
+    def remote_replicas(self) -> Mapping[int, Replica]:
+        """The other replicas by broker id; to be looked at only."""
+        return self._remote_replicas
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """Whether this broker leads and a replica is out of sync, those being added by a reassignment not counted."""
+        return self.is_leader and len(self.replicas) - len(self.adding_replicas) > len(self.isr)
+
+    # -- what the controller says ---------------------------------------------------------------------------------
+
+    def make_leader(self, state: LeaderAndIsrPartitionState) -> bool:
+        """Leads in the epoch of `state`; whether this broker did not lead before.
+
+        The epoch starts at the log's end even when no record ever follows. Raises KafkaError KAFKA_STORAGE_ERROR when
+        the epoch cannot be written down; then everything is as before.
         """
-        self.log.leader_epochs.assign(state.leader_epoch, self.log.log_end_offset)
+        start_offset = self.log.log_end_offset
+        self.log.leader_epochs.assign(state.leader_epoch, start_offset)
+        is_new_leader = not self.is_leader
+        self._take_assignment(state, state.isr)
+        self.leader_epoch_start_offset = start_offset
+        now_ms = self._clock_ms()
+        for replica in self._remote_replicas.values():
+            in_sync = replica.broker_id in state.isr
+            replica.leader_epoch_started(start_offset, now_ms, in_sync=in_sync, is_new_leader=is_new_leader)
+        if is_new_leader:
+            self.leading_since_epoch = state.leader_epoch
+        # The ISR could be down to this broker.
+        self._advance_high_watermark(now_ms)
+        return is_new_leader
+
+    def make_follower(self, state: LeaderAndIsrPartitionState) -> bool:
+        """Follows the leader of `state`; whether leader or epoch are new."""
+        changed = (self.leader_id, self.leader_epoch) != (state.leader, state.leader_epoch)
+        self._take_assignment(state, ())
+        self.leader_epoch_start_offset = None
+        return changed
+
+    def _take_assignment(self, state: LeaderAndIsrPartitionState, isr: tuple[int, ...]) -> None:
         self.leader_id = state.leader
         self.leader_epoch = state.leader_epoch
-        self.isr = state.isr
-        self.replicas = state.replicas
         self.zk_version = state.zk_version
-        self._advance_high_watermark()
+        self.replicas = state.replicas
+        self.adding_replicas = state.adding_replicas
+        self.removing_replicas = state.removing_replicas
+        known = self._remote_replicas
+        self._remote_replicas = {
+            replica_id: known.get(replica_id) or Replica(replica_id)
+            for replica_id in state.replicas
+            if replica_id != self._broker_id
+        }
+        self.isr_state = CommittedIsr(isr)
+        self._isr_changes.clear_pending(self.topic_partition)
 
-    def append_records_as_leader(
-        self, records: memoryview, required_acks: int, now_ms: int, origin: AppendOrigin = AppendOrigin.CLIENT
-    ) -> AppendInfo:
-        """Appends one batch.
+    def stop(self) -> None:
+        """Hosted here no more: nothing is led, and answers of the controller find nobody."""
+        self.leader_id = NO_LEADER
+        self.leader_epoch_start_offset = None
+        self.isr_state = CommittedIsr(())
+        self._remote_replicas = {}
+        self._isr_changes.clear_pending(self.topic_partition)
 
-        Raises KafkaError: NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS (acks=all with fewer in-sync replicas than
-        min.insync.replicas), and whatever the log refuses.
-        """
-        if self.leader_id != self._broker_id:
-            raise self._not_leader()
-        if required_acks == -1 and len(self.isr) < self.topic_config.min_insync_replicas:
-            raise KafkaError(
-                ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"{self.topic}-{self.partition} has {len(self.isr)} in-sync replicas,"
-                f" min.insync.replicas is {self.topic_config.min_insync_replicas}",
-            )
-        info = self.log.append_as_leader(records, self.leader_epoch, origin=origin, now_ms=now_ms)
-        self._advance_high_watermark()
-        return info
+    # -- what clients ask of the leader ---------------------------------------------------------------------------
 
     def require_leader(self, current_leader_epoch: int = NO_EPOCH) -> None:
         """Checks that this broker leads, in the epoch that the client believes in (-1: it did not say; KIP-320).
 
         Raises KafkaError: NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH.
         """
-        if current_leader_epoch != NO_EPOCH:
-            if current_leader_epoch < self.leader_epoch:
-                raise KafkaError(ErrorCode.FENCED_LEADER_EPOCH)
-            if current_leader_epoch > self.leader_epoch:
-                raise KafkaError(ErrorCode.UNKNOWN_LEADER_EPOCH)
-        if not self.is_leader:
+        if current_leader_epoch not in (NO_EPOCH, self.leader_epoch):
+            raise KafkaError(
+                ErrorCode.FENCED_LEADER_EPOCH
+                if current_leader_epoch < self.leader_epoch
+                else ErrorCode.UNKNOWN_LEADER_EPOCH,
+                f"{self} is in leader epoch {self.leader_epoch}, not {current_leader_epoch}",
+            )
+        if self.leader_id != self._broker_id:
             raise self._not_leader()
+
+    def append_records_as_leader(
+        self,
+        records: bytearray | memoryview,
+        required_acks: int,
+        now_ms: int,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+    ) -> AppendInfo:
+        """Appends one batch; `now_ms` is wall clock.
+
+        Raises KafkaError: NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS (acks=all with fewer in-sync replicas than
+        min.insync.replicas), and whatever the log refuses.
+        """
+        if self.leader_id != self._broker_id:
+            raise self._not_leader()
+        if required_acks == -1 and len(self.isr_state.isr) < self.topic_config.min_insync_replicas:
+            raise KafkaError(
+                ErrorCode.NOT_ENOUGH_REPLICAS,
+                f"{self} has {len(self.isr)} in-sync replicas, min.insync.replicas is"
+                f" {self.topic_config.min_insync_replicas}",
+            )
+        info = self.log.append_as_leader(records, self.leader_epoch, origin=origin, now_ms=now_ms)
+        self._advance_high_watermark()
+        return info
+
+    def acknowledgement(self, required_offset: int, leader_epoch: int) -> ErrorCode | None:
+        """How acks=all is answered for records before `required_offset`, appended in `leader_epoch`; None while the
+        in-sync replicas do not have them yet (Kafka's checkEnoughReplicasReachOffset).
+
+        A leader that has followed another in between may have lost them, whatever its high watermark is now.
+        """
+        if self.leader_id != self._broker_id or leader_epoch < self.leading_since_epoch:
+            return ErrorCode.NOT_LEADER_OR_FOLLOWER
+        if self.log.high_watermark < required_offset:
+            return None
+        if len(self.isr_state.maximal_isr) < self.topic_config.min_insync_replicas:
+            return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+        return ErrorCode.NONE
 
     def diverging_epoch(self, fetch_offset: int, last_fetched_epoch: int) -> tuple[int, int] | None:
         """Where a reader's log must be cut because it differs from this one: (epoch, end offset); None if it agrees.
@@ -116,9 +235,166 @@ class Partition:
         """The first offset that a consumer must not see."""
         return self.log.last_stable_offset if isolation_level == READ_COMMITTED else self.log.high_watermark
 
-    def _advance_high_watermark(self) -> None:
-        """The smallest log end of the in-sync replicas; with this broker as the only one, its own."""
-        self.log.update_high_watermark(self.log.log_end_offset)
+    async def list_offset(self, timestamp_ms: int, isolation_level: int | None) -> tuple[int, int, int] | None:
+        """(timestamp, offset, leader epoch) of the first record at or after a timestamp; None when there is none.
+
+        LATEST_TIMESTAMP and EARLIEST_TIMESTAMP stand for the log's ends, and have timestamp -1. `isolation_level` is
+        None for a follower, who may see the log's end. Raises KafkaError OFFSET_NOT_AVAILABLE when the answer may lie
+        above a high watermark that has not reached the current leader epoch: committed offsets would go back (KIP-207).
+        """
+        log = self.log
+        if timestamp_ms == EARLIEST_TIMESTAMP:
+            start = log.log_start_offset
+            return -1, start, log.leader_epochs.epoch_for(start)
+        if timestamp_ms == LATEST_TIMESTAMP:
+            self._require_offsets_available(isolation_level)
+            return -1, self._last_fetchable_offset(isolation_level), self.leader_epoch
+        found = await log.offset_for_timestamp(timestamp_ms)
+        if found is not None and found[1] < self._last_fetchable_offset(isolation_level):
+            return found
+        self._require_offsets_available(isolation_level)
+        return None
+
+    def _last_fetchable_offset(self, isolation_level: int | None) -> int:
+        return self.log.log_end_offset if isolation_level is None else self.fetch_upper_bound(isolation_level)
+
+    def _require_offsets_available(self, isolation_level: int | None) -> None:
+        start_offset = self.leader_epoch_start_offset
+        if isolation_level is not None and start_offset is not None and self.log.high_watermark < start_offset:
+            raise KafkaError(
+                ErrorCode.OFFSET_NOT_AVAILABLE,
+                f"the high watermark of {self}, {self.log.high_watermark}, has not reached {start_offset}, where leader"
+                f" epoch {self.leader_epoch} starts",
+            )
+
+    # -- what followers report to the leader ----------------------------------------------------------------------
+
+    def require_replica(self, replica_id: int) -> None:
+        """Raises KafkaError NOT_LEADER_OR_FOLLOWER when that broker is none of the other replicas."""
+        if replica_id not in self._remote_replicas:
+            raise KafkaError(
+                ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {replica_id} is no replica of {self}: {self.replicas}"
+            )
+
+    def update_follower_fetch_state(
+        self, replica_id: int, fetch_offset: int, log_start_offset: int, now_ms: float
+    ) -> None:
+        """A follower, whose log agrees with this one up to `fetch_offset`, has asked for what comes there.
+
+        That acknowledges all before. It may let the follower join the ISR and the high watermark advance.
+        """
+        replica = self._remote_replicas[replica_id]
+        has_moved = replica.log_end_offset != fetch_offset
+        replica.update_fetch_state(fetch_offset, log_start_offset, now_ms, self.log.log_end_offset)
+        start_offset = self.leader_epoch_start_offset
+        if start_offset is not None and may_join(self.isr_state, replica, self.log.high_watermark, start_offset):
+            self._propose(PendingExpandIsr(self.isr_state.isr, replica_id))
+        if has_moved:
+            self._advance_high_watermark(now_ms)
+
+    def maybe_shrink_isr(self) -> None:
+        """Proposes an ISR without those that have been behind for too long."""
+        if not self.is_leader:
+            return
+        end_offset = self.log.log_end_offset
+        outsiders = out_of_sync(
+            self.isr_state, self._broker_id, end_offset, self._remote_replicas, self._clock_ms(), self._max_lag_ms
+        )
+        if outsiders:
+            ends = {replica_id: replica.log_end_offset for replica_id, replica in self._remote_replicas.items()}
+            _log.info(
+                "Shrinking the ISR of %s from %s by %s: the log ends at %d, the high watermark is %d, others end at %s",
+                *(self, self.isr, outsiders, end_offset, self.log.high_watermark, ends),
+            )
+            self._propose(PendingShrinkIsr(self.isr_state.isr, outsiders))
+
+    def _propose(self, proposal: PendingIsr) -> None:
+        self.isr_state = proposal
+        self._isr_changes.submit(
+            IsrChange(
+                self.topic_partition,
+                self.leader_epoch,
+                proposal.proposed_isr,
+                self.zk_version,
+                lambda result: self._isr_change_decided(proposal, result),
+            )
+        )
+
+    def _isr_change_decided(self, proposal: PendingIsr, result: WrittenIsr | ErrorCode) -> None:
+        if self.isr_state is not proposal:
+            return  # LeaderAndIsr was faster
+        if isinstance(result, ErrorCode):
+            # What is true instead, the controller tells in a LeaderAndIsr. Until then the maximal ISR holds.
+            _log.info("The controller has refused %s for %s: %s", proposal, self, result.name)
+            return
+        if result.leader_epoch != self.leader_epoch or result.zk_version < self.zk_version:
+            _log.info("%s, epoch %d version %d, ignores %s", self, self.leader_epoch, self.zk_version, result)
+            return
+        _log.info("The ISR of %s is %s now, in version %d", self, result.isr, result.zk_version)
+        self.isr_state = CommittedIsr(result.isr)
+        self.zk_version = result.zk_version
+        # A smaller ISR needs no append to commit what waits for those who have left.
+        self._advance_high_watermark()
+
+    def _advance_high_watermark(self, now_ms: float | None = None) -> None:
+        offset = self.log.log_end_offset
+        if self._remote_replicas:
+            offset = high_watermark(
+                offset,
+                self._remote_replicas.values(),
+                self.isr_state.maximal_isr,
+                self._clock_ms() if now_ms is None else now_ms,
+                self._max_lag_ms,
+            )
+        if offset > self.log.high_watermark:
+            self.log.update_high_watermark(offset)
+            self._on_high_watermark(self)
+
+    # -- what a follower does -------------------------------------------------------------------------------------
+
+    def append_records_as_follower(self, records: Buffer) -> AppendInfo:
+        """Appends what the leader has sent.
+
+        Raises KafkaError: NOT_LEADER_OR_FOLLOWER when this broker leads, and as `Log.append_as_follower`.
+        """
+        self._require_follower()
+        log = self.log
+        if records and log.log_end_offset == log.log_start_offset:
+            # The leader's log may begin within a batch; a log that has nothing yet begins with the whole of it.
+            for _, header in iterate_batches(records, allow_partial_end=True):
+                if header.base_offset < log.log_end_offset <= header.last_offset:
+                    log.truncate_fully_and_start_at(header.base_offset)
+                break
+        return log.append_as_follower(records)
+
+    def truncate_to(self, offset: int) -> bool:
+        """As `Log.truncate_to`. Raises KafkaError NOT_LEADER_OR_FOLLOWER when this broker leads."""
+        self._require_follower()
+        if offset < self.log.high_watermark:
+            _log.warning("Truncating %s to %d, below the high watermark %d", self, offset, self.log.high_watermark)
+        return self.log.truncate_to(offset)
+
+    def truncate_fully_and_start_at(self, offset: int) -> None:
+        """As `Log.truncate_fully_and_start_at`. Raises KafkaError NOT_LEADER_OR_FOLLOWER when this broker leads."""
+        self._require_follower()
+        self.log.truncate_fully_and_start_at(offset)
+
+    def update_follower_high_watermark(self, leader_high_watermark: int) -> int:
+        """Takes over what the leader has committed, as far as it is here; where the high watermark is now.
+
+        It may go back: the leader's can be behind for a while after an election.
+        """
+        self._require_follower()
+        return self.log.update_high_watermark(leader_high_watermark)
+
+    def maybe_increment_log_start_offset(self, leader_log_start_offset: int) -> None:
+        """Drops what the leader has dropped, but nothing above the high watermark."""
+        self._require_follower()
+        self.log.update_log_start_offset(min(leader_log_start_offset, self.log.high_watermark))
+
+    def _require_follower(self) -> None:
+        if self.is_leader:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"this broker leads {self}")
 
     def _not_leader(self) -> KafkaError:
-        return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self.topic}-{self.partition} is led by {self.leader_id}")
+        return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{self} is led by {self.leader_id}")

@@ -12,7 +12,7 @@ What must stay true:
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -23,7 +23,11 @@ class DelayedOperation(ABC):
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """Whether the operation can complete now. Cheap: called at every check of every key."""
+        """Whether the operation can complete now."""
+
+    def has_become_ready(self, key: Hashable) -> bool:
+        """As `is_ready`, which was False until what `key` stands for has changed. Cheap: called at every check."""
+        return self.is_ready()
 
 
 class _Waiting(Generic[Key]):
@@ -34,7 +38,7 @@ class _Waiting(Generic[Key]):
     def __init__(
         self,
         operation: DelayedOperation,
-        keys: Sequence[Key],
+        keys: Collection[Key],
         future: "asyncio.Future[bool]",
         timer: asyncio.TimerHandle,
     ) -> None:
@@ -55,10 +59,15 @@ class Purgatory(Generic[Key]):
         """How many (key, operation) pairs are watched; 0 when nothing waits."""
         return sum(map(len, self._watchers.values()))
 
-    async def wait(self, operation: DelayedOperation, keys: Sequence[Key], timeout_ms: float) -> bool:
+    async def wait(self, operation: DelayedOperation, keys: Collection[Key], timeout_ms: float) -> bool:
         """Returns True as soon as `operation.is_ready()`, or False when `timeout_ms` have passed first."""
-        if operation.is_ready():
-            return True
+        return operation.is_ready() or await self.watch(operation, keys, timeout_ms)
+
+    async def watch(self, operation: DelayedOperation, keys: Collection[Key], timeout_ms: float) -> bool:
+        """As `wait`, for an operation that is known not to be ready, since the caller has looked a moment ago.
+
+        No `await` may lie between the look and this.
+        """
         if timeout_ms <= 0:
             return False
         loop = asyncio.get_running_loop()
@@ -78,7 +87,7 @@ class Purgatory(Generic[Key]):
         watchers = self._watchers.get(key)
         if watchers:
             for waiting in list(watchers):
-                if waiting.operation.is_ready():
+                if waiting.operation.has_become_ready(key):
                     _resolve(waiting.future, True)
                     self._forget(waiting)
 

@@ -1,138 +1,147 @@
 """All partitions that this broker hosts, and the requests that read and write them (Kafka's `ReplicaManager`).
 
 What must stay true:
-- A partition is hosted from the first LeaderAndIsr that names this broker a replica until its StopReplica.
 - A produce with acks=all is answered only after the high watermark has passed its records.
+- A follower's fetch counts as the acknowledgement of all before its offset, but only where its log has been found to
+  agree with the leader's, and before it waits.
 - A fetch that waits in purgatory leaves it as soon as enough bytes can be read, an error would be answered, or its
-  time is up.
+  time is up. Followers wait for the log's end, consumers for the high watermark.
 - When a log directory fails, its partitions answer KAFKA_STORAGE_ERROR and no other partition notices.
+
+What the controller says is in `state_changes.py`, the rules of one partition are in `partition.py`.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from uuid import UUID
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
+from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
-from klamm.replication.partition import READ_COMMITTED, Partition, PartitionState
-from klamm.replication.purgatory import DelayedOperation, Purgatory
-from klamm.storage.log_config import LogConfig
+from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
+from klamm.replication.delayed_operations import (
+    CONSUMER,
+    Appended,
+    DelayedFetch,
+    DelayedProduce,
+    ProduceResult,
+    Wanted,
+)
+from klamm.replication.hosted_partitions import HostedPartitions, log_config
+from klamm.replication.partition import READ_COMMITTED, Partition
+from klamm.replication.ports import FollowerFetchers, IsKnownPartition, IsrChanges, LiveBroker, TopicConfigSource
+from klamm.replication.purgatory import Purgatory
+from klamm.replication.state_changes import StateChanges
+from klamm.storage.log import Log
 from klamm.storage.log_manager import LogManager
 from klamm.tasks import OnFailure, start_task
+from klamm.znodes.topics import TopicPartition
 
-TopicPartition = tuple[str, int]
+__all__ = ["CONSUMER", "ProduceResult", "ReplicaManager", "TopicPartition", "Wanted", "log_config"]
+
+T = TypeVar("T")
 
 # A fetch of more partitions than this lets other requests run in between.
 PARTITIONS_PER_SLICE = 500
 
 
-@dataclass(slots=True)
-class ProduceResult:
-    """How the append of one batch ended. Offsets are -1 where the append failed."""
-
-    error_code: ErrorCode
-    base_offset: int = -1
-    log_append_time_ms: int = -1
-    log_start_offset: int = -1
-    error_message: str | None = None
-    # The offset that the high watermark must reach before acks=all may be answered.
-    required_offset: int = -1
-
-
-# What a client wants of one partition: the topic, and the rest as the request says it.
-Wanted = tuple[str, FetchPartition]
-
-
 class ReplicaManager:
-    """Hosts partitions. `topic_config_of(topic)` is read when a partition's log is created or opened."""
+    """Hosts partitions. Made while the loop runs.
+
+    The ports are described in `ports.py`. `notify_log_dir_failure` tells the controller of a directory's failure.
+    """
 
     def __init__(
         self,
+        config: BrokerConfig,
         environment: Environment,
         broker_id: int,
         log_manager: LogManager,
-        topic_config_of: Callable[[str], TopicConfig],
-        high_watermark_checkpoint_interval_ms: int,
+        *,
+        topic_configs: TopicConfigSource,
+        followers: FollowerFetchers,
+        alter_isr: IsrChanges,
+        live_broker: LiveBroker,
+        is_known_partition: IsKnownPartition,
+        notify_log_dir_failure: Callable[[], None],
         on_failure: OnFailure,
     ) -> None:
+        self._config = config
         self._environment = environment
         self._broker_id = broker_id
         self._log_manager = log_manager
-        self._topic_config_of = topic_config_of
-        self._checkpoint_interval_ms = high_watermark_checkpoint_interval_ms
+        self._followers = followers
+        self._alter_isr = alter_isr
+        self._notify_log_dir_failure = notify_log_dir_failure
         self._on_failure = on_failure
-        self._checkpoint_timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.get_running_loop()
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._is_running = False
         self._is_stopping = False
-        self._partitions: dict[TopicPartition, Partition] = {}
-        self._offline: dict[TopicPartition, None] = {}
         self.produce_purgatory: Purgatory[TopicPartition] = Purgatory()
         self.fetch_purgatory: Purgatory[TopicPartition] = Purgatory()
+        self.follower_fetch_purgatory: Purgatory[TopicPartition] = Purgatory()
+        self._hosted = HostedPartitions(
+            log_manager, topic_configs.of, is_known_partition, self._make_partition, self._partition_changed
+        )
+        self._state_changes = StateChanges(
+            broker_id, log_manager, self._hosted, topic_configs, followers, live_broker, self._partition_changed
+        )
+        # The hosted partition, or KafkaError: as `HostedPartitions.require`.
+        self.partition = self._hosted.require
 
-    # -- what the controller says ---------------------------------------------------------------------------------
+    def _make_partition(self, topic: str, partition: int, log: Log, config: TopicConfig) -> Partition:
+        return Partition(
+            topic,
+            partition,
+            self._broker_id,
+            log,
+            config,
+            replica_lag_time_max_ms=self._config.replica_lag_time_max_ms,
+            clock_ms=self._clock_ms,
+            isr_changes=self._alter_isr,
+            on_high_watermark=self._high_watermark_advanced,
+        )
 
-    def become_leader(self, topic_id: UUID | None, states: Mapping[TopicPartition, PartitionState]) -> None:
-        """Hosts and leads these partitions of one topic.
-
-        Raises KafkaError when the log of one of them cannot be opened: KAFKA_STORAGE_ERROR, which clients of that
-        partition are answered from then on, or INCONSISTENT_TOPIC_ID.
-        """
-        for (topic, number), state in states.items():
-            partition = self._partitions.get((topic, number))
-            if partition is None:
-                partition = self._open_partition(topic, number, topic_id, is_new=state.is_new)
-            if state.leader_epoch > partition.leader_epoch:
-                partition.make_leader(state)
-            self._partition_changed((topic, number))
-        self._start_checkpoints()
-
-    def _open_partition(self, topic: str, number: int, topic_id: UUID | None, *, is_new: bool) -> Partition:
-        config = self._topic_config_of(topic)
-        try:
-            log = self._log_manager.get_or_create(topic, number, topic_id, log_config(config), is_new=is_new)
-        except KafkaError as error:
-            if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
-                self._offline[topic, number] = None
-            raise
-        self._offline.pop((topic, number), None)
-        partition = self._partitions[topic, number] = Partition(topic, number, self._broker_id, log, config)
-        return partition
-
-    def stop_replica(self, topic: str, partition: int, *, delete: bool) -> None:
-        """Stops hosting a partition; `delete` also removes its log.
-
-        Raises KafkaError KAFKA_STORAGE_ERROR when the log cannot be removed now, or may be in an offline directory.
-        """
-        self._partitions.pop((topic, partition), None)
-        self._offline.pop((topic, partition), None)
-        self._partition_changed((topic, partition))
-        if delete:
-            self._log_manager.delete(topic, partition)
-
-    def directory_failed(self, directory: str) -> None:
-        """Takes every partition whose log is in `directory` offline."""
-        for key, partition in list(self._partitions.items()):
-            if partition.log.log_directory.path == directory:
-                del self._partitions[key]
-                self._offline[key] = None
-                self._partition_changed(key)
-
-    # -- what clients ask -----------------------------------------------------------------------------------------
-
-    def partition(self, topic: str, partition: int) -> Partition:
-        """The hosted partition. Raises KafkaError KAFKA_STORAGE_ERROR or UNKNOWN_TOPIC_OR_PARTITION."""
-        found = self._partitions.get((topic, partition))
-        if found is not None:
-            return found
-        if (topic, partition) in self._offline:
-            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {topic}-{partition} cannot be used")
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic}-{partition} is not hosted here")
+    def _clock_ms(self) -> float:
+        return self._loop.time() * 1000
 
     @property
     def partitions(self) -> Mapping[TopicPartition, Partition]:
-        return self._partitions
+        return self._hosted.all
+
+    def hosted_partition(self, key: TopicPartition) -> Partition | None:
+        return self._hosted.get(key)
+
+    # -- what the controller says ---------------------------------------------------------------------------------
+
+    @property
+    def controller_epoch(self) -> int:
+        """The latest that any request has come with."""
+        return self._state_changes.controller_epoch
+
+    async def become_leader_or_follower(self, request: LeaderAndIsrRequest) -> LeaderAndIsrResponse:
+        """As `StateChanges.become_leader_or_follower`."""
+        response = await self._state_changes.become_leader_or_follower(request)
+        self._start_periodic_work()
+        return response
+
+    async def stop_replicas(self, version: int, request: Any) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
+        """As `StateChanges.stop_replicas`."""
+        return await self._state_changes.stop_replicas(version, request)
+
+    async def update_metadata(self, controller_epoch: int, apply: Callable[[], T]) -> T:
+        """Calls `apply` in its turn among the controller's requests. Raises KafkaError STALE_CONTROLLER_EPOCH."""
+        return await self._state_changes.update_metadata(controller_epoch, apply)
+
+    def directory_failed(self, directory: str) -> None:
+        """Takes every partition whose log is in `directory` offline, and tells the controller."""
+        self._state_changes.directory_failed(directory)
+        self._notify_log_dir_failure()
+
+    # -- produce --------------------------------------------------------------------------------------------------
 
     def append_records(self, topic: str, partition: int, records: memoryview, required_acks: int) -> ProduceResult:
         """Appends one client batch to a partition that this broker leads."""
@@ -142,175 +151,160 @@ class ReplicaManager:
         except KafkaError as error:
             return ProduceResult(error.code, error_message=error.message or None)
         if not info.duplicate:
-            self._partition_changed((topic, partition))
+            self.follower_fetch_purgatory.check(target.topic_partition)
         return ProduceResult(
             ErrorCode.NONE,
             info.first_offset,
             info.log_append_time_ms,
             info.log_start_offset,
             required_offset=info.last_offset + 1,
+            leader_epoch=target.leader_epoch,
         )
 
-    def is_replicated(self, appended: Sequence[tuple[str, int, ProduceResult]]) -> bool:
-        """Whether the high watermark has passed all that these appends wrote, or never will."""
-        return all(self._acknowledgement(topic, partition, result) is not None for topic, partition, result in appended)
+    def is_replicated(self, appended: Appended) -> bool:
+        """Whether acks=all can be answered: each append is on all in-sync replicas, or its result says what failed."""
+        return DelayedProduce(self.partition, appended).is_ready()
 
-    async def wait_replicated(self, appended: Sequence[tuple[str, int, ProduceResult]], timeout_ms: int) -> None:
+    async def wait_replicated(self, appended: Appended, timeout_ms: int) -> None:
         """Waits for acks=all; afterwards each result holds its final error code (REQUEST_TIMED_OUT included)."""
+        delayed = DelayedProduce(self.partition, appended)
         keys = [(topic, partition) for topic, partition, _ in appended]
-        await self.produce_purgatory.wait(_DelayedProduce(self, appended), keys, timeout_ms)
-        for topic, partition, result in appended:
-            if result.error_code == ErrorCode.NONE:
-                code = self._acknowledgement(topic, partition, result)
-                result.error_code = ErrorCode.REQUEST_TIMED_OUT if code is None else code
+        if not await self.produce_purgatory.wait(delayed, keys, timeout_ms):
+            delayed.expire()
 
-    def _acknowledgement(self, topic: str, partition: int, result: ProduceResult) -> ErrorCode | None:
-        """The code that acks=all is answered with, or None while replicas are behind."""
-        if result.error_code != ErrorCode.NONE:
-            return result.error_code
-        try:
-            target = self.partition(topic, partition)
-            target.require_leader()
-        except KafkaError as error:
-            return error.code
-        return ErrorCode.NONE if target.log.high_watermark >= result.required_offset else None
+    # -- fetch ----------------------------------------------------------------------------------------------------
 
     async def fetch(
         self,
         wanted: Sequence[Wanted],
         *,
+        replica_id: int = CONSUMER,
         isolation_level: int,
         max_wait_ms: int,
         min_bytes: int,
         max_bytes: int,
     ) -> list[FetchResponsePartition]:
-        """Reads for a consumer: at once if `min_bytes` are there or something is wrong, else within `max_wait_ms`.
+        """Reads for a consumer, or for the follower `replica_id`: at once if `min_bytes` are there or something is
+        wrong, else within `max_wait_ms`.
 
         Results are in the order of `wanted`. The first non-empty partition may exceed `max_bytes` and its own limit by
         one batch, so that a batch larger than the limits can still be consumed (KIP-74). No more than `max_bytes` are
         waited for.
         """
-        if wanted:
-            delayed = _DelayedFetch(self, wanted, isolation_level, min(min_bytes, max_bytes))
-            keys = [(topic, want.partition) for topic, want in wanted]
-            await self.fetch_purgatory.wait(delayed, keys, max_wait_ms)
+        delayed = DelayedFetch(self.partition, wanted, replica_id, isolation_level, min(min_bytes, max_bytes))
+        if replica_id > CONSUMER:
+            is_ready = delayed.record_follower(self._clock_ms())
+            purgatory = self.follower_fetch_purgatory
+        else:
+            is_ready = delayed.is_ready()
+            purgatory = self.fetch_purgatory
+        if not is_ready and wanted and max_wait_ms > 0:
+            await purgatory.watch(delayed, delayed.watch_keys(), max_wait_ms)
         results = []
         read_bytes = 0
         for index, (topic, want) in enumerate(wanted, 1):
-            left_bytes = max(0, max_bytes - read_bytes)
-            result = await self._read(topic, want, isolation_level, left_bytes, first=read_bytes == 0)
-            read_bytes += len(result.records or b"")
+            result, partition, upper_bound = self._begin_read(topic, want, replica_id, isolation_level)
+            if partition is not None:
+                limit_bytes = min(want.partition_max_bytes, max(0, max_bytes - read_bytes))
+                result = await _read(partition, want, result, limit_bytes, upper_bound, first=read_bytes == 0)
+                read_bytes += len(result.records or b"")
             results.append(result)
             if index % PARTITIONS_PER_SLICE == 0:
                 await asyncio.sleep(0)  # other requests of this process have their turn
         return results
 
-    async def _read(
-        self, topic: str, want: FetchPartition, isolation_level: int, left_bytes: int, *, first: bool
-    ) -> FetchResponsePartition:
+    def _begin_read(
+        self, topic: str, want: FetchPartition, replica_id: int, isolation_level: int
+    ) -> tuple[FetchResponsePartition, Partition | None, int]:
+        """(the answer without records, the partition if there is something to read, the first offset not to read)."""
         try:
             partition = self.partition(topic, want.partition)
             partition.require_leader(want.current_leader_epoch)
-            log = partition.log
             diverging_epoch = partition.diverging_epoch(want.fetch_offset, want.last_fetched_epoch)
-            if diverging_epoch is not None:
-                return FetchResponsePartition(
-                    want.partition,
-                    ErrorCode.NONE,
-                    log.high_watermark,
-                    log.last_stable_offset,
-                    log.log_start_offset,
-                    diverging_epoch=diverging_epoch,
-                )
-            # Taken before the read: an append meanwhile must not make the response claim more than it carries.
-            high_watermark, last_stable_offset = log.high_watermark, log.last_stable_offset
-            upper_bound = partition.fetch_upper_bound(isolation_level)
-            fetched = await log.read(
-                want.fetch_offset,
-                min(want.partition_max_bytes, left_bytes),
-                max_offset=upper_bound,
-                minimum_one_batch=first,
-            )
+            if replica_id > CONSUMER:
+                partition.require_replica(replica_id)
         except KafkaError as error:
-            return FetchResponsePartition(want.partition, error.code)
-        return FetchResponsePartition(
+            return FetchResponsePartition(want.partition, error.code), None, 0
+        log = partition.log
+        # Taken before the read: an append meanwhile must not make the response claim more than it carries.
+        result = FetchResponsePartition(
             want.partition,
             ErrorCode.NONE,
-            high_watermark,
-            last_stable_offset,
+            log.high_watermark,
+            log.last_stable_offset,
             log.log_start_offset,
-            log.aborted_transactions(want.fetch_offset, fetched.next_offset)
-            if isolation_level == READ_COMMITTED
-            else None,
-            records=fetched.data,
+            [] if isolation_level == READ_COMMITTED else None,
+            diverging_epoch=diverging_epoch,
         )
+        upper_bound = log.log_end_offset if replica_id > CONSUMER else partition.fetch_upper_bound(isolation_level)
+        if diverging_epoch is not None or want.fetch_offset == upper_bound:
+            return result, None, upper_bound
+        return result, partition, upper_bound
 
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Writes the high watermarks down once more."""
+        """Ends the fetchers, then writes the high watermarks down once more."""
         self._is_stopping = True
-        if self._checkpoint_timer is not None:
-            self._checkpoint_timer.cancel()
+        self._state_changes.stop()
+        for timer in self._timers.values():
+            timer.cancel()
+        await self._followers.shutdown()
         await self._log_manager.checkpoint_high_watermarks()
 
-    def _start_checkpoints(self) -> None:
-        if self._checkpoint_timer is None:
-            loop = asyncio.get_running_loop()
-            self._checkpoint_timer = loop.call_later(
-                self._checkpoint_interval_ms / 1000, lambda: start_task(self._checkpoint(), self._on_failure)
-            )
+    def _start_periodic_work(self) -> None:
+        """With the first LeaderAndIsr: a checkpoint before it would know nothing of the partitions."""
+        if not self._is_running:
+            self._is_running = True
+            config = self._config
+            checkpoint = self._log_manager.checkpoint_high_watermarks
+            self._repeat("checkpoint", config.replica_high_watermark_checkpoint_interval_ms, checkpoint)
+            self._repeat("shrink", config.replica_lag_time_max_ms / 2, self._shrink_isrs)
 
-    async def _checkpoint(self) -> None:
-        await self._log_manager.checkpoint_high_watermarks()
-        self._checkpoint_timer = None
+    def _repeat(self, name: str, interval_ms: float, action: Callable[[], Awaitable[None]]) -> None:
+        async def run() -> None:
+            await action()
+            self._repeat(name, interval_ms, action)
+
         if not self._is_stopping:
-            self._start_checkpoints()
+            start = lambda: start_task(run(), self._on_failure)  # noqa: E731  # short
+            self._timers[name] = self._loop.call_later(interval_ms / 1000, start)
+
+    async def _shrink_isrs(self) -> None:
+        for index, (key, partition) in enumerate(list(self._hosted.all.items()), 1):
+            if self._hosted.get(key) is partition:
+                partition.maybe_shrink_isr()
+            if index % PARTITIONS_PER_SLICE == 0:
+                await asyncio.sleep(0)
+
+    def _high_watermark_advanced(self, partition: Partition) -> None:
+        self.produce_purgatory.check(partition.topic_partition)
+        self.fetch_purgatory.check(partition.topic_partition)
 
     def _partition_changed(self, key: TopicPartition) -> None:
         self.produce_purgatory.check(key)
         self.fetch_purgatory.check(key)
+        self.follower_fetch_purgatory.check(key)
 
 
-def log_config(config: TopicConfig) -> LogConfig:
-    """The part of a topic's configuration that its logs need."""
-    return LogConfig(**{name: getattr(config, name) for name in LogConfig.__dataclass_fields__})
-
-
-class _DelayedProduce(DelayedOperation):
-    def __init__(self, manager: ReplicaManager, appended: Sequence[tuple[str, int, ProduceResult]]) -> None:
-        self._manager = manager
-        self._appended = appended
-
-    def is_ready(self) -> bool:
-        return self._manager.is_replicated(self._appended)
-
-
-class _DelayedFetch(DelayedOperation):
-    """Ready when `min_bytes` can be read, or any partition would answer an error."""
-
-    def __init__(self, manager: ReplicaManager, wanted: Sequence[Wanted], isolation_level: int, min_bytes: int) -> None:
-        self._manager = manager
-        self._wanted = wanted
-        self._isolation_level = isolation_level
-        self._min_bytes = min_bytes
-
-    def is_ready(self) -> bool:
-        readable_bytes = 0
-        for topic, want in self._wanted:
-            try:
-                partition = self._manager.partition(topic, want.partition)
-                partition.require_leader(want.current_leader_epoch)
-                if partition.diverging_epoch(want.fetch_offset, want.last_fetched_epoch) is not None:
-                    return True
-            except KafkaError:
-                return True
-            log = partition.log
-            if not log.log_start_offset <= want.fetch_offset <= log.log_end_offset:
-                return True
-            upper_bound = partition.fetch_upper_bound(self._isolation_level)
-            if want.fetch_offset < upper_bound:
-                readable_bytes += min(want.partition_max_bytes, log.readable_bytes(want.fetch_offset, upper_bound))
-                if readable_bytes >= self._min_bytes:
-                    return True
-        return readable_bytes >= self._min_bytes
+async def _read(
+    partition: Partition,
+    want: FetchPartition,
+    result: FetchResponsePartition,
+    max_bytes: int,
+    upper_bound: int,
+    *,
+    first: bool,
+) -> FetchResponsePartition:
+    """`result` with records, or an error instead."""
+    log, leader_epoch = partition.log, partition.leader_epoch
+    try:
+        fetched = await log.read(want.fetch_offset, max_bytes, max_offset=upper_bound, minimum_one_batch=first)
+        # What was read while another became the leader may have been truncated and replaced below the bound.
+        partition.require_leader(leader_epoch)
+    except KafkaError as error:
+        return FetchResponsePartition(want.partition, error.code)
+    result.records = fetched.data
+    if result.aborted_transactions is not None:
+        result.aborted_transactions = log.aborted_transactions(want.fetch_offset, fetched.next_offset)
+    return result

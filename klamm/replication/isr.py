@@ -1,0 +1,130 @@
+"""The in-sync replica set of a partition, as its leader sees it, and the rules that read it. Pure.
+
+A change of the set is proposed to the controller and in flight until it answers (KIP-497); there is one at a time:
+
+| state            | the controller may have written  | maximal ISR            |
+|------------------|----------------------------------|------------------------|
+| CommittedIsr     | isr                              | isr                    |
+| PendingExpandIsr | isr, or isr with the new replica | isr and the new replica |
+| PendingShrinkIsr | isr, or isr without some         | isr                    |
+
+What must stay true: any replica that the controller could elect because it is in the written set is in the maximal ISR.
+A record is committed once every member of the maximal ISR has it, so no answer of the controller, and none lost on the
+way, can make a leader of a replica that lacks a committed record.
+
+Source: kafka.cluster.IsrState, kafka.cluster.Partition.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from klamm.replication.replica import Replica
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedIsr:
+    """No change is in flight."""
+
+    isr: tuple[int, ...]
+
+    is_inflight = False
+
+    @property
+    def maximal_isr(self) -> tuple[int, ...]:
+        return self.isr
+
+
+@dataclass(frozen=True, slots=True)
+class PendingExpandIsr:
+    """A replica is to join."""
+
+    isr: tuple[int, ...]
+    new_in_sync_replica_id: int
+
+    is_inflight = True
+
+    @property
+    def maximal_isr(self) -> tuple[int, ...]:
+        return (*self.isr, self.new_in_sync_replica_id)
+
+    @property
+    def proposed_isr(self) -> tuple[int, ...]:
+        return self.maximal_isr
+
+
+@dataclass(frozen=True, slots=True)
+class PendingShrinkIsr:
+    """Replicas are to leave; until that is certain they count."""
+
+    isr: tuple[int, ...]
+    out_of_sync_replica_ids: tuple[int, ...]
+
+    is_inflight = True
+
+    @property
+    def maximal_isr(self) -> tuple[int, ...]:
+        return self.isr
+
+    @property
+    def proposed_isr(self) -> tuple[int, ...]:
+        return tuple(replica_id for replica_id in self.isr if replica_id not in self.out_of_sync_replica_ids)
+
+
+PendingIsr = PendingExpandIsr | PendingShrinkIsr
+IsrState = CommittedIsr | PendingIsr
+
+
+def high_watermark(
+    log_end_offset: int, replicas: Iterable[Replica], maximal_isr: tuple[int, ...], now_ms: float, max_lag_ms: float
+) -> int:
+    """The offset that all replicas have reached which count: the leader itself, the maximal ISR, and who is about to
+    join it because it was caught up less than `max_lag_ms` ago.
+
+    The last would never join a set that moves on without them.
+    """
+    offset = log_end_offset
+    for replica in replicas:
+        if replica.log_end_offset < offset and (
+            replica.broker_id in maximal_isr or now_ms - replica.last_caught_up_ms <= max_lag_ms
+        ):
+            offset = replica.log_end_offset
+    return offset
+
+
+def may_join(state: IsrState, replica: Replica, high_watermark: int, leader_epoch_start_offset: int) -> bool:
+    """Whether a replica is to be added to the ISR: it has all that is committed, and has reached the current epoch.
+
+    Before the epoch's start it could lack records that were committed by an earlier leader above this one's high
+    watermark.
+    """
+    return (
+        not state.is_inflight
+        and replica.broker_id not in state.isr
+        and replica.log_end_offset >= high_watermark
+        and replica.log_end_offset >= leader_epoch_start_offset
+    )
+
+
+def out_of_sync(
+    state: IsrState,
+    leader_id: int,
+    log_end_offset: int,
+    replicas: Mapping[int, Replica],
+    now_ms: float,
+    max_lag_ms: float,
+) -> tuple[int, ...]:
+    """The ISR members that are behind and were last caught up more than `max_lag_ms` ago; none while a change is in
+    flight."""
+    if state.is_inflight:
+        return ()
+    return tuple(
+        replica_id
+        for replica_id in state.isr
+        if replica_id != leader_id and _is_out_of_sync(replicas.get(replica_id), log_end_offset, now_ms, max_lag_ms)
+    )
+
+
+def _is_out_of_sync(replica: Replica | None, log_end_offset: int, now_ms: float, max_lag_ms: float) -> bool:
+    if replica is None:
+        return True  # no replica of the partition any more
+    return replica.log_end_offset != log_end_offset and now_ms - replica.last_caught_up_ms > max_lag_ms

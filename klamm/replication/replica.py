@@ -1,0 +1,53 @@
+"""What a leader knows of one follower: how far its log goes, and when it last had everything. Pure.
+
+Times are milliseconds of the loop's clock.
+
+Source: kafka.cluster.Replica.
+"""
+
+UNKNOWN_OFFSET = -1
+NEVER_MS = float("-inf")
+
+
+class Replica:
+    """A remote replica of one partition, known by its fetches."""
+
+    __slots__ = ("_last_fetch_leader_end_offset", "_last_fetch_ms", "broker_id", "last_caught_up_ms", "log_end_offset",
+                 "log_start_offset")  # fmt: skip
+
+    def __init__(self, broker_id: int) -> None:
+        self.broker_id = broker_id
+        # Its fetch offset: it has everything before.
+        self.log_end_offset = UNKNOWN_OFFSET
+        self.log_start_offset = UNKNOWN_OFFSET
+        # The latest time at which it is known to have had everything that the leader then had.
+        self.last_caught_up_ms = NEVER_MS
+        self._last_fetch_leader_end_offset = 0
+        self._last_fetch_ms = NEVER_MS
+
+    def update_fetch_state(
+        self, fetch_offset: int, log_start_offset: int, now_ms: float, leader_end_offset: int
+    ) -> None:
+        """It has fetched from `fetch_offset` when the leader's log ended at `leader_end_offset`.
+
+        A fetch that reaches where the leader was at the previous fetch shows that the replica was caught up then: under
+        a steady load it never reaches the leader's end of the moment.
+        """
+        if fetch_offset >= leader_end_offset:
+            self.last_caught_up_ms = max(self.last_caught_up_ms, now_ms)
+        elif fetch_offset >= self._last_fetch_leader_end_offset:
+            self.last_caught_up_ms = max(self.last_caught_up_ms, self._last_fetch_ms)
+        self.log_end_offset = fetch_offset
+        self.log_start_offset = log_start_offset
+        self._last_fetch_leader_end_offset = leader_end_offset
+        self._last_fetch_ms = now_ms
+
+    def leader_epoch_started(
+        self, leader_end_offset: int, now_ms: float, *, in_sync: bool, is_new_leader: bool
+    ) -> None:
+        """Members of the ISR have from now on the usual time to catch up. A new leader knows nothing of any log."""
+        if is_new_leader:
+            self.log_end_offset = self.log_start_offset = UNKNOWN_OFFSET
+        self.last_caught_up_ms = now_ms if in_sync else NEVER_MS
+        self._last_fetch_leader_end_offset = leader_end_offset
+        self._last_fetch_ms = now_ms

@@ -1,0 +1,321 @@
+"""What the controller tells a broker of its replicas: LeaderAndIsr, StopReplica, and the epoch check of UpdateMetadata.
+
+What must stay true:
+- These requests are worked off one after another. One of a controller older than the latest known changes nothing.
+- A partition changes only to a newer leader epoch, so that what arrives late or twice changes nothing.
+- The fetcher of a partition is gone before the partition leads or is deleted, and knows the new leader and epoch before
+  it goes on.
+- Work on many partitions leaves the loop to others about every ten milliseconds.
+
+Source: kafka.server.ReplicaManager.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+from uuid import UUID
+
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.leader_and_isr import (
+    LeaderAndIsrPartitionState,
+    LeaderAndIsrRequest,
+    LeaderAndIsrResponse,
+    LeaderAndIsrTopicErrors,
+)
+from klamm.replication.fetch_state import InitialFetchState
+from klamm.replication.hosted_partitions import HostedPartitions
+from klamm.replication.ports import FollowerFetchers, LiveBroker, TopicConfigSource
+from klamm.storage.log_manager import LogManager
+from klamm.znodes.topics import TopicPartition
+
+T = TypeVar("T")
+
+# Leader epochs of StopReplica: the topic is being deleted; the controller does not say (old versions).
+EPOCH_DURING_DELETE = -2
+NO_EPOCH = -1
+
+SLICE_MS = 10
+
+_log = logging.getLogger(__name__)
+
+# (partition, id of its topic, what LeaderAndIsr says)
+_Change = tuple[TopicPartition, UUID | None, LeaderAndIsrPartitionState]
+
+
+class StateChanges:
+    """Applies the controller's requests to the hosted partitions. `on_change` hears of each changed partition."""
+
+    def __init__(
+        self,
+        broker_id: int,
+        log_manager: LogManager,
+        hosted: HostedPartitions,
+        topic_configs: TopicConfigSource,
+        followers: FollowerFetchers,
+        live_broker: LiveBroker,
+        on_change: Callable[[TopicPartition], None],
+    ) -> None:
+        self.controller_epoch = 0
+        self._broker_id = broker_id
+        self._log_manager = log_manager
+        self._hosted = hosted
+        self._topic_configs = topic_configs
+        self._followers = followers
+        self._live_broker = live_broker
+        self._on_change = on_change
+        self._lock = asyncio.Lock()
+        self._is_stopping = False
+
+    def stop(self) -> None:
+        """No fetcher is started from now on."""
+        self._is_stopping = True
+
+    async def update_metadata(self, controller_epoch: int, apply: Callable[[], T]) -> T:
+        """Calls `apply` in its turn. Raises KafkaError STALE_CONTROLLER_EPOCH."""
+        async with self._lock:
+            self._check_controller_epoch(controller_epoch)
+            return apply()
+
+    def _check_controller_epoch(self, epoch: int) -> None:
+        if epoch < self.controller_epoch:
+            raise KafkaError(
+                ErrorCode.STALE_CONTROLLER_EPOCH, f"controller epoch {epoch} is over, it is {self.controller_epoch} now"
+            )
+        self.controller_epoch = epoch
+
+    # -- LeaderAndIsr ---------------------------------------------------------------------------------------------
+
+    async def become_leader_or_follower(self, request: LeaderAndIsrRequest) -> LeaderAndIsrResponse:
+        """Errors are in the response. ZooKeeperError when the configuration of a topic that is new here cannot be read;
+        then no partition has changed, and the request should come again."""
+        async with self._lock:
+            try:
+                self._check_controller_epoch(request.controller_epoch)
+            except KafkaError as error:
+                _log.warning("LeaderAndIsr of controller %d: %s", request.controller_id, error)
+                return _response(request, error.code, {})
+            await self._load_topic_configs(request)
+            leading: list[_Change] = []
+            following: list[_Change] = []
+            codes: dict[TopicPartition, ErrorCode] = {}
+            for topic in request.topics:
+                for state in topic.partitions:
+                    key = topic.topic, state.partition
+                    codes[key] = self._check(key, topic.topic_id, state)
+                    if codes[key] is ErrorCode.NONE:
+                        changes = leading if state.leader == self._broker_id else following
+                        changes.append((key, topic.topic_id, state))
+            await self._make_leaders(leading, codes)
+            await self._make_followers(following, codes, request)
+            return _response(request, ErrorCode.NONE, codes)
+
+    async def _load_topic_configs(self, request: LeaderAndIsrRequest) -> None:
+        new = [
+            topic.topic
+            for topic in request.topics
+            if any((topic.topic, state.partition) not in self._hosted.all for state in topic.partitions)
+        ]
+        if new:
+            await self._topic_configs.load(new)
+
+    def _check(self, key: TopicPartition, topic_id: UUID | None, state: LeaderAndIsrPartitionState) -> ErrorCode:
+        if self._hosted.is_offline(key):
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        partition = self._hosted.get(key)
+        if partition is not None:
+            if topic_id is not None:
+                try:
+                    partition.log.assign_topic_id(topic_id)
+                except KafkaError as error:
+                    _log.error("LeaderAndIsr for %s: %s", partition, error)
+                    return error.code
+            if state.leader_epoch <= partition.leader_epoch:
+                _log.info(
+                    "LeaderAndIsr for %s with leader epoch %d is ignored, it is %d",
+                    *(partition, state.leader_epoch, partition.leader_epoch),
+                )
+                return ErrorCode.STALE_CONTROLLER_EPOCH
+        if self._broker_id not in state.replicas:
+            _log.warning("LeaderAndIsr for %s-%d names other replicas: %s", *key, state.replicas)
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return ErrorCode.NONE
+
+    async def _make_leaders(self, changes: list[_Change], codes: dict[TopicPartition, ErrorCode]) -> None:
+        self._followers.remove_fetchers([key for key, _, _ in changes])
+        slices = _Slices()
+        for key, topic_id, state in changes:
+            try:
+                partition = self._hosted.open(*key, topic_id, is_new=state.is_new)
+                partition.make_leader(state)
+            except KafkaError as error:
+                codes[key] = self._failed(key, error)
+            else:
+                self._on_change(key)
+                _log.info("%s", _Transition("Leading", key, state, partition.log.log_end_offset))
+            await slices.pause_when_over()
+
+    async def _make_followers(
+        self, changes: list[_Change], codes: dict[TopicPartition, ErrorCode], request: LeaderAndIsrRequest
+    ) -> None:
+        # The request knows where its leaders are; metadata may be older.
+        leaders = {leader.broker_id: (leader.host, leader.port) for leader in request.live_leaders}
+        to_fetch: dict[TopicPartition, InitialFetchState] = {}
+        slices = _Slices()
+        for key, topic_id, state in changes:
+            address = leaders.get(state.leader) or self._live_broker(state.leader)
+            try:
+                # Also without a live leader: the high watermark must be in the checkpoint.
+                partition = self._hosted.open(*key, topic_id, is_new=state.is_new)
+            except KafkaError as error:
+                codes[key] = self._failed(key, error)
+                continue
+            if address is None:
+                _log.error("%s-%d cannot follow broker %d, which is not known to live", *key, state.leader)
+                continue
+            partition.make_follower(state)
+            self._followers.remove_fetchers([key])
+            self._on_change(key)
+            to_fetch[key] = InitialFetchState(state.leader, *address, state.leader_epoch)
+            _log.info("%s", _Transition("Following", key, state, partition.log.log_end_offset))
+            if slices.is_over:
+                self._fetch(to_fetch)
+                to_fetch = {}
+                await slices.pause_when_over()
+        self._fetch(to_fetch)
+
+    def _fetch(self, states: Mapping[TopicPartition, InitialFetchState]) -> None:
+        if states and not self._is_stopping:
+            self._followers.add_fetchers(states)
+
+    def _failed(self, key: TopicPartition, error: KafkaError) -> ErrorCode:
+        _log.error("LeaderAndIsr for %s-%d: %s", *key, error)
+        if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
+            self._followers.remove_fetchers([key])
+            self._hosted.mark_offline(key)
+        return error.code
+
+    # -- StopReplica ----------------------------------------------------------------------------------------------
+
+    async def stop_replicas(self, version: int, request: Any) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
+        """Ends this broker's part in partitions; with their logs where it says so.
+
+        (STALE_CONTROLLER_EPOCH, {}) for an old controller; else (NONE, each partition's code).
+        """
+        async with self._lock:
+            try:
+                self._check_controller_epoch(request.controller_epoch)
+            except KafkaError as error:
+                _log.warning("StopReplica of controller %d: %s", request.controller_id, error)
+                return error.code, {}
+            codes = {}
+            slices = _Slices()
+            for key, (leader_epoch, delete) in _stops(version, request).items():
+                codes[key] = self._stop(key, leader_epoch, delete)
+                await slices.pause_when_over()
+            return ErrorCode.NONE, codes
+
+    def _stop(self, key: TopicPartition, leader_epoch: int, delete: bool) -> ErrorCode:
+        if self._hosted.is_offline(key):
+            return ErrorCode.KAFKA_STORAGE_ERROR
+        partition = self._hosted.get(key)
+        if partition is not None and NO_EPOCH < leader_epoch <= partition.leader_epoch:
+            _log.info(
+                "StopReplica for %s with leader epoch %d is ignored, it is %d",
+                *(partition, leader_epoch, partition.leader_epoch),
+            )
+            return ErrorCode.FENCED_LEADER_EPOCH
+        self._followers.remove_fetchers([key])
+        if not delete:
+            self._on_change(key)
+            return ErrorCode.NONE
+        self._hosted.remove(key)
+        try:
+            # Also what was never hosted: the topic may have been deleted while this broker was down.
+            self._log_manager.delete(*key)
+        except KafkaError as error:
+            _log.error("StopReplica for %s-%d: %s", *key, error)
+            return error.code
+        return ErrorCode.NONE
+
+    # -- disks ----------------------------------------------------------------------------------------------------
+
+    def directory_failed(self, directory: str) -> None:
+        """Takes every partition whose log is in `directory` offline; at once, whatever else is under way."""
+        failed = [key for key, partition in self._hosted.all.items() if partition.log.log_directory.path == directory]
+        self._followers.remove_fetchers(failed)
+        for key in failed:
+            self._hosted.mark_offline(key)
+
+
+class _Transition:
+    """A line of the log, made only if it is written."""
+
+    __slots__ = ("_end_offset", "_key", "_state", "_what")
+
+    def __init__(self, what: str, key: TopicPartition, state: LeaderAndIsrPartitionState, end_offset: int) -> None:
+        self._what = what
+        self._key = key
+        self._state = state
+        self._end_offset = end_offset
+
+    def __str__(self) -> str:
+        (topic, partition), state = self._key, self._state
+        return (
+            f"{self._what} {topic}-{partition} from offset {self._end_offset} in leader epoch {state.leader_epoch}:"
+            f" leader {state.leader}, ISR {state.isr}, version {state.zk_version}"
+        )
+
+
+class _Slices:
+    """Says when it is time to let others have the loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._end = self._loop.time() + SLICE_MS / 1000
+
+    @property
+    def is_over(self) -> bool:
+        return self._loop.time() >= self._end
+
+    async def pause_when_over(self) -> None:
+        if self.is_over:
+            await asyncio.sleep(0)
+            self._end = self._loop.time() + SLICE_MS / 1000
+
+
+def _response(
+    request: LeaderAndIsrRequest, code: ErrorCode, codes: Mapping[TopicPartition, ErrorCode]
+) -> LeaderAndIsrResponse:
+    """The answer; a partition that is not in `codes` gets what the request as a whole gets."""
+    return LeaderAndIsrResponse(
+        code,
+        [
+            LeaderAndIsrTopicErrors(
+                topic.topic,
+                topic.topic_id,
+                [(state.partition, codes.get((topic.topic, state.partition), code)) for state in topic.partitions],
+            )
+            for topic in request.topics
+        ],
+    )
+
+
+def _stops(version: int, request: Any) -> dict[TopicPartition, tuple[int, bool]]:
+    """Partition -> (leader epoch, whether to delete it)."""
+    if version == 0:
+        return {
+            (partition.topic_name, partition.partition_index): (NO_EPOCH, request.delete_partitions)
+            for partition in request.ungrouped_partitions
+        }
+    if version <= 2:
+        return {
+            (topic.name, partition): (NO_EPOCH, request.delete_partitions)
+            for topic in request.topics
+            for partition in topic.partition_indexes
+        }
+    return {
+        (topic.topic_name, state.partition_index): (state.leader_epoch, state.delete_partition)
+        for topic in request.topic_states
+        for state in topic.partition_states
+    }
