@@ -1,0 +1,113 @@
+"""The asking side of an incremental fetch session (KIP-227): a fetcher names its partitions once, then only changes.
+
+What must stay true:
+- `_known` is what the leader's session holds once it has read the last request; the next request says how that
+  differs from what is wanted. So nobody needs to go through all partitions for a fetch, only through the changed ones.
+- Whenever it is not certain what the leader's session holds (no answer, a refusal, an answer that does not fit), the
+  next request is a full one, which closes that session and names everything.
+- Partitions that were changed last are named last in a full fetch, so that none starves where there is no session.
+
+Source: org.apache.kafka.clients.FetchSessionHandler.
+"""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+from klamm.protocol.errors import ErrorCode
+from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse
+from klamm.znodes.topics import TopicPartition
+
+NO_SESSION = 0
+INITIAL_EPOCH = 0
+MAX_EPOCH = 2**31 - 1
+
+T = TypeVar("T")
+
+
+class FetchSessionClient:
+    """What one fetcher wants of one leader, and how much of it the leader knows already."""
+
+    def __init__(self) -> None:
+        self._session_id = NO_SESSION
+        self._epoch = INITIAL_EPOCH
+        self._wanted: dict[TopicPartition, FetchPartition] = {}
+        self._known: dict[TopicPartition, None] = {}
+        self._changed: dict[TopicPartition, None] = {}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is wanted."""
+        return not self._wanted
+
+    def want(self, topic_partition: TopicPartition, wanted: FetchPartition) -> None:
+        """From the next request on this is wanted of the partition."""
+        self._wanted.pop(topic_partition, None)
+        self._wanted[topic_partition] = wanted
+        self._changed[topic_partition] = None
+
+    def forget(self, topic_partition: TopicPartition) -> None:
+        """From the next request on the partition is not wanted."""
+        if self._wanted.pop(topic_partition, None) is not None:
+            self._changed[topic_partition] = None
+
+    def fill(self, request: FetchRequest) -> None:
+        """Writes the session and the partitions into a request, which must be the next to be sent."""
+        request.session_id, request.session_epoch = self._session_id, self._epoch
+        if self._epoch == INITIAL_EPOCH:
+            self._known = dict.fromkeys(self._wanted)
+            request.topics = _by_topic(self._wanted.items())
+        else:
+            sent, forgotten = [], []
+            for topic_partition in self._changed:
+                wanted = self._wanted.get(topic_partition)
+                if wanted is not None:
+                    self._known[topic_partition] = None
+                    sent.append((topic_partition, wanted))
+                elif topic_partition in self._known:
+                    del self._known[topic_partition]
+                    forgotten.append((topic_partition, topic_partition[1]))
+            request.topics = _by_topic(sent)
+            request.forgotten_topics = _by_topic(forgotten)
+        self._changed = {}
+
+    def accept(self, response: FetchResponse) -> bool:
+        """Takes note of the answer to the last request; False if its partitions must not be looked at."""
+        if response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
+            self._begin(NO_SESSION)
+            return False
+        if response.error_code != ErrorCode.NONE or not self._fits(response):
+            self._begin(self._session_id)
+            return False
+        if response.session_id == NO_SESSION:
+            self._begin(NO_SESSION)
+        elif self._epoch == INITIAL_EPOCH:
+            self._session_id, self._epoch = response.session_id, INITIAL_EPOCH + 1
+        else:
+            self._epoch = 1 if self._epoch == MAX_EPOCH else self._epoch + 1
+        return True
+
+    def request_failed(self) -> None:
+        """The last request got no answer; whether the leader has read it is unknown."""
+        self._begin(self._session_id)
+
+    def _begin(self, old_session_id: int) -> None:
+        """The next request is a full one and closes the old session, if any."""
+        self._session_id, self._epoch = old_session_id, INITIAL_EPOCH
+
+    def _fits(self, response: FetchResponse) -> bool:
+        """Whether the answer has the partitions asked for: all of them if it is a full one, else no others."""
+        known = self._known
+        count = 0
+        for topic, results in response.topics:
+            count += len(results)
+            for result in results:
+                if (topic, result.partition) not in known:
+                    return False
+        return self._epoch != INITIAL_EPOCH or count == len(known)
+
+
+def _by_topic(items: Iterable[tuple[TopicPartition, T]]) -> list[tuple[str, list[T]]]:
+    topics: dict[str, list[T]] = {}
+    for (topic, _), item in items:
+        topics.setdefault(topic, []).append(item)
+    return list(topics.items())

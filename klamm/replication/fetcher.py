@@ -1,0 +1,505 @@
+"""Copies partitions from one leader broker: one task, one connection, one fetch after the other.
+
+    add -> (truncating) -> fetching -> ... -> removed
+               ^  |            |
+               |  v            v
+              waiting after a failure, or failed until the controller speaks again
+
+A round: end the waits that are over, truncate what must be truncated first, tell the session what has changed, fetch,
+append. A follower that got records asks again at once; there is nothing to do for a partition without news.
+
+What must stay true:
+- A log is changed only while its partition follows this leader in the epoch that the fetch began with. A partition
+  that was removed, or added anew with another epoch, is another `PartitionFetch`; what was asked for the old is void.
+- The leader takes the offset of a fetch as an acknowledgement of all before it, so nothing is asked for before what
+  comes before it is appended, and before the leader has found the two logs to agree (the epoch sent with it says so).
+- The high watermark does not move over records that may differ from the leader's: after a truncation it waits for a
+  fetch that finds no more difference.
+- A failure of one partition delays, or ends, the fetching of that partition only. Waits after failures grow from
+  `FIRST_BACKOFF_MS` to replica.fetch.backoff.ms: most failures are a leader that has not heard of its leadership yet.
+
+Source: kafka.server.AbstractFetcherThread, ReplicaFetcherThread.
+"""
+
+import asyncio
+import logging
+import math
+from collections.abc import Iterable
+from heapq import heappop, heappush
+from itertools import count
+
+from klamm.config.broker import BrokerConfig
+from klamm.net.client import ClientError
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse, FetchResponsePartition
+from klamm.replication.fetch_session_client import INITIAL_EPOCH, FetchSessionClient
+from klamm.replication.fetch_state import FollowerPartition, PartitionFetch, truncation_offset
+from klamm.replication.leader_endpoint import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, LeaderEndpoint, LeaderOffset
+from klamm.storage.leader_epoch_cache import NO_EPOCH
+from klamm.storage.log import Log
+from klamm.tasks import OnFailure, start_task
+from klamm.znodes.topics import TopicPartition
+
+FIRST_BACKOFF_MS = 20
+# Work on more partitions, or more bytes, than this lets others have their turn in between.
+PARTITIONS_PER_SLICE = 500
+BYTES_PER_SLICE = 4 * 1024 * 1024
+
+# What an append or a truncation may raise and another try may mend. A full disk is a KAFKA_STORAGE_ERROR, too.
+_PASSING_ERRORS = (
+    ErrorCode.CORRUPT_MESSAGE,
+    ErrorCode.INVALID_RECORD,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+)
+
+_NO_OFFSET = LeaderOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
+
+_LOGGER = logging.getLogger(__name__)
+
+Fetches = dict[TopicPartition, PartitionFetch]
+
+
+class ReplicaFetcher:
+    """Fetches from `endpoint`. `failed` gets the partitions that are given up until they are added again."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        broker_id: int,
+        endpoint: LeaderEndpoint,
+        failed: dict[TopicPartition, None],
+        on_failure: OnFailure,
+    ) -> None:
+        self.endpoint = endpoint
+        self._config = config
+        self._broker_id = broker_id
+        self._failed = failed
+        self._session = FetchSessionClient()
+        self._fetches: Fetches = {}
+        self._truncating: Fetches = {}
+        # Those whose entry in the session may have to change before the next fetch.
+        self._changed: Fetches = {}
+        # (when, sequence number, partition, its fetch): a heap of the waits after failures, some of them void by now.
+        self._waits: list[tuple[float, int, TopicPartition, PartitionFetch]] = []
+        self._sequence = count()
+        # High watermarks of the leader that it will not repeat, and that are not safe to take over yet.
+        self._unconfirmed: dict[TopicPartition, int] = {}
+        self._failures = 0
+        self._news: asyncio.Future[None] | None = None
+        self._task = start_task(self._run(), on_failure)
+
+    # -- what the manager does ------------------------------------------------------------------------------------
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether there is nothing to copy."""
+        return not self._fetches
+
+    def leader_epochs(self) -> dict[TopicPartition, int]:
+        """The partitions copied here and the epoch of each."""
+        return {topic_partition: fetch.leader_epoch for topic_partition, fetch in self._fetches.items()}
+
+    def add(self, topic_partition: TopicPartition, partition: FollowerPartition, leader_epoch: int) -> None:
+        """Starts to copy; goes on if the partition is copied in this epoch already."""
+        current = self._fetches.get(topic_partition)
+        if current is not None and current.leader_epoch == leader_epoch and current.partition is partition:
+            return
+        self._session.forget(topic_partition)
+        # Without epochs only what is below the high watermark is sure to be the leader's, too.
+        has_epochs = partition.log.leader_epochs.latest_epoch != NO_EPOCH
+        is_truncating = not (self.endpoint.truncates_on_fetch and has_epochs)
+        fetch = self._fetches[topic_partition] = PartitionFetch(partition, leader_epoch, is_truncating=is_truncating)
+        self._resume(topic_partition, fetch)
+        if self._news is not None and not self._news.done():
+            self._news.set_result(None)
+
+    def remove(self, topic_partitions: Iterable[TopicPartition]) -> None:
+        """Stops to copy; an answer under way changes nothing any more."""
+        for topic_partition in topic_partitions:
+            if self._fetches.pop(topic_partition, None) is not None:
+                self._session.forget(topic_partition)
+                self._truncating.pop(topic_partition, None)
+                self._changed.pop(topic_partition, None)
+                self._unconfirmed.pop(topic_partition, None)
+
+    async def shutdown(self) -> None:
+        """Ends at once, whatever is under way."""
+        self._fetches.clear()
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self.endpoint.close()
+
+    # -- rounds ---------------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._round()
+            except ClientError as error:
+                await self._back_off(str(error))
+
+    async def _round(self) -> None:
+        self._end_waits()
+        while self._truncating or self._changed:
+            await self._truncate()
+            await self._update_session()
+        if self._session.is_empty:
+            await self._wait_for_news()
+        else:
+            await self._fetch()
+
+    async def _back_off(self, reason: str) -> None:
+        self._failures += 1
+        level = logging.WARNING if self._failures == 1 else logging.DEBUG
+        _LOGGER.log(level, "Fetching from %s fails: %s", self.endpoint, reason)
+        await asyncio.sleep(self._backoff_ms(self._failures) / 1000)
+
+    def _backoff_ms(self, failures: int) -> int:
+        # The exponent is bounded only so that the number does not grow for ever.
+        return min(self._config.replica_fetch_backoff_ms, FIRST_BACKOFF_MS << min(failures - 1, 30))
+
+    async def _wait_for_news(self) -> None:
+        """Until a partition is added or may be tried again."""
+        loop = asyncio.get_running_loop()
+        news = self._news = loop.create_future()
+        timer = loop.call_at(self._waits[0][0], _resolve, news) if self._waits else None
+        try:
+            await news
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    # -- the states of a partition --------------------------------------------------------------------------------
+
+    def _resume(self, topic_partition: TopicPartition, fetch: PartitionFetch) -> None:
+        (self._truncating if fetch.is_truncating else self._changed)[topic_partition] = fetch
+
+    def _delay(self, topic_partition: TopicPartition, fetch: PartitionFetch, reason: str) -> None:
+        """Leaves the partition out of the fetches for a while."""
+        fetch.failures += 1
+        level = logging.INFO if fetch.failures == 1 else logging.DEBUG
+        _LOGGER.log(level, "Copying %s-%d from %s waits: %s", *topic_partition, self.endpoint, reason)
+        fetch.asked = None
+        self._session.forget(topic_partition)
+        when = asyncio.get_running_loop().time() + self._backoff_ms(fetch.failures) / 1000
+        heappush(self._waits, (when, next(self._sequence), topic_partition, fetch))
+
+    def _end_waits(self) -> None:
+        now = asyncio.get_running_loop().time()
+        while self._waits and self._waits[0][0] <= now:
+            _, _, topic_partition, fetch = heappop(self._waits)
+            if self._fetches.get(topic_partition) is fetch:
+                self._resume(topic_partition, fetch)
+
+    def _fail(self, topic_partition: TopicPartition, reason: str) -> None:
+        """Gives the partition up until the controller speaks of it again."""
+        _LOGGER.error("Copying %s-%d from %s has ended: %s", *topic_partition, self.endpoint, reason)
+        self.remove([topic_partition])
+        self._failed[topic_partition] = None
+
+    def _is_valid(self, topic_partition: TopicPartition, fetch: PartitionFetch) -> bool:
+        """Whether the partition still follows this leader, in the epoch of this fetch."""
+        partition = fetch.partition
+        return (
+            self._fetches.get(topic_partition) is fetch
+            and partition.leader_epoch == fetch.leader_epoch
+            and partition.leader_id == self.endpoint.leader_id
+        )
+
+    def _leader_refused(self, topic_partition: TopicPartition, fetch: PartitionFetch, error_code: int) -> None:
+        if error_code == ErrorCode.FENCED_LEADER_EPOCH:
+            self._fail(topic_partition, f"its leader is beyond epoch {fetch.leader_epoch}")
+        else:
+            self._delay(topic_partition, fetch, f"the leader answers error {error_code}")
+
+    def _log_refused(self, topic_partition: TopicPartition, fetch: PartitionFetch, error: KafkaError) -> None:
+        if error.code in _PASSING_ERRORS and fetch.partition.log.log_directory.failure is None:
+            self._delay(topic_partition, fetch, str(error))
+        else:
+            self._fail(topic_partition, str(error))
+
+    # -- fetching -------------------------------------------------------------------------------------------------
+
+    async def _update_session(self) -> None:
+        """Says in the session from where on the changed partitions are wanted now."""
+        changed, self._changed = self._changed, {}
+        max_bytes = self._config.replica_fetch_max_bytes
+        with_epoch = self.endpoint.truncates_on_fetch
+        for done, (topic_partition, fetch) in enumerate(changed.items(), 1):
+            if self._fetches.get(topic_partition) is fetch:
+                log = fetch.partition.log
+                wanted = FetchPartition(
+                    topic_partition[1],
+                    fetch.leader_epoch,
+                    log.log_end_offset,
+                    log.leader_epochs.latest_epoch if with_epoch else NO_EPOCH,
+                    log.log_start_offset,
+                    max_bytes,
+                )
+                if wanted != fetch.asked:
+                    fetch.asked = wanted
+                    self._session.want(topic_partition, wanted)
+            if done % PARTITIONS_PER_SLICE == 0:
+                await asyncio.sleep(0)
+
+    async def _fetch(self) -> None:
+        config = self._config
+        request = FetchRequest(
+            self._broker_id,
+            self._max_wait_ms(),
+            config.replica_fetch_min_bytes,
+            config.replica_fetch_response_max_bytes,
+        )
+        self._session.fill(request)
+        try:
+            response = await self.endpoint.fetch(request)
+        except ClientError:
+            self._session.request_failed()
+            raise
+        if self._session.accept(response):
+            self._failures = 0
+            await self._process(response)
+        elif request.session_epoch == INITIAL_EPOCH:
+            await self._back_off(f"a full fetch is refused with error {response.error_code}")
+
+    def _max_wait_ms(self) -> int:
+        """The fetch comes back in time for the next partition that has waited long enough."""
+        max_wait_ms = self._config.replica_fetch_wait_max_ms
+        if not self._waits:
+            return max_wait_ms
+        left_ms = math.ceil((self._waits[0][0] - asyncio.get_running_loop().time()) * 1000)
+        return min(max_wait_ms, max(0, left_ms))
+
+    async def _process(self, response: FetchResponse) -> None:
+        """Appends what the leader sent, truncates where it says so, and deals with its errors."""
+        after_sync: list[tuple[TopicPartition, FetchResponsePartition]] = []
+        out_of_range: Fetches = {}
+        done = done_bytes = 0
+        for topic, results in response.topics:
+            for result in results:
+                topic_partition = (topic, result.partition)
+                fetch = self._fetches.get(topic_partition)
+                if fetch is None:
+                    continue
+                if result.records and fetch.partition.log.is_truncation_unsynced:
+                    after_sync.append((topic_partition, result))
+                    continue
+                self._process_partition(topic_partition, fetch, result, out_of_range)
+                done += 1
+                done_bytes += len(result.records or b"")
+                if done >= PARTITIONS_PER_SLICE or done_bytes >= BYTES_PER_SLICE:
+                    done = done_bytes = 0
+                    await asyncio.sleep(0)
+        if after_sync:
+            await self._process_after_sync(after_sync, out_of_range)
+        if self._unconfirmed:
+            self._confirm_high_watermarks()
+        if out_of_range:
+            await self._reset_offsets(out_of_range)
+
+    async def _process_after_sync(
+        self, results: list[tuple[TopicPartition, FetchResponsePartition]], out_of_range: Fetches
+    ) -> None:
+        """Appends to logs whose last truncation is not durable; the append itself would wait for the disk."""
+        for start in range(0, len(results), PARTITIONS_PER_SLICE):
+            batch = results[start : start + PARTITIONS_PER_SLICE]
+            logs = [self._fetches[key].partition.log for key, _ in batch if key in self._fetches]
+            await asyncio.gather(*map(_flush, logs))
+            for topic_partition, result in batch:
+                fetch = self._fetches.get(topic_partition)
+                if fetch is not None:
+                    self._process_partition(topic_partition, fetch, result, out_of_range)
+
+    def _process_partition(
+        self,
+        topic_partition: TopicPartition,
+        fetch: PartitionFetch,
+        result: FetchResponsePartition,
+        out_of_range: Fetches,
+    ) -> None:
+        asked = fetch.asked
+        log = fetch.partition.log
+        if asked is None:
+            # Added anew since the question. The leader will not repeat its high watermark, so it is kept.
+            if result.error_code == ErrorCode.NONE:
+                self._unconfirmed[topic_partition] = result.high_watermark
+        elif not self._is_valid(topic_partition, fetch):
+            self._delay(topic_partition, fetch, "it follows another leader or epoch now")
+        elif result.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            out_of_range[topic_partition] = fetch
+        elif result.error_code != ErrorCode.NONE:
+            self._leader_refused(topic_partition, fetch, result.error_code)
+        elif result.diverging_epoch is not None:
+            self._unconfirmed[topic_partition] = result.high_watermark
+            self._truncate_diverging(topic_partition, fetch, *result.diverging_epoch)
+        elif asked.fetch_offset != log.log_end_offset:
+            self._changed[topic_partition] = fetch
+        else:
+            self._append(topic_partition, fetch, result)
+
+    def _append(self, topic_partition: TopicPartition, fetch: PartitionFetch, result: FetchResponsePartition) -> None:
+        partition = fetch.partition
+        self._changed[topic_partition] = fetch
+        try:
+            if result.records:
+                partition.append_records_as_follower(result.records)
+            partition.update_follower_high_watermark(result.high_watermark)
+            if result.log_start_offset > partition.log.log_start_offset:
+                partition.maybe_increment_log_start_offset(result.log_start_offset)
+        except KafkaError as error:
+            del self._changed[topic_partition]
+            self._log_refused(topic_partition, fetch, error)
+        else:
+            fetch.failures = 0
+            if self._unconfirmed:
+                self._unconfirmed.pop(topic_partition, None)
+
+    def _confirm_high_watermarks(self) -> None:
+        """Takes over high watermarks of partitions whose last fetch has found no difference."""
+        for topic_partition, high_watermark in list(self._unconfirmed.items()):
+            fetch = self._fetches[topic_partition]
+            if fetch.asked is not None and self._is_valid(topic_partition, fetch):
+                del self._unconfirmed[topic_partition]
+                fetch.partition.update_follower_high_watermark(high_watermark)
+
+    # -- truncating -----------------------------------------------------------------------------------------------
+
+    async def _truncate(self) -> None:
+        """Truncates before the first fetch: to the high watermark, or to where the leader's epochs end."""
+        truncating, self._truncating = self._truncating, {}
+        asked: Fetches = {}
+        for done, (topic_partition, fetch) in enumerate(truncating.items(), 1):
+            if self._fetches.get(topic_partition) is not fetch:
+                continue
+            log = fetch.partition.log
+            if self.endpoint.truncates_on_fetch or log.leader_epochs.latest_epoch == NO_EPOCH:
+                self._truncate_to(topic_partition, fetch, log.high_watermark)
+            else:
+                asked[topic_partition] = fetch
+            if done % PARTITIONS_PER_SLICE == 0:
+                await asyncio.sleep(0)
+        if asked:
+            await self._truncate_to_epoch_ends(asked)
+
+    async def _truncate_to_epoch_ends(self, truncating: Fetches) -> None:
+        """One round of questions and truncations before inter.broker.protocol.version 2.7-IV1 (KIP-101, KIP-279)."""
+        try:
+            answers = await self.endpoint.end_offsets(
+                {
+                    topic_partition: (fetch.leader_epoch, fetch.partition.log.leader_epochs.latest_epoch)
+                    for topic_partition, fetch in truncating.items()
+                }
+            )
+        except ClientError:
+            for topic_partition, fetch in truncating.items():
+                if self._fetches.get(topic_partition) is fetch:
+                    self._resume(topic_partition, fetch)
+            raise
+        for topic_partition, fetch in truncating.items():
+            if self._fetches.get(topic_partition) is not fetch:
+                continue
+            answer = answers.get(topic_partition)
+            if answer is None or answer.error_code != ErrorCode.NONE:
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if answer is None else answer.error_code
+                self._leader_refused(topic_partition, fetch, code)
+                continue
+            before = _end(fetch)
+            offset, is_final = truncation_offset(fetch.partition.log, answer.leader_epoch, answer.end_offset)
+            if self._truncate_to(topic_partition, fetch, offset, is_final=is_final):
+                self._require_progress(topic_partition, fetch, before, is_final=is_final)
+
+    def _truncate_diverging(
+        self, topic_partition: TopicPartition, fetch: PartitionFetch, leader_epoch: int, leader_end_offset: int
+    ) -> None:
+        """Cuts what the leader does not have; the next fetch tells whether more has to go (KIP-595)."""
+        before = _end(fetch)
+        offset, _ = truncation_offset(fetch.partition.log, leader_epoch, leader_end_offset)
+        if self._truncate_to(topic_partition, fetch, offset):
+            self._require_progress(topic_partition, fetch, before, is_final=False)
+
+    def _require_progress(
+        self, topic_partition: TopicPartition, fetch: PartitionFetch, before: tuple[int, int], *, is_final: bool
+    ) -> None:
+        """A leader that names no end within this log is asked again, but not at once for ever."""
+        if not is_final and _end(fetch) == before:
+            self._truncating.pop(topic_partition, None)
+            self._changed.pop(topic_partition, None)
+            self._delay(topic_partition, fetch, "its leader's epochs end nowhere within its log")
+
+    def _truncate_to(
+        self, topic_partition: TopicPartition, fetch: PartitionFetch, offset: int, *, is_final: bool = True
+    ) -> bool:
+        """Truncates; whether that went well. If not `is_final` in the truncating state, that state goes on."""
+        if not self._is_valid(topic_partition, fetch):
+            self._delay(topic_partition, fetch, "it follows another leader or epoch now")
+            return False
+        try:
+            fetch.partition.truncate_to(offset)
+        except KafkaError as error:
+            self._log_refused(topic_partition, fetch, error)
+            return False
+        fetch.is_truncating = not is_final
+        fetch.asked = None
+        self._resume(topic_partition, fetch)
+        return True
+
+    # -- offsets out of range -------------------------------------------------------------------------------------
+
+    async def _reset_offsets(self, out_of_range: Fetches) -> None:
+        """Finds out from where on to copy: the leader's log ends before this one, or begins after its end.
+
+        The first follows an unclean election; the second, an absence so long that the leader has deleted what is next.
+        """
+        behind = {}
+        for topic_partition, fetch, latest in await self._list_offsets(LATEST_TIMESTAMP, out_of_range):
+            if latest < fetch.partition.log.log_end_offset:
+                self._truncate_to(topic_partition, fetch, latest)
+            else:
+                behind[topic_partition] = fetch
+        if not behind:
+            return
+        for topic_partition, fetch, earliest in await self._list_offsets(EARLIEST_TIMESTAMP, behind):
+            if earliest <= fetch.partition.log.log_end_offset:
+                self._delay(topic_partition, fetch, "the leader's log has changed while it was asked about")
+                continue
+            try:
+                fetch.partition.truncate_fully_and_start_at(earliest)
+            except KafkaError as error:
+                self._log_refused(topic_partition, fetch, error)
+            else:
+                fetch.asked = None
+                self._changed[topic_partition] = fetch
+
+    async def _list_offsets(self, timestamp: int, fetches: Fetches) -> list[tuple[TopicPartition, PartitionFetch, int]]:
+        """(partition, its fetch, the leader's offset) of each for which the answer counts."""
+        answers = await self.endpoint.list_offsets(
+            timestamp, {topic_partition: fetch.leader_epoch for topic_partition, fetch in fetches.items()}
+        )
+        found = []
+        for topic_partition, fetch in fetches.items():
+            if not self._is_valid(topic_partition, fetch):
+                continue
+            error_code, offset = answers.get(topic_partition, _NO_OFFSET)
+            if error_code == ErrorCode.NONE:
+                found.append((topic_partition, fetch, offset))
+            else:
+                self._leader_refused(topic_partition, fetch, error_code)
+        return found
+
+
+async def _flush(log: Log) -> None:
+    try:
+        await log.flush()
+    except KafkaError:
+        _LOGGER.debug("Flushing %s fails; the append that follows meets the same error", log.name)
+
+
+def _end(fetch: PartitionFetch) -> tuple[int, int]:
+    log = fetch.partition.log
+    return log.log_end_offset, log.leader_epochs.latest_epoch
+
+
+def _resolve(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

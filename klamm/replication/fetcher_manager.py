@@ -1,0 +1,109 @@
+"""The follower side of this broker: a fetcher for each broker that leads a partition followed here.
+
+What must stay true: a partition is copied by one fetcher at most, and by none once it has been removed.
+
+Source: kafka.server.ReplicaFetcherManager. There is one fetcher for each leader, whatever num.replica.fetchers says:
+they would share one event loop.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+
+from klamm.config.broker import BrokerConfig
+from klamm.replication.fetch_state import FollowerPartition, InitialFetchState
+from klamm.replication.fetcher import ReplicaFetcher
+from klamm.replication.leader_endpoint import LeaderEndpoint
+from klamm.tasks import OnFailure, start_task
+from klamm.znodes.topics import TopicPartition
+
+# A fetcher without partitions lives on for this long: a change of leadership removes partitions only to add them again.
+IDLE_FETCHER_MS = 1_000
+
+
+class ReplicaFetcherManager:
+    """Copies partitions from their leaders. `partition` finds a partition that this broker hosts."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        broker_id: int,
+        partition: Callable[[TopicPartition], FollowerPartition | None],
+        on_failure: OnFailure,
+    ) -> None:
+        self._config = config
+        self._broker_id = broker_id
+        self._partition = partition
+        self._on_failure = on_failure
+        self._fetchers: dict[int, ReplicaFetcher] = {}
+        self._failed: dict[TopicPartition, None] = {}
+        self._ending: dict[asyncio.Task[None], None] = {}
+        self._is_stopping = False
+
+    @property
+    def failed_partitions(self) -> list[TopicPartition]:
+        """Those that are not copied although they should be, until the controller speaks of them again."""
+        return list(self._failed)
+
+    @property
+    def leaders(self) -> list[int]:
+        """The brokers that there is a fetcher for."""
+        return list(self._fetchers)
+
+    def add_fetchers(self, initial_states: Mapping[TopicPartition, InitialFetchState]) -> None:
+        """Copies these partitions from their leaders. One that is copied in the same epoch already goes on as it is."""
+        if self._is_stopping:
+            return
+        for topic_partition, state in initial_states.items():
+            partition = self._partition(topic_partition)
+            if partition is None:
+                continue  # its log directory has failed meanwhile
+            self._failed.pop(topic_partition, None)
+            for leader_id, other in self._fetchers.items():
+                if leader_id != state.leader_id:
+                    other.remove([topic_partition])
+            self._fetcher(state).add(topic_partition, partition, state.current_leader_epoch)
+
+    def remove_fetchers(self, topic_partitions: Iterable[TopicPartition]) -> None:
+        """From now on nothing is copied into these."""
+        removed = list(topic_partitions)
+        for topic_partition in removed:
+            self._failed.pop(topic_partition, None)
+        for fetcher in self._fetchers.values():
+            fetcher.remove(removed)
+            if fetcher.is_idle:
+                asyncio.get_running_loop().call_later(IDLE_FETCHER_MS / 1000, self._end_if_idle, fetcher)
+
+    async def shutdown(self) -> None:
+        """Ends all copying, whatever is under way."""
+        self._is_stopping = True
+        for fetcher in list(self._fetchers.values()):
+            self._end(fetcher)
+        await asyncio.gather(*self._ending)
+
+    def _fetcher(self, state: InitialFetchState) -> ReplicaFetcher:
+        address = (state.host, state.port)
+        old = self._fetchers.get(state.leader_id)
+        if old is not None and old.endpoint.address == address:
+            return old
+        endpoint = LeaderEndpoint(self._config, self._broker_id, state.leader_id, *address)
+        new = ReplicaFetcher(self._config, self._broker_id, endpoint, self._failed, self._on_failure)
+        if old is not None:
+            # The leader has moved to another address, and with it all that is copied from it.
+            moved = old.leader_epochs()
+            self._end(old)
+            for topic_partition, leader_epoch in moved.items():
+                partition = self._partition(topic_partition)
+                if partition is not None:
+                    new.add(topic_partition, partition, leader_epoch)
+        self._fetchers[state.leader_id] = new
+        return new
+
+    def _end_if_idle(self, fetcher: ReplicaFetcher) -> None:
+        if fetcher.is_idle and self._fetchers.get(fetcher.endpoint.leader_id) is fetcher:
+            self._end(fetcher)
+
+    def _end(self, fetcher: ReplicaFetcher) -> None:
+        del self._fetchers[fetcher.endpoint.leader_id]
+        task = start_task(fetcher.shutdown(), self._on_failure)
+        self._ending[task] = None
+        task.add_done_callback(self._ending.pop)

@@ -1,0 +1,138 @@
+"""What a follower asks of a leader broker, over one connection: records, offsets, the ends of leader epochs.
+
+What must stay true: one request is in flight at a time, in a version that inter.broker.protocol.version implies, as
+brokers do not ask each other for versions. A failed request closes the connection, and the next one makes a new one.
+
+Source: kafka.server.ReplicaFetcherThread, ReplicaFetcherBlockingSend.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from klamm.config.broker import BrokerConfig
+from klamm.config.versions import ApiVersion
+from klamm.net.client import ClientError, Connection, ConnectionOptions, connect
+from klamm.protocol.fetch import FetchRequest, FetchResponse
+from klamm.protocol.messages import ApiKey, request_class
+from klamm.znodes.topics import TopicPartition
+
+LATEST_TIMESTAMP = -1
+EARLIEST_TIMESTAMP = -2
+
+# A batch may be as large as message.max.bytes of its topic allows, and the follower has to take it.
+_MAX_RESPONSE_BYTES = 2**31 - 1
+
+
+class LeaderOffset(NamedTuple):
+    """An offset of the leader's log; -1 with an error."""
+
+    error_code: int
+    offset: int
+
+
+class EpochEndOffset(NamedTuple):
+    """The largest epoch of the leader's not above the one asked for, and where it ends; -1 where unknown."""
+
+    error_code: int
+    leader_epoch: int
+    end_offset: int
+
+
+class LeaderEndpoint:
+    """A leader broker as a follower sees it. Its methods raise ClientError when there is no answer."""
+
+    def __init__(self, config: BrokerConfig, broker_id: int, leader_id: int, host: str, port: int) -> None:
+        self.leader_id = leader_id
+        self.address = (host, port)
+        self._broker_id = broker_id
+        version = config.inter_broker_protocol_version
+        self.truncates_on_fetch = version >= ApiVersion.V2_7_IV1
+        self._fetch_version = 12 if version >= ApiVersion.V2_7_IV1 else 11
+        self._list_offsets_version = 6 if version >= ApiVersion.V2_8_IV0 else 5
+        self._offset_for_leader_epoch_version = 4 if version >= ApiVersion.V2_8_IV0 else 3
+        self._options = ConnectionOptions(
+            client_id=f"broker-{broker_id}-fetcher-0",
+            connect_timeout_ms=config.replica_socket_timeout_ms,
+            request_timeout_ms=config.replica_socket_timeout_ms,
+            max_in_flight=1,
+            max_response_bytes=_MAX_RESPONSE_BYTES,
+            negotiate_versions=False,
+        )
+        self._connection: Connection | None = None
+
+    def __str__(self) -> str:
+        return f"leader {self.leader_id} at {self.address[0]}:{self.address[1]}"
+
+    async def fetch(self, request: FetchRequest) -> FetchResponse:
+        response: FetchResponse = await self._send(ApiKey.FETCH, self._fetch_version, request)
+        return response
+
+    async def list_offsets(
+        self, timestamp: int, leader_epochs: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, LeaderOffset]:
+        """The leader's log end (LATEST_TIMESTAMP) or log start offset (EARLIEST_TIMESTAMP) of each partition."""
+        request = request_class(ApiKey.LIST_OFFSETS)
+        topic_class = request.ListOffsetsTopic
+        topics: dict[str, list[Any]] = {}
+        for (topic, number), leader_epoch in leader_epochs.items():
+            topics.setdefault(topic, []).append(
+                topic_class.ListOffsetsPartition(
+                    partition_index=number, current_leader_epoch=leader_epoch, timestamp=timestamp
+                )
+            )
+        version = self._list_offsets_version
+        body = request(
+            version=version,
+            replica_id=self._broker_id,
+            isolation_level=0,
+            topics=[topic_class(name=topic, partitions=partitions) for topic, partitions in topics.items()],
+        )
+        response = await self._send(ApiKey.LIST_OFFSETS, version, body)
+        return {
+            (topic.name, answer.partition_index): LeaderOffset(answer.error_code, answer.offset)
+            for topic in response.topics
+            for answer in topic.partitions
+        }
+
+    async def end_offsets(
+        self, epochs: Mapping[TopicPartition, tuple[int, int]]
+    ) -> dict[TopicPartition, EpochEndOffset]:
+        """Where an epoch ends at the leader; asked for by (current leader epoch, epoch) of each partition."""
+        request = request_class(ApiKey.OFFSET_FOR_LEADER_EPOCH)
+        topic_class = request.OffsetForLeaderTopic
+        topics: dict[str, list[Any]] = {}
+        for (topic, number), (current_leader_epoch, epoch) in epochs.items():
+            topics.setdefault(topic, []).append(
+                topic_class.OffsetForLeaderPartition(
+                    partition=number, current_leader_epoch=current_leader_epoch, leader_epoch=epoch
+                )
+            )
+        version = self._offset_for_leader_epoch_version
+        body = request(
+            version=version,
+            replica_id=self._broker_id,
+            topics=[topic_class(topic=topic, partitions=partitions) for topic, partitions in topics.items()],
+        )
+        response = await self._send(ApiKey.OFFSET_FOR_LEADER_EPOCH, version, body)
+        return {
+            (topic.topic, answer.partition): EpochEndOffset(answer.error_code, answer.leader_epoch, answer.end_offset)
+            for topic in response.topics
+            for answer in topic.partitions
+        }
+
+    async def close(self) -> None:
+        """Returns when the connection is gone."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+            await connection.wait_closed()
+
+    async def _send(self, api_key: ApiKey, version: int, body: Any) -> Any:
+        if self._connection is None:
+            self._connection = await connect(*self.address, self._options)
+        try:
+            return await self._connection.send(api_key, lambda _: body, version=version)
+        except ClientError:
+            self._connection.close()
+            self._connection = None
+            raise
