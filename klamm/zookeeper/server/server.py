@@ -66,6 +66,11 @@ class ZooKeeperServer:
         self._container_timer: asyncio.TimerHandle | None = None
         self._abandoned: asyncio.Task[None] | None = None  # kept, because the loop itself keeps no task
 
+    @property
+    def tree(self) -> ZnodeTree:
+        """The znodes as they are now, once the server has started. To be looked at only."""
+        return self._tree
+
     # -- life
 
     async def start(self) -> None:

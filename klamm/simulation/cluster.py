@@ -1,0 +1,294 @@
+"""A simulated klamm cluster: one ZooKeeper server, brokers with supervisors, and machines for clients.
+
+    cluster = SimulatedCluster(world, brokers=3)
+    await cluster.start()
+    cluster.brokers[1].kill()
+    ...
+    cluster.brokers[1].start()
+    await cluster.close()
+
+Machines are called `zookeeper`, `broker-0` and so on, and what the scenario asks `client_node` for.
+
+What must stay true:
+- A broker that ends by itself fails the run, unless its disk is at fault (`disk_is_faulty`). A broker that cannot
+  start, because ZooKeeper is away or its id is still taken, is tried again, as a supervisor does.
+- Every transaction of ZooKeeper is in the trace and has been checked (`StateChecker`).
+"""
+
+import asyncio
+import errno
+from collections.abc import Callable
+
+from klamm.broker.broker import Broker, BrokerStartError
+from klamm.config.broker import BrokerConfig
+from klamm.net.client import Address, ConnectionOptions
+from klamm.net.cluster import ClusterClient, RetryPolicy
+from klamm.protocol.errors import KafkaError
+from klamm.simulation.process import ProcessDead, SimulationFailure
+from klamm.simulation.state_checker import StateChecker
+from klamm.simulation.world import Node, World
+from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.server import ZooKeeperServer
+from klamm.zookeeper.tree import ZnodeTree
+
+LOG_DIRS = ("/disk-a", "/disk-b")
+BROKER_PORT = 9092
+ZOOKEEPER_PORT = 2181
+RESTART_DELAY_S = 1.0
+PATIENT = RetryPolicy(deadline_ms=600_000)
+CLIENT_OPTIONS = ConnectionOptions(connect_timeout_ms=2_000, request_timeout_ms=15_000)
+
+# Shorter than Kafka's defaults, so that less virtual time passes until something happens.
+PROPERTIES = {
+    "log.dirs": ",".join(LOG_DIRS),
+    "listeners": f"PLAINTEXT://:{BROKER_PORT}",
+    "zookeeper.connect": f"zookeeper:{ZOOKEEPER_PORT}",
+    "zookeeper.session.timeout.ms": "6000",
+    "replica.lag.time.max.ms": "5000",
+    "file.delete.delay.ms": "1000",
+    "log.segment.bytes": "4096",
+}
+
+
+class SimulatedZooKeeper:
+    """The ZooKeeper machine and its server."""
+
+    def __init__(self, world: World, checker: StateChecker) -> None:
+        self.node = world.node("zookeeper")
+        self._world = world
+        self._checker = checker
+        self._transaction = asyncio.Event()
+
+    async def start(self) -> None:
+        """Starts the server, after `kill` in a new process."""
+        node = self.node
+        if not node.process.alive:
+            node.restart()
+        server = ZooKeeperServer(
+            node.environment,
+            "/zookeeper",
+            node.address,
+            ZOOKEEPER_PORT,
+            on_transaction=lambda zxid, transaction: self._on_transaction(server.tree, zxid, transaction),
+        )
+        await node.run(server.start())
+        self._checker.recovered(server.tree)
+        node.run(server.wait_closed())
+
+    def kill(self, *, machine: bool = False) -> None:
+        self.node.crash(machine=machine)
+
+    async def until_transaction(self) -> None:
+        """Returns when something has been written."""
+        self._transaction.clear()
+        await self._transaction.wait()
+
+    def _on_transaction(self, tree: ZnodeTree, zxid: int, transaction: str) -> None:
+        self._world.trace.add("zookeeper", "znodes", zxid, transaction)
+        try:
+            self._checker.changed(tree, transaction)
+        except SimulationFailure as error:
+            self._world.loop.fail(str(error))
+            raise
+        self._transaction.set()
+
+
+class SimulatedBroker:
+    """One broker and its supervisor. `broker` is None while it is not up."""
+
+    def __init__(self, world: World, broker_id: int, config: BrokerConfig) -> None:
+        self.broker_id = broker_id
+        self.node: Node = world.node(f"broker-{broker_id}")
+        self.broker: Broker | None = None
+        self.disk_is_faulty = False
+        self._world = world
+        self._config = config
+        self._wanted = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._supervision = asyncio.get_running_loop().create_task(self._supervise())
+        self._supervision.add_done_callback(self._supervision_ended)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether the supervisor keeps the broker running."""
+        return self._wanted.is_set()
+
+    def start(self) -> None:
+        """Has the supervisor keep the broker running from now on."""
+        self._wanted.set()
+
+    async def until_up(self) -> None:
+        """Returns when the broker serves clients."""
+        while self.broker is None:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def kill(self, *, machine: bool = False) -> None:
+        """kill -9, with `machine` a power failure. It stays down until `start`."""
+        self._wanted.clear()
+        self._exit(machine=machine)
+
+    async def stop(self) -> None:
+        """Stops the broker as an operator does. It stays down until `start`; if it dies meanwhile that is all right."""
+        broker, process = self.broker, self.node.process
+        self.broker = None
+        self._wanted.clear()
+        if broker is not None:
+            try:
+                await self.node.run(broker.stop())
+            except ProcessDead:
+                return
+        if self.node.process is process:
+            self._exit()
+
+    async def close(self) -> None:
+        """Ends the supervisor."""
+        self._supervision.cancel()
+        await asyncio.gather(self._supervision, return_exceptions=True)
+
+    def fail_directory(self, directory: str = LOG_DIRS[0], error_number: int = errno.EIO) -> None:
+        """Writing to and syncing of one log directory fails until `mend_disk`."""
+        self.disk_is_faulty = True
+        for operation in ("write", "sync"):
+            self.node.disk.fail(operation, f"{directory}/*", error_number, times=None)
+
+    def fill_disk(self) -> None:
+        """No room is left on the disk until `mend_disk`."""
+        self.disk_is_faulty = True
+        self.node.disk.capacity_bytes = self.node.disk.used_bytes()
+
+    def mend_disk(self) -> None:
+        """The disk works again. What failed stays offline in the running broker; only a restart brings it back."""
+        self.disk_is_faulty = False
+        self.node.disk.mend()
+
+    async def _supervise(self) -> None:
+        while True:
+            await self._wanted.wait()
+            if not self.node.process.alive:
+                self.node.restart()
+            try:
+                await self._live()
+            except ProcessDead:
+                continue
+            except (BrokerStartError, ZooKeeperError) as error:
+                self._world.trace.add(self.node.name, "start-failed", type(error).__name__)
+            except (OSError, KafkaError):
+                if not self.disk_is_faulty:
+                    raise
+                self._world.trace.add(self.node.name, "disk-failed")
+            if self.node.process.alive:
+                self._exit()
+            await asyncio.sleep(RESTART_DELAY_S)
+
+    async def _live(self) -> None:
+        """Raises what ends the broker."""
+        broker = Broker(self._config, self.node.environment)
+        await self.node.run(broker.start())
+        self.broker = broker
+        self._changed.set()
+        reason = await self.node.run(_failure_of(broker))
+        if isinstance(reason, OSError | KafkaError):
+            raise reason
+        raise AssertionError(f"broker {self.broker_id} gave up") from reason
+
+    def _exit(self, *, machine: bool = False) -> None:
+        self.broker = None
+        if self.node.process.alive:
+            self.node.crash(machine=machine)
+
+    def _supervision_ended(self, task: "asyncio.Task[None]") -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._world.loop.fail(f"broker {self.broker_id} ended: {error!r}", error)
+
+
+async def _failure_of(broker: Broker) -> BaseException:
+    return await broker.failure
+
+
+class SimulatedCluster:
+    """See the module. `properties` change or complete `PROPERTIES` on every broker.
+
+    `replication_factor` is what topics should have: three where there are three brokers; all but one must be in sync.
+    """
+
+    def __init__(self, world: World, *, brokers: int = 3, properties: dict[str, str] | None = None) -> None:
+        self.world = world
+        self.state = StateChecker()
+        self.zookeeper = SimulatedZooKeeper(world, self.state)
+        self.replication_factor = min(3, brokers)
+        self.brokers: dict[int, SimulatedBroker] = {}
+        for broker_id in range(brokers):
+            config = BrokerConfig.from_properties(
+                PROPERTIES
+                | {
+                    "broker.id": str(broker_id),
+                    "default.replication.factor": str(self.replication_factor),
+                    "min.insync.replicas": str(max(1, self.replication_factor - 1)),
+                }
+                | (properties or {})
+            )
+            self.brokers[broker_id] = SimulatedBroker(world, broker_id, config)
+
+    async def start(self) -> None:
+        """Returns when all brokers are up."""
+        await self.zookeeper.start()
+        for broker in self.brokers.values():
+            broker.start()
+        await asyncio.gather(*[broker.until_up() for broker in self.brokers.values()])
+
+    async def close(self) -> None:
+        """Ends the supervisors; everything else ends with the world."""
+        for broker in self.brokers.values():
+            await broker.close()
+
+    @property
+    def bootstrap(self) -> list[Address]:
+        return [(broker.node.name, BROKER_PORT) for broker in self.brokers.values()]
+
+    def client(self, retry: RetryPolicy = PATIENT) -> ClusterClient:
+        """A client; it belongs to the process of whoever calls this."""
+        return ClusterClient(self.bootstrap, CLIENT_OPTIONS, retry)
+
+    def controller_id(self) -> int:
+        """The broker that ZooKeeper names controller; -1 when there is none."""
+        return self.state.controller_id()
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for a condition that depends on znodes."""
+        while not condition():
+            await self.zookeeper.until_transaction()
+
+    def leader(self, topic: str, partition: int) -> int:
+        """The leader as ZooKeeper names it; -1 when there is none."""
+        return self.state.partition(topic, partition).leader
+
+    def isr(self, topic: str, partition: int) -> tuple[int, ...]:
+        """The in-sync replicas as ZooKeeper names them."""
+        return self.state.partition(topic, partition).isr
+
+    def isolate(self, broker_id: int, *, from_zookeeper: bool = False, from_brokers: bool = False) -> None:
+        """Cuts the links of a broker."""
+        name = self.brokers[broker_id].node.name
+        if from_zookeeper:
+            self.world.network.cut(name, self.zookeeper.node.name)
+        if from_brokers:
+            for other in self.brokers.values():
+                if other.broker_id != broker_id:
+                    self.world.network.cut(name, other.node.name)
+
+    async def heal(self) -> None:
+        """Everything that is broken works again, and everything that is down or stalled runs."""
+        self.world.network.heal_all()
+        zookeeper = self.zookeeper.node
+        if not zookeeper.process.alive:
+            await self.zookeeper.start()
+        elif zookeeper.process.stalled:
+            zookeeper.resume()
+        for broker in self.brokers.values():
+            if broker.node.process.alive and broker.node.process.stalled:
+                broker.node.resume()
+            if broker.disk_is_faulty:
+                broker.mend_disk()
+                broker.kill()
+            broker.start()

@@ -1,0 +1,168 @@
+"""Checks what the controllers write: the znodes of partition states and of the controller, after every transaction.
+
+What must stay true, of each partition while its topic lives:
+- The in-sync replicas are one or more of its replicas; the leader is one of them, or there is none.
+- Leader epoch and controller epoch never go back; a leader changes only with a new leader epoch, so that an epoch has
+  one leader at most; only a replica that was in sync becomes leader.
+And of the cluster: each controller's epoch is one more than that of the one before.
+
+A ZooKeeper that dies may forget what nobody has seen yet (`recovered`), and nothing else.
+"""
+
+import re
+from dataclasses import dataclass
+
+from klamm.simulation.process import SimulationFailure
+from klamm.znodes.brokers import BROKER_IDS_PATH
+from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
+from klamm.znodes.topics import (
+    NO_LEADER,
+    TOPICS_PATH,
+    LeaderAndIsr,
+    TopicAssignment,
+    TopicPartition,
+    partition_state_path,
+    topic_path,
+)
+from klamm.zookeeper.errors import NoNode
+from klamm.zookeeper.tree import Caller, ZnodeTree
+
+_ANYBODY = Caller(0, ())
+_STATE = re.compile(rf"path='({TOPICS_PATH}/([^/']+)/partitions/([0-9]+)/state)'")
+_EPOCH = f"path='{CONTROLLER_EPOCH_PATH}'"
+
+
+@dataclass(frozen=True, slots=True)
+class Leadership:
+    """Who led a partition in one leader epoch."""
+
+    topic: str
+    partition: int
+    leader_epoch: int
+
+
+class StateChecker:
+    """Told of every transaction by the ZooKeeper server's hook. A violation raises SimulationFailure."""
+
+    def __init__(self) -> None:
+        self._tree = ZnodeTree()
+        self._states: dict[TopicPartition, LeaderAndIsr] = {}
+        self._leaders: dict[Leadership, int] = {}
+        self._controller_epoch = 0
+
+    # -- what is told -----------------------------------------------------------------------------------------------
+
+    def recovered(self, tree: ZnodeTree) -> None:
+        """The server has started with this tree."""
+        self._tree = tree
+        self._controller_epoch = self._read_controller_epoch()
+        self._states = {key: state for key in self._states if (state := self._read(key)) is not None}
+        for leadership in list(self._leaders):
+            state = self._states.get((leadership.topic, leadership.partition))
+            if state is None or leadership.leader_epoch > state.leader_epoch:
+                del self._leaders[leadership]
+
+    def changed(self, tree: ZnodeTree, transaction: str) -> None:
+        """A transaction has been applied to the tree."""
+        self._tree = tree
+        if _EPOCH in transaction:
+            self._check_controller_epoch()
+        for _, topic, partition in dict.fromkeys(_STATE.findall(transaction)):
+            self._check_partition((topic, int(partition)))
+
+    # -- what it knows ----------------------------------------------------------------------------------------------
+
+    def partition(self, topic: str, partition: int) -> LeaderAndIsr:
+        """The state of a partition. KeyError when it has none yet."""
+        return self._states[topic, partition]
+
+    def partitions(self) -> dict[TopicPartition, LeaderAndIsr]:
+        """All partitions that have a state."""
+        return dict(self._states)
+
+    def replicas(self, topic: str) -> dict[int, tuple[int, ...]]:
+        """The replicas that each partition of a topic should have. KeyError when there is no such topic."""
+        data = self._data(topic_path(topic))
+        if data is None:
+            raise KeyError(topic)
+        return {number: tuple(ids) for number, ids in TopicAssignment.decode(topic, data).partitions.items()}
+
+    def topics(self) -> list[str]:
+        return self._children(TOPICS_PATH)
+
+    def live_brokers(self) -> list[int]:
+        return sorted(map(int, self._children(BROKER_IDS_PATH)))
+
+    def children(self, path: str) -> list[str]:
+        """The names below a znode; none when it does not exist."""
+        return self._children(path)
+
+    def controller_id(self) -> int:
+        """-1 when there is no controller."""
+        data = self._data(CONTROLLER_PATH)
+        return -1 if data is None else Controller.decode(data).broker_id
+
+    def leader_of(self, topic: str, partition: int, leader_epoch: int) -> int | None:
+        """Who led a partition in an epoch; None when nobody did."""
+        return self._leaders.get(Leadership(topic, partition, leader_epoch))
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _check_controller_epoch(self) -> None:
+        epoch = self._read_controller_epoch()
+        if epoch != self._controller_epoch and epoch != self._controller_epoch + 1:
+            raise SimulationFailure(f"the controller's epoch went from {self._controller_epoch} to {epoch}")
+        self._controller_epoch = epoch
+
+    def _check_partition(self, key: TopicPartition) -> None:
+        state, old = self._read(key), self._states.get(key)
+        if state is None:
+            self._states.pop(key, None)
+            for leadership in [each for each in self._leaders if (each.topic, each.partition) == key]:
+                del self._leaders[leadership]
+            return
+        broken = self._broken_rule(key, old, state)
+        if broken is not None:
+            raise SimulationFailure(f"{key[0]}-{key[1]}: {broken}: {old} became {state}")
+        self._states[key] = state
+        if state.leader != NO_LEADER:
+            self._leaders[Leadership(*key, state.leader_epoch)] = state.leader
+
+    def _broken_rule(self, key: TopicPartition, old: LeaderAndIsr | None, state: LeaderAndIsr) -> str | None:
+        if not state.isr or len(set(state.isr)) != len(state.isr):
+            return "the in-sync replicas are none, or one twice"
+        if not set(state.isr) <= set(replicas := self.replicas(key[0])[key[1]]):
+            return f"the in-sync replicas are not all among the replicas {replicas}"
+        if state.leader != NO_LEADER and state.leader not in state.isr:
+            return "the leader is not in sync"
+        if state.controller_epoch > self._controller_epoch:
+            return f"there has been no controller with this epoch yet, only {self._controller_epoch}"
+        if old is None:
+            return None
+        if state.leader_epoch < old.leader_epoch or state.controller_epoch < old.controller_epoch:
+            return "an epoch went back"
+        if state.leader != old.leader and state.leader_epoch == old.leader_epoch:
+            return "another leader has the same epoch"
+        if state.leader not in (old.leader, NO_LEADER) and state.leader not in old.isr:
+            return "the new leader was not in sync"
+        return None
+
+    def _read(self, key: TopicPartition) -> LeaderAndIsr | None:
+        data = self._data(partition_state_path(*key))
+        return None if data is None else LeaderAndIsr.decode(*key, data)
+
+    def _read_controller_epoch(self) -> int:
+        data = self._data(CONTROLLER_EPOCH_PATH)
+        return 0 if data is None else decode_controller_epoch(data)
+
+    def _data(self, path: str) -> bytes | None:
+        try:
+            return self._tree.get_data(path, _ANYBODY)[0]
+        except NoNode:
+            return None
+
+    def _children(self, path: str) -> list[str]:
+        try:
+            return sorted(self._tree.get_children(path, _ANYBODY)[0])
+        except NoNode:
+            return []

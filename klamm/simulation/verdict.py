@@ -1,0 +1,210 @@
+"""Whether a cluster has kept its promises, judged when everything works again.
+
+`converge` waits until the cluster is whole (liveness) and otherwise says what is missing. `judge` then compares what
+clients were told with what every replica has on its disk (safety).
+"""
+
+import asyncio
+
+from klamm.net.client import ClientError
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.record_batch import Record, decode_records, iterate_batches
+from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
+from klamm.simulation.disk import SimulatedFileSystem
+from klamm.simulation.process import Process, SimulationFailure
+from klamm.simulation.trace import checksum
+from klamm.simulation.workload import Producer, Workload
+from klamm.znodes.requests import DELETE_TOPICS_PATH
+from klamm.znodes.topics import NO_LEADER, TopicPartition
+
+CONVERGENCE_TIMEOUT_S = 180.0
+CHECK_INTERVAL_S = 1.0
+
+
+# -- liveness -------------------------------------------------------------------------------------------------------
+
+
+async def converge(cluster: SimulatedCluster, timeout_s: float = CONVERGENCE_TIMEOUT_S) -> None:
+    """Waits until every broker is up and knows what ZooKeeper knows, and every replica is in sync.
+
+    SimulationFailure, with what is missing, when that takes longer than `timeout_s`. Runs in a client's process.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while missing := await _missing(cluster):
+        if loop.time() > deadline:
+            raise SimulationFailure(f"not whole {timeout_s} s after everything was healed:\n  " + "\n  ".join(missing))
+        await asyncio.sleep(CHECK_INTERVAL_S)
+
+
+async def _missing(cluster: SimulatedCluster) -> list[str]:
+    """One line for each thing that keeps the cluster from being whole."""
+    state = cluster.state
+    missing = [f"broker {one.broker_id} is not up" for one in cluster.brokers.values() if one.broker is None]
+    if state.live_brokers() != list(cluster.brokers):
+        missing.append(f"registered are only brokers {state.live_brokers()}")
+    if cluster.controller_id() == -1:
+        missing.append("there is no controller")
+    if marked := state.children(DELETE_TOPICS_PATH):
+        missing.append(f"still to be deleted: {', '.join(marked)}")
+    for topic in state.topics():
+        for partition, replicas in state.replicas(topic).items():
+            missing += _missing_of_partition(cluster, topic, partition, replicas)
+    for broker in cluster.brokers.values():
+        if broker.broker is not None:
+            missing += await _missing_at_broker(cluster, broker)
+    return missing
+
+
+def _missing_of_partition(
+    cluster: SimulatedCluster, topic: str, partition: int, replicas: tuple[int, ...]
+) -> list[str]:
+    known = cluster.state.partitions().get((topic, partition))
+    if known is None:
+        return [f"{topic}-{partition} has no state"]
+    if known.leader == NO_LEADER:
+        return [f"{topic}-{partition} has no leader, its ISR is {known.isr}"]
+    if sorted(known.isr) != sorted(replicas):
+        ends = {broker_id: _log_end(cluster.brokers[broker_id], (topic, partition)) for broker_id in replicas}
+        return [f"{topic}-{partition}: only {known.isr} of {replicas} are in sync with {known.leader}; ends {ends}"]
+    return []
+
+
+async def _missing_at_broker(cluster: SimulatedCluster, broker: SimulatedBroker) -> list[str]:
+    """What one broker does not know, or knows otherwise than ZooKeeper."""
+    name = f"broker {broker.broker_id}"
+    client = cluster.client()
+    request = request_class(ApiKey.METADATA)
+    try:
+        await client.refresh_metadata([])
+        connection = await client.connection_to(broker.broker_id)
+        response = await connection.send(
+            ApiKey.METADATA,
+            lambda version: request(version=version, topics=None, allow_auto_topic_creation=False),
+            timeout_ms=5_000,
+        )
+    except (ClientError, KafkaError) as error:
+        return [f"{name} does not answer: {error}"]
+    finally:
+        await client.close()
+    missing = []
+    if response.controller_id != cluster.controller_id():
+        missing.append(f"{name} takes {response.controller_id} for the controller, it is {cluster.controller_id()}")
+    if (known := sorted(each.node_id for each in response.brokers)) != cluster.state.live_brokers():
+        missing.append(f"{name} knows only brokers {known}")
+    told = {
+        (topic.name, each.partition_index): (each.leader_id, each.leader_epoch, sorted(each.isr_nodes))
+        for topic in response.topics
+        for each in topic.partitions
+    }
+    true = {
+        key: (state.leader, state.leader_epoch, sorted(state.isr)) for key, state in cluster.state.partitions().items()
+    }
+    for key in sorted({*told, *true}):
+        if told.get(key) != true.get(key):
+            missing.append(f"{name} takes {key[0]}-{key[1]} for {told.get(key)}, it is {true.get(key)}")
+    return missing
+
+
+# -- safety ---------------------------------------------------------------------------------------------------------
+
+
+async def judge(cluster: SimulatedCluster, workload: Workload) -> str:
+    """Waits until the consumers have read everything, and compares. Returns the counts. AssertionError.
+
+    Producers have stopped, and the cluster is whole. There is one producer for a partition at most.
+    """
+    ends = {}
+    for producer in workload.producers:
+        log = _leader_log(cluster, producer.key)
+        records = _records(log)
+        _check_acknowledged(cluster, producer, log, records)
+        ends[producer.key] = len(records)
+    async with asyncio.timeout(CONVERGENCE_TIMEOUT_S):
+        await workload.stop_consuming(ends)
+    await compare_replicas(cluster)
+    for consumer in workload.consumers:
+        records = _records(_leader_log(cluster, consumer.key))
+        assert consumer.records == [(each.offset, each.value) for each in records], consumer.key
+    consumed = sum(len(consumer.records) for consumer in workload.consumers)
+    return f"{workload.acknowledged_records()} records acknowledged, {consumed} consumed"
+
+
+def _check_acknowledged(cluster: SimulatedCluster, producer: Producer, log: bytes, records: list[Record]) -> None:
+    """Everything that was acknowledged stands in the log where it was said to; with idempotence, and nothing else."""
+    values = [record.value for record in records]
+    topic, partition = producer.key
+    epochs = _epochs(log)
+    for each in producer.acknowledged:
+        there = values[each.base_offset : each.base_offset + len(each.values)]
+        assert there == list(each.values), f"{topic}-{partition}: {each} was acknowledged, the log has {there}"
+        if each.attempts == 1:
+            leader = cluster.state.leader_of(topic, partition, epochs[each.base_offset])
+            assert leader == each.broker_id, (
+                f"{topic}-{partition}: {each} was acknowledged, but {leader} led in epoch {epochs[each.base_offset]}"
+            )
+    sent = [value for each in producer.acknowledged for value in each.values]
+    if producer.idempotent:
+        assert values == sent, f"{topic}-{partition}: {_first_difference(values, sent)}"
+    else:
+        # Batches that were sent again may be there more than once, their first copies are in order.
+        assert list(dict.fromkeys(values)) == sent, f"{topic}-{partition}: {_first_difference(values, sent)}"
+
+
+async def compare_replicas(cluster: SimulatedCluster) -> None:
+    """All replicas of every partition are the same, byte for byte; a little later, when followers are still behind."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + CONVERGENCE_TIMEOUT_S
+    while differences := _differences(cluster):
+        assert loop.time() < deadline, f"replicas differ: {'; '.join(differences)}"
+        await asyncio.sleep(CHECK_INTERVAL_S)
+
+
+def _differences(cluster: SimulatedCluster) -> list[str]:
+    differences = []
+    for (topic, partition), state in cluster.state.partitions().items():
+        logs = {broker_id: replica_bytes(cluster.brokers[broker_id], (topic, partition)) for broker_id in state.isr}
+        if len(set(logs.values())) > 1:
+            described = [f"{len(log)} bytes {checksum(log)} on {broker_id}" for broker_id, log in logs.items()]
+            differences.append(f"{topic}-{partition}: {', '.join(described)}")
+    return differences
+
+
+def _leader_log(cluster: SimulatedCluster, key: TopicPartition) -> bytes:
+    return replica_bytes(cluster.brokers[cluster.leader(*key)], key)
+
+
+def replica_bytes(broker: SimulatedBroker, key: TopicPartition) -> bytes:
+    """All segments of a partition on a broker's disk, joined."""
+    files = SimulatedFileSystem(broker.node.disk, Process("verdict", broker.node.name))
+    content = b""
+    for directory in LOG_DIRS:
+        path = f"{directory}/{key[0]}-{key[1]}"
+        if files.exists(path):
+            names = [name for name in files.list_directory(path) if name.endswith(".log")]
+            content += b"".join(files.read_file(f"{path}/{name}") for name in names)
+    return content
+
+
+def _records(log: bytes) -> list[Record]:
+    records = [record for position, header in iterate_batches(log) for record in decode_records(log, position, header)]
+    assert [record.offset for record in records] == list(range(len(records)))
+    return records
+
+
+def _epochs(log: bytes) -> dict[int, int]:
+    """Base offset of each batch -> leader epoch."""
+    return {header.base_offset: header.partition_leader_epoch for _, header in iterate_batches(log)}
+
+
+def _log_end(broker: SimulatedBroker, key: TopicPartition) -> int:
+    log = replica_bytes(broker, key)
+    return max((header.next_offset for _, header in iterate_batches(log, allow_partial_end=True)), default=0)
+
+
+def _first_difference(found: list[bytes | None], expected: list[bytes]) -> str:
+    pairs = enumerate(zip(found, expected, strict=False))
+    at = next((number for number, (one, other) in pairs if one != other), min(len(found), len(expected)))
+    parted = f"from {at}: {found[at : at + 3]}, {expected[at : at + 3]}"
+    return f"{len(found)} records and {len(expected)} acknowledged; {parted}"

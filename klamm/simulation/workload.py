@@ -1,0 +1,267 @@
+"""What clients do in a simulated cluster, and what they remember for `klamm.simulation.verdict`.
+
+A producer sends one batch at a time and repeats it until it is acknowledged by all in-sync replicas; every attempt is
+its own, so that it is known who acknowledged what. A consumer reads what it can while the cluster suffers.
+
+What must stay true: an error that no fault of the cluster excuses is an AssertionError and ends the run.
+"""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from klamm.environment import Buffer
+from klamm.net.client import ClientError
+from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.fetch import FetchPartition, FetchRequest
+from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.produce import ProduceRequest
+from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
+from klamm.simulation.world import World
+from klamm.znodes.topics import TopicPartition
+
+FIRST_TIMESTAMP_MS = 1_609_459_200_000
+ATTEMPT_TIMEOUT_MS = 5_000
+BACK_OFF_S = 0.1
+ALL_REPLICAS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """A batch that was acknowledged; `attempts` counts how often it had been sent until then."""
+
+    base_offset: int
+    values: tuple[bytes, ...]
+    broker_id: int
+    attempts: int
+
+
+class PartitionClient:
+    """Sends to the leader of one partition, attempt by attempt."""
+
+    def __init__(self, client: ClusterClient, key: TopicPartition) -> None:
+        self.topic, self.partition = self.key = key
+        self._client = client
+
+    async def attempt(self, api_key: ApiKey, request: Any) -> tuple[Any, int] | None:
+        """The partition's part of the response, and the broker that answered; None: try again.
+
+        AssertionError for an error that is not retriable.
+        """
+        try:
+            leader = await self._leader()
+            connection = await self._client.connection_to(leader)
+            response = await connection.send(api_key, lambda version: request, timeout_ms=2 * ATTEMPT_TIMEOUT_MS)
+        except (ClientError, KafkaError):
+            return None
+        result = response.topics[0][1][0]
+        if result.error_code in RETRIABLE_ERRORS:
+            return None
+        assert result.error_code == ErrorCode.NONE, f"{self.topic}-{self.partition}, broker {leader}: {result}"
+        return result, leader
+
+    async def again(self) -> None:
+        """Waits a little and asks who leads now."""
+        await asyncio.sleep(BACK_OFF_S)
+        try:
+            await self._client.refresh_metadata([self.topic])
+        except (ClientError, KafkaError):
+            return
+
+    async def _leader(self) -> int:
+        if self.topic not in self._client.metadata.topics:
+            await self._client.refresh_metadata([self.topic])
+        topic = self._client.metadata.topics.get(self.topic)
+        state = None if topic is None else topic.partitions.get(self.partition)
+        return -1 if state is None else state.leader
+
+
+class Producer:
+    """Produces to one partition with acks=all until `stop` is set, or for some batches."""
+
+    def __init__(self, client: ClusterClient, key: TopicPartition, chance: random.Random, *, idempotent: bool) -> None:
+        self.key = key
+        self.idempotent = idempotent
+        self.acknowledged: list[Acknowledged] = []
+        self.stop = asyncio.Event()
+        self.progress = asyncio.Event()
+        self._partition_client = PartitionClient(client, key)
+        self._client = client
+        self._random = chance
+        self._producer = (-1, -1)
+
+    async def run(self, batches: int | None = None, pause_s: float = 0.05) -> None:
+        """Between two batches it pauses up to `pause_s` seconds."""
+        if self.idempotent:
+            self._producer = await self._producer_id()
+        sequence = 0
+        for number in itertools.count() if batches is None else range(batches):
+            if self.stop.is_set():
+                return
+            values = tuple(
+                b"%s-%d/%d/%d" % (self.key[0].encode(), self.key[1], number, n) for n in range(1 + number % 4)
+            )
+            await self._produce(values, FIRST_TIMESTAMP_MS + number, sequence if self.idempotent else -1)
+            sequence += len(values)
+            await asyncio.sleep(self._random.uniform(0, pause_s))
+
+    async def _produce(self, values: tuple[bytes, ...], timestamp_ms: int, sequence: int) -> None:
+        producer_id, producer_epoch = self._producer
+        batch = build_batch(
+            [Record(None, value, timestamp_ms) for value in values],
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=sequence,
+        )
+        topic, partition = self.key
+        for attempts in itertools.count(1):
+            # Each attempt has a copy: the network may still hold the last one's.
+            topics: Any = [(topic, [(partition, bytes(batch))])]
+            request = ProduceRequest(None, ALL_REPLICAS, ATTEMPT_TIMEOUT_MS, topics)
+            answer = await self._partition_client.attempt(ApiKey.PRODUCE, request)
+            if answer is not None:
+                result, broker_id = answer
+                self.acknowledged.append(Acknowledged(result.base_offset, values, broker_id, attempts))
+                self.progress.set()
+                return
+            await self._partition_client.again()
+
+    async def _producer_id(self) -> tuple[int, int]:
+        init = request_class(ApiKey.INIT_PRODUCER_ID)
+        response = await self._client.send_to_any(
+            ApiKey.INIT_PRODUCER_ID,
+            lambda version: init(version=version, transactional_id=None, transaction_timeout_ms=60_000),
+            errors_of=lambda response: [response.error_code],
+        )
+        assert response.error_code == ErrorCode.NONE, response
+        return response.producer_id, response.producer_epoch
+
+
+class Consumer:
+    """Reads one partition from its beginning; `records` holds (offset, value), offsets without gaps."""
+
+    def __init__(self, client: ClusterClient, key: TopicPartition) -> None:
+        self.key = key
+        self.records: list[tuple[int, bytes]] = []
+        self.stop_at: int | None = None
+        self._partition_client = PartitionClient(client, key)
+
+    async def run(self) -> None:
+        """Reads until `stop_at` records are there."""
+        topic, partition = self.key
+        while self.stop_at is None or len(self.records) < self.stop_at:
+            want = FetchPartition(partition, -1, len(self.records), -1, -1, 1 << 20)
+            request = FetchRequest(max_wait_ms=500, min_bytes=1, topics=[(topic, [want])])
+            answer = await self._partition_client.attempt(ApiKey.FETCH, request)
+            if answer is None:
+                await self._partition_client.again()
+                continue
+            for record in records_of(answer[0].records):
+                if record.offset >= len(self.records):
+                    assert record.offset == len(self.records), f"{self.key}: {record} after {self.records[-1:]}"
+                    assert record.value is not None
+                    self.records.append((record.offset, record.value))
+
+
+class Workload:
+    """A producer and a consumer for each partition of `is_idempotent`, on a machine of their own."""
+
+    def __init__(self, world: World, client: ClusterClient, is_idempotent: dict[TopicPartition, bool]) -> None:
+        self.node = world.node("client")
+        self.consumers = [Consumer(client, key) for key in is_idempotent]
+        self.producers = [
+            Producer(client, key, world.random, idempotent=idempotent) for key, idempotent in is_idempotent.items()
+        ]
+        self._producing: list[asyncio.Future[None]] = []
+        self._consuming: list[asyncio.Future[None]] = []
+
+    def start(self, batches: int | None = None) -> None:
+        """Has every producer send so many batches; None: until `stop_producing`."""
+        self._producing = [self.node.run(producer.run(batches)) for producer in self.producers]
+        self._consuming = [self.node.run(consumer.run()) for consumer in self.consumers]
+
+    async def produced(self, records: int) -> None:
+        """Waits until at least so many more records are acknowledged."""
+        wanted = self.acknowledged_records() + records
+        for producer in itertools.cycle(self.producers):
+            if self.acknowledged_records() >= wanted:
+                return
+            producer.progress.clear()
+            await producer.progress.wait()
+
+    async def stop_producing(self) -> None:
+        """Returns when every producer's last batch is acknowledged."""
+        for producer in self.producers:
+            producer.stop.set()
+        await asyncio.gather(*self._producing)
+
+    async def stop_consuming(self, ends: dict[TopicPartition, int]) -> None:
+        """Returns when every consumer has read its partition up to this end."""
+        for consumer in self.consumers:
+            consumer.stop_at = ends[consumer.key]
+        await asyncio.gather(*self._consuming)
+
+    def acknowledged_records(self) -> int:
+        return sum(len(each.values) for producer in self.producers for each in producer.acknowledged)
+
+
+def records_of(data: Buffer | None) -> Iterator[Record]:
+    """The records of what a fetch returned."""
+    if data is not None:
+        for position, header in iterate_batches(data, allow_partial_end=True):
+            yield from decode_records(data, position, header)
+
+
+async def create_topic(
+    client: ClusterClient, name: str, *, partitions: int, replication_factor: int, configs: dict[str, str] | None = None
+) -> None:
+    """Creates a topic, asking again until it exists."""
+    create = request_class(ApiKey.CREATE_TOPICS)
+    topic = create.CreatableTopic(
+        name=name,
+        num_partitions=partitions,
+        replication_factor=replication_factor,
+        assignments=[],
+        configs=[
+            create.CreatableTopic.CreatableTopicConfig(name=key, value=value) for key, value in (configs or {}).items()
+        ],
+    )
+    passing = {*RETRIABLE_ERRORS, ErrorCode.INVALID_REPLICATION_FACTOR}
+    while True:
+        response = await client.send_to_controller(
+            ApiKey.CREATE_TOPICS,
+            lambda version: create(version=version, topics=[topic], timeout_ms=10_000, validate_only=False),
+            errors_of=lambda response: [response.topics[0].error_code],
+        )
+        code = response.topics[0].error_code
+        # It exists already when the answer to an earlier attempt was lost.
+        if code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+            return
+        assert code in passing, response
+        await asyncio.sleep(BACK_OFF_S)
+
+
+async def delete_topic(client: ClusterClient, name: str) -> None:
+    """Deletes a topic, asking again until somebody says that it is marked for deletion or gone."""
+    delete = request_class(ApiKey.DELETE_TOPICS)
+    while True:
+        response = await client.send_to_controller(
+            ApiKey.DELETE_TOPICS,
+            lambda version: delete(
+                version=version,
+                topics=[delete.DeleteTopicState(version=version, name=name)] if version >= 6 else [],
+                topic_names=[name],
+                timeout_ms=10_000,
+            ),
+            errors_of=lambda response: [response.responses[0].error_code],
+        )
+        code = response.responses[0].error_code
+        # Unknown: the answer to an earlier attempt was lost. Timed out: marked, and somebody goes on deleting.
+        if code in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.REQUEST_TIMED_OUT):
+            return
+        assert code in RETRIABLE_ERRORS, response
+        await asyncio.sleep(BACK_OFF_S)
