@@ -5,7 +5,7 @@ What must stay true:
 - A partition changes only to a newer leader epoch, so that what arrives late or twice changes nothing.
 - The fetcher of a partition is gone before the partition leads or is deleted, and knows the new leader and epoch before
   it goes on.
-- Work on many partitions leaves the loop to others about every ten milliseconds.
+- Work on many partitions leaves the loop to others about every ten milliseconds, and the log one line.
 
 Source: kafka.server.ReplicaManager.
 """
@@ -108,6 +108,11 @@ class StateChanges:
                         changes.append((key, topic.topic_id, state))
             await self._make_leaders(leading, codes)
             await self._make_followers(following, codes, request)
+            refused = sum(code is not ErrorCode.NONE for code in codes.values())
+            _log.info(
+                "LeaderAndIsr of controller %d, epoch %d: %d partitions to lead, %d to follow, %d of %d refused",
+                *(request.controller_id, self.controller_epoch, len(leading), len(following), refused, len(codes)),
+            )
             return _response(request, ErrorCode.NONE, codes)
 
     async def _load_topic_configs(self, request: LeaderAndIsrRequest) -> None:
@@ -131,7 +136,7 @@ class StateChanges:
                     _log.error("LeaderAndIsr for %s: %s", partition, error)
                     return error.code
             if state.leader_epoch <= partition.leader_epoch:
-                _log.info(
+                _log.debug(
                     "LeaderAndIsr for %s with leader epoch %d is ignored, it is %d",
                     *(partition, state.leader_epoch, partition.leader_epoch),
                 )
@@ -152,7 +157,7 @@ class StateChanges:
                 codes[key] = self._failed(key, error)
             else:
                 self._on_change(key)
-                _log.info("%s", _Transition("Leading", key, state, partition.log.log_end_offset))
+                _log.debug("Leading %s from offset %d: %s", partition, partition.log.log_end_offset, state)
             await slices.pause_when_over()
 
     async def _make_followers(
@@ -177,7 +182,7 @@ class StateChanges:
             self._followers.remove_fetchers([key])
             self._on_change(key)
             to_fetch[key] = InitialFetchState(state.leader, *address, state.leader_epoch)
-            _log.info("%s", _Transition("Following", key, state, partition.log.log_end_offset))
+            _log.debug("Following %s from offset %d: %s", partition, partition.log.log_end_offset, state)
             if slices.is_over:
                 self._fetch(to_fetch)
                 to_fetch = {}
@@ -220,7 +225,7 @@ class StateChanges:
             return ErrorCode.KAFKA_STORAGE_ERROR
         partition = self._hosted.get(key)
         if partition is not None and NO_EPOCH < leader_epoch <= partition.leader_epoch:
-            _log.info(
+            _log.debug(
                 "StopReplica for %s with leader epoch %d is ignored, it is %d",
                 *(partition, leader_epoch, partition.leader_epoch),
             )
@@ -246,25 +251,6 @@ class StateChanges:
         self._followers.remove_fetchers(failed)
         for key in failed:
             self._hosted.mark_offline(key)
-
-
-class _Transition:
-    """A line of the log, made only if it is written."""
-
-    __slots__ = ("_end_offset", "_key", "_state", "_what")
-
-    def __init__(self, what: str, key: TopicPartition, state: LeaderAndIsrPartitionState, end_offset: int) -> None:
-        self._what = what
-        self._key = key
-        self._state = state
-        self._end_offset = end_offset
-
-    def __str__(self) -> str:
-        (topic, partition), state = self._key, self._state
-        return (
-            f"{self._what} {topic}-{partition} from offset {self._end_offset} in leader epoch {state.leader_epoch}:"
-            f" leader {state.leader}, ISR {state.isr}, version {state.zk_version}"
-        )
 
 
 class _Slices:

@@ -108,6 +108,7 @@ class LogManager:
         # What log-start-offset-checkpoint holds: only a log that begins within a segment has an entry there.
         self._written_starts: dict[str, Mapping[TopicPartition, int]] = {}
         self._logs: dict[TopicPartition, Log] = {}
+        self._log_counts = {directory.path: 0 for directory in self._directories}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._timers: dict[asyncio.TimerHandle, None] = {}
         self._is_loaded = False
@@ -247,7 +248,8 @@ class LogManager:
         except OSError as error:
             directory.fail(error, f"loading {topic}-{partition}")
             return
-        log = self._logs[key] = Log(self._environment, directory, topic, partition, config, loaded, self)
+        log = Log(self._environment, directory, topic, partition, config, loaded, self)
+        self._add(log)
         log.update_high_watermark(entry.high_watermarks.get(key, log.log_start_offset))
 
     # -- creating and deleting ------------------------------------------------------------------------------------
@@ -274,13 +276,9 @@ class LogManager:
         return log
 
     def _create(self, topic: str, partition: int, config: LogConfig) -> Log:
-        counts = {directory.path: 0 for directory in self._directories if directory.is_online}
-        for log in self._logs.values():
-            if log.log_directory.path in counts:
-                counts[log.log_directory.path] += 1
         online = [directory for directory in self._directories if directory.is_online]
         failure: KafkaError | None = None
-        for directory in sorted(online, key=lambda directory: counts[directory.path]):
+        for directory in sorted(online, key=lambda directory: self._log_counts[directory.path]):
             path = directory.file(partition_directory_name(topic, partition))
             existed = self._file_system.exists(path)
             try:
@@ -290,9 +288,19 @@ class LogManager:
                 if not existed:
                     self._remove_half_created(directory, path)
                 continue
-            self._logs[topic, partition] = log
+            self._add(log)
             return log
         raise failure or KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "no log directory is online")
+
+    def _add(self, log: Log) -> None:
+        self._logs[log.topic, log.partition] = log
+        self._log_counts[log.log_directory.path] += 1
+
+    def _remove(self, topic: str, partition: int) -> Log | None:
+        log = self._logs.pop((topic, partition), None)
+        if log is not None:
+            self._log_counts[log.log_directory.path] -= 1
+        return log
 
     def _remove_half_created(self, directory: LogDirectory, path: str) -> None:
         """The log may be created in another directory next, and two directories for one partition stop a start."""
@@ -322,7 +330,7 @@ class LogManager:
 
         Raises KafkaError(KAFKA_STORAGE_ERROR) when the rename fails, or when an offline directory may have the log.
         """
-        log = self._logs.pop((topic, partition), None)
+        log = self._remove(topic, partition)
         if log is None:
             if len(self.live_directories) < len(self._directories):
                 raise KafkaError(
@@ -543,7 +551,7 @@ class LogManager:
 
     def _close_failed(self, path: str, error: OSError) -> None:
         for log in self.logs_in(path):
-            del self._logs[log.topic, log.partition]
+            self._remove(log.topic, log.partition)
             log.abandon()
         self._on_directory_failure(path, error)
 
