@@ -296,7 +296,8 @@ def test_a_removed_broker_that_cannot_be_reached_is_given_up():
 
 def test_a_connection_that_was_closed_while_idle_is_opened_again():
     async def test():
-        async with toy_broker() as broker, channels() as manager:
+        warned = asyncio.Queue()
+        async with toy_broker() as broker, channels() as manager, warnings_of_channels(warned):
             answers = asyncio.Queue()
             manager.add_broker(broker.registration())
             for number in range(2):
@@ -306,8 +307,9 @@ def test_a_connection_that_was_closed_while_idle_is_opened_again():
                 connection.answer(header, UpdateMetadataResponse())
                 await answers.get()
                 connection.transport.close()
-                await broker.lost.get()
+                await manager._channels[1]._connection.wait_closed()
             assert len(broker.connections) == 2
+            assert warned.empty()
 
     run(test)
 
@@ -334,7 +336,12 @@ def test_a_second_add_keeps_the_channel_and_what_is_queued():
             manager.add_broker(broker.registration())
             manager.send_request(1, ApiKey.UPDATE_METADATA, update(0))
             manager.add_broker(broker.registration())
-            await broker.requests.get()
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(1))
+            assert manager.queue_size(1) == 2
+            connection, header, _ = await broker.requests.get()
+            connection.answer(header, UpdateMetadataResponse())
+            _, _, body = await broker.requests.get()
+            assert body == update(1)
             assert len(broker.connections) == 1
 
     run(test)
