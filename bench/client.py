@@ -102,8 +102,7 @@ def librdkafka_roundtrip(bootstrap: str, topic: str) -> Callable[[], None]:
 
 def socket_roundtrip(bootstrap: str, topic: str) -> Callable[[], None]:
     """Produce v7 by hand: what the broker alone takes, without a client's threads."""
-    host, port = bootstrap.split(":")
-    connection = socket.create_connection((host, int(port)))
+    connection = socket.create_connection(leader(bootstrap, topic))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     builder = DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, 1_000_000)
     builder.append(0, int(time.time() * 1000), None, payload(100), [])
@@ -129,6 +128,13 @@ def socket_roundtrip(bootstrap: str, topic: str) -> Callable[[], None]:
             raise SystemExit(f"Produce was answered with error {error}")
 
     return once
+
+
+def leader(bootstrap: str, topic: str) -> tuple[str, int]:
+    """Host and port of the broker that leads partition 0."""
+    metadata = confluent_kafka.Producer({"bootstrap.servers": bootstrap}).list_topics(topic, timeout=30)
+    broker = metadata.brokers[metadata.topics[topic].partitions[0].leader]
+    return broker.host, broker.port
 
 
 def payload(size_bytes: int) -> bytes:

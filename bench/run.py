@@ -1,4 +1,6 @@
-"""klamm beside Apache Kafka 2.8.2: one broker each, on this machine, with the same librdkafka client, as ratios.
+"""klamm beside Apache Kafka 2.8.2, on this machine, with the same librdkafka client, as ratios.
+
+One broker of each program, or with --brokers 3 three, every topic then with a replica on each.
 
 Both programs run at the same time in fresh directories on one disk; the measurements take turns, after unmeasured
 rounds that warm the JVM up; what the very first round gave has rows of its own. Each other number is the median of the
@@ -31,8 +33,12 @@ MB = 1e6
 # More than any measurement writes; reduced on a machine that does not have it.
 TOUCHED_BYTES = min(4 << 30, os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2)
 
+# By the number of brokers: how many 1 KB and 100 B records a transfer has. Three brokers write each three times.
+TRANSFERS = {1: (600_000, 3_000_000), 3: (300_000, 1_000_000)}
+
 # What is printed: key, title, unit, whether more is better, and the target for klamm / Kafka (None: for information).
-ROWS: list[tuple[str, str, str, bool, float | None]] = [
+Row = tuple[str, str, str, bool, float | None]
+ONE_BROKER: list[Row] = [
     ("produce_1k_first", "produce, acks=all, 1 KB, the first round after the start", "MB/s", True, 2.0),
     ("produce_1k", "produce, acks=all, 1 KB, 1 partition", "MB/s", True, 2.0),
     ("produce_1k_client", "    the client's CPU", "% of a core", True, None),
@@ -56,13 +62,34 @@ ROWS: list[tuple[str, str, str, bool, float | None]] = [
     ("start", "start: command to first acknowledged record", "s", False, None),
     ("rss", "broker RSS, idle, all of the above done", "MB", False, 0.25),
 ]
+THREE_BROKERS: list[Row] = [
+    ("produce_1k_first", "produce, acks=all, RF 3, 1 KB, the first round after the start", "MB/s", True, 2.0),
+    ("produce_1k", "produce, acks=all, RF 3, 1 KB, 1 partition", "MB/s", True, 2.0),
+    ("produce_1k_client", "    the client's CPU", "% of a core", True, None),
+    ("produce_1k_thread", "    its busiest thread's", "% of a core", True, None),
+    ("produce_1k_cpu", "    CPU of the three brokers", "s per GB", False, 1.0),
+    ("produce_100", "produce, acks=all, RF 3, 100 B, 1 partition", "MB/s", True, 1.2),
+    ("produce_100_client", "    the client's CPU", "% of a core", True, None),
+    ("produce_100_thread", "    its busiest thread's", "% of a core", True, None),
+    ("produce_100_cpu", "    CPU of the three brokers", "s per GB", False, 1.0),
+    ("socket_p50", "one-at-a-time produce, RF 3, bare socket, p50", "ms", False, 1.0),
+    ("socket_p99", "    p99", "ms", False, 1.0),
+    ("librdkafka_p50", "one-at-a-time produce, RF 3, librdkafka, p50", "ms", False, 1.0),
+    ("librdkafka_p99", "    p99", "ms", False, 1.0),
+    ("start", "start: command to first acknowledged RF-3 record (klamm: at most 1.5 s)", "s", False, None),
+    ("rss", "RSS per broker, idle, all of the above done", "MB", False, 0.25),
+]
+ROWS = {1: ONE_BROKER, 3: THREE_BROKERS}
 
 
 class Bench:
-    """The measurements; `samples[side name][row key]` collects one number per round."""
+    """The measurements; `samples[side name][row key]` collects one number per round.
 
-    def __init__(self, sides: list[Side], scale: float, step: Callable[[str], None]) -> None:
-        self.sides, self.scale, self.step = sides, scale, step
+    Every topic has one partition with a replica on each broker.
+    """
+
+    def __init__(self, sides: list[Side], brokers: int, scale: float, step: Callable[[str], None]) -> None:
+        self.sides, self.brokers, self.scale, self.step = sides, brokers, scale, step
         self.samples: dict[str, dict[str, list[float]]] = {side.name: defaultdict(list) for side in sides}
 
     def count(self, records: int) -> int:
@@ -80,13 +107,14 @@ class Bench:
 
     def round(self, number: int, *, measured: bool) -> None:
         """One turn of every measurement on every side."""
+        large, small = TRANSFERS[self.brokers]
         for side in self.sides:
-            values = self._produce_and_consume(side, f"bench-1k-{number}", 1024, self.count(600_000), "1k")
-            values |= self._produce_and_consume(side, f"bench-100-{number}", 100, self.count(3_000_000), "100")
+            values = self._produce_and_consume(side, f"bench-1k-{number}", 1024, self.count(large), "1k")
+            values |= self._produce_and_consume(side, f"bench-100-{number}", 100, self.count(small), "100")
             values |= self._roundtrips(side, number)
             if number == 0:
                 # Its own rows: the JVM takes gigabytes to compile what is hot, and users see it cold as well as warm.
-                for key in ("produce_1k", "consume_1k"):
+                for key in values.keys() & {"produce_1k", "consume_1k"}:
                     self.samples[side.name][f"{key}_first"].append(values[key])
             if measured:
                 for key, value in values.items():
@@ -100,7 +128,7 @@ class Bench:
         values = {}
         with fresh_topic(side, topic):
             values |= self._transfer(side, f"produce_{label}", topic, count, size)
-            if size >= 1000:
+            if size >= 1000 and self.brokers == 1:
                 values |= self._transfer(side, f"consume_{label}", topic, count, size)
         return values
 
@@ -123,8 +151,10 @@ class Bench:
             with fresh_topic(side, f"bench-{transport}-{number}") as topic:
                 result = client(side, "roundtrips", topic, self.count(5000), "--transport", transport)
             values |= {f"{transport}_p50": result["p50_ms"], f"{transport}_p99": result["p99_ms"]}
+        if self.brokers > 1:
+            return values
         self.step(f"one at a time (one core) {side.name}")
-        with fresh_topic(side, f"bench-one-core-{number}") as topic, one_core(side.broker_pid()):
+        with fresh_topic(side, f"bench-one-core-{number}") as topic, one_core(side.broker_pids()[0]):
             result = client(side, "roundtrips", topic, self.count(5000), "--transport", "socket")
         return values | {"one_core_p50": result["p50_ms"], "one_core_p99": result["p99_ms"]}
 
@@ -173,9 +203,23 @@ def touch_memory() -> None:
 @contextlib.contextmanager
 def fresh_topic(side: Side, topic: str) -> Any:
     admin = AdminClient({"bootstrap.servers": side.bootstrap, "log_level": 0})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, 1, side.brokers)])[topic].result(30)
+    wait_until_led(side, topic)
     yield topic
     admin.delete_topics([topic])[topic].result(30)
+
+
+def wait_until_led(side: Side, topic: str) -> None:
+    """Waits until every broker knows the leader: a bare socket would not ask again."""
+    deadline = time.monotonic() + 30
+    for address in side.bootstrap.split(","):
+        while True:
+            metadata = AdminClient({"bootstrap.servers": address, "log_level": 0}).list_topics(topic, timeout=30)
+            partitions = metadata.topics[topic].partitions
+            if partitions and partitions[0].leader in metadata.brokers and len(partitions[0].isrs) == side.brokers:
+                break
+            if time.monotonic() > deadline:
+                raise SystemExit(f"{side.name}: nobody leads {topic} after 30 s")
 
 
 def first_acknowledged(side: Side) -> float:
@@ -208,7 +252,7 @@ def first_acknowledged(side: Side) -> float:
 def results(bench: Bench) -> list[dict[str, Any]]:
     """One entry per row: the median of each side and, with both, the ratio klamm / Kafka."""
     entries = []
-    for key, title, unit, more_is_better, target in ROWS:
+    for key, title, unit, more_is_better, target in ROWS[bench.brokers]:
         medians = {name: statistics.median(samples[key]) for name, samples in bench.samples.items() if samples.get(key)}
         entry = {"key": key, "title": title, "unit": unit, "medians": medians, "target": target}
         entry["samples"] = {name: samples[key] for name, samples in bench.samples.items() if samples.get(key)}
@@ -218,9 +262,10 @@ def results(bench: Bench) -> list[dict[str, Any]]:
             entry["met"] = met(entry) if target is not None else None
         entries.append(entry)
     by_key = {entry["key"]: entry for entry in entries}
-    consume, client_share = by_key["consume_1k"], by_key["consume_1k_client"]["medians"].get(Klamm.name, 0)
-    if consume.get("met") is False and client_share > 90:
-        consume["met"] = True
+    if "consume_1k" in by_key:
+        consume, client_share = by_key["consume_1k"], by_key["consume_1k_client"]["medians"].get(Klamm.name, 0)
+        if consume.get("met") is False and client_share > 90:
+            consume["met"] = True
     return entries
 
 
@@ -229,7 +274,8 @@ def met(entry: dict[str, Any]) -> bool:
 
 
 def table(entries: list[dict[str, Any]], sides: list[Side], rounds: int) -> Table:
-    made = Table(title=f"one broker, this machine ({os.cpu_count()} cores), median of {rounds} rounds")
+    count = {1: "one broker", 3: "three brokers"}[sides[0].brokers]
+    made = Table(title=f"{count}, this machine ({os.cpu_count()} cores), median of {rounds} rounds")
     made.add_column("what", no_wrap=True)
     for side in sides:
         made.add_column(side.name, justify="right")
@@ -255,6 +301,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="measured rounds (default 5)")
     parser.add_argument("--warm-up", type=int, default=3, help="rounds before that, not measured (default 3)")
     parser.add_argument("--scale", type=float, default=1.0, help="how much of the full number of records (default 1.0)")
+    parser.add_argument("--brokers", type=int, choices=sorted(ROWS), default=1, help="of each program (default 1)")
     parser.add_argument("--side", choices=["kafka", "klamm", "both"], default="both", help="measure only one program")
     parser.add_argument("--json", type=Path, help="also write every sample to this file")
     parser.add_argument("--dir", type=Path, help="where data goes (default: a temporary directory, removed at the end)")
@@ -264,14 +311,19 @@ def main() -> None:
         directory = arguments.dir or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="klamm-bench-")))
         sides: list[Side] = []
         if arguments.side in ("kafka", "both"):
-            sides.append(Kafka(directory / "kafka"))
+            sides.append(Kafka(directory / "kafka", arguments.brokers))
         if arguments.side in ("klamm", "both"):
-            sides.append(Klamm(directory / "klamm"))
+            sides.append(Klamm(directory / "klamm", arguments.brokers))
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         progress = stack.enter_context(Progress(*columns, console=console, transient=True))
-        steps = len(sides) * (arguments.rounds + 6 * (arguments.warm_up + arguments.rounds))
+        steps_of_a_round = 6 if arguments.brokers == 1 else 4
+        steps = len(sides) * (arguments.rounds + steps_of_a_round * (arguments.warm_up + arguments.rounds))
         task = progress.add_task("starting", total=steps)
-        bench = Bench(sides, arguments.scale, lambda what: progress.update(task, description=what.ljust(50), advance=1))
+
+        def step(what: str) -> None:
+            progress.update(task, description=what.ljust(50), advance=1)
+
+        bench = Bench(sides, arguments.brokers, arguments.scale, step)
         bench.start_times(arguments.rounds)
         for side in sides:
             stack.callback(side.kill)
@@ -283,7 +335,9 @@ def main() -> None:
     entries = results(bench)
     console.print(table(entries, sides, arguments.rounds))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"cores": os.cpu_count(), "rows": entries}, indent=1) + "\n")
+        arguments.json.write_text(
+            json.dumps({"cores": os.cpu_count(), "brokers": arguments.brokers, "rows": entries}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

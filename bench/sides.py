@@ -1,7 +1,10 @@
 """The two programs under measurement: how each is started, which process is its broker, what that has used."""
 
+import contextlib
 import os
 import shutil
+import socket
+import statistics
 import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -34,12 +37,15 @@ KAFKA_OPTIONS = (
 
 
 class Side(ABC):
-    """One program: a broker with its ZooKeeper, in a fresh directory each time that it is launched."""
+    """One program: brokers with their ZooKeeper, in a fresh directory each time that they are launched.
+
+    A topic that is created by its first record has a replica on each of up to three brokers.
+    """
 
     name: str
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, brokers: int = 1) -> None:
+        self.directory, self.brokers = directory, brokers
         self.bootstrap = ""
 
     @abstractmethod
@@ -52,16 +58,17 @@ class Side(ABC):
     @abstractmethod
     def kill(self) -> None: ...
 
-    def broker_pid(self) -> int:
-        """The process that listens on the bootstrap port."""
-        return listener(int(self.bootstrap.rsplit(":", 1)[1]))
+    def broker_pids(self) -> list[int]:
+        """The processes that listen on the bootstrap ports."""
+        return [listener(int(address.rsplit(":", 1)[1])) for address in self.bootstrap.split(",")]
 
     def broker_cpu_seconds(self) -> float:
-        """User and system time of all threads of the broker's process so far."""
-        return process_cpu_seconds(self.broker_pid())
+        """User and system time of all threads of all brokers' processes so far."""
+        return sum(map(process_cpu_seconds, self.broker_pids()))
 
-    def broker_rss_bytes(self) -> int:
-        return process_rss_bytes(self.broker_pid())
+    def broker_rss_bytes(self) -> float:
+        """Of one broker, on average."""
+        return statistics.mean(map(process_rss_bytes, self.broker_pids()))
 
     def _fresh(self) -> Path:
         shutil.rmtree(self.directory, ignore_errors=True)
@@ -70,23 +77,38 @@ class Side(ABC):
 
 
 class Kafka(Side):
-    """Apache Kafka 2.8.2 with ZooKeeper 3.5.9, both launched at once: the broker waits for ZooKeeper by itself."""
+    """Apache Kafka 2.8.2 with ZooKeeper 3.5.9, all launched at once: the brokers wait for ZooKeeper by themselves."""
 
     name = "Apache Kafka 2.8.2"
 
     def launch(self) -> None:
         directory, jars = self._fresh(), kafka_jars()
         self._zookeeper = RealZooKeeper(jars, directory / "zookeeper", properties={"tickTime": 2000}, options=())
-        self._kafka = RealKafka(jars, directory / "kafka", self._zookeeper.connect, options=KAFKA_OPTIONS)
-        self.bootstrap = self._kafka.bootstrap
+        replicas = min(3, self.brokers)
+        properties = {"default.replication.factor": replicas, "offsets.topic.replication.factor": replicas}
+        self._kafkas = [
+            RealKafka(
+                jars,
+                directory / f"kafka-{broker_id}",
+                self._zookeeper.connect,
+                broker_id=broker_id,
+                properties=properties,
+                options=KAFKA_OPTIONS,
+            )
+            for broker_id in range(self.brokers)
+        ]
+        self.bootstrap = ",".join(kafka.bootstrap for kafka in self._kafkas)
         self._zookeeper.launch()
-        self._kafka.launch()
+        for kafka in self._kafkas:
+            kafka.launch()
 
     def wait_ready(self) -> None:
-        self._kafka.wait_ready()
+        for kafka in self._kafkas:
+            kafka.wait_ready()
 
     def kill(self) -> None:
-        self._kafka.kill()
+        for kafka in self._kafkas:
+            kafka.kill()
         self._zookeeper.kill()
 
 
@@ -97,16 +119,26 @@ class Klamm(Side):
 
     def launch(self) -> None:
         directory = self._fresh()
-        port = free_port()
-        self.bootstrap = f"127.0.0.1:{port}"
-        command = [KLAMM, "up", "--dir", directory / "data", "--port", str(port)]
+        port = adjacent_free_ports(self.brokers)
+        self.bootstrap = ",".join(f"127.0.0.1:{port + broker_id}" for broker_id in range(self.brokers))
+        command = [KLAMM, "up", "--dir", directory / "data", "--port", str(port), "--brokers", str(self.brokers)]
         self._process = ManagedProcess("klamm", command, directory / "klamm.log")
 
     def wait_ready(self) -> None:
-        self._process.wait_for(str(self.bootstrap))
+        self._process.wait_for("clients can connect to")
 
     def kill(self) -> None:
         self._process.kill()
+
+
+def adjacent_free_ports(count: int) -> int:
+    """The first of so many ports that nobody uses now."""
+    while True:
+        first = free_port()
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError, OverflowError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            return first
 
 
 def process_cpu_seconds(pid: int) -> float:
