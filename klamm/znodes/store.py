@@ -57,7 +57,8 @@ class _Notice:
         self.callback(*self.arguments)
 
 
-def _notice(callback: Callable[..., None] | None, *arguments: Any) -> Watch | None:
+def notice(callback: Callable[..., None] | None, *arguments: Any) -> Watch | None:
+    """The watch that calls `callback(*arguments)`, whatever has happened."""
     return None if callback is None else _Notice(callback, arguments)
 
 
@@ -143,7 +144,7 @@ class KafkaZooKeeper:
 
     async def broker_ids(self, watch: Callable[[], None] | None = None) -> list[int]:
         """The ids of the live brokers, ascending; `watch` is called once when one comes or goes."""
-        names = await retrying(self.client.children, brokers.BROKER_IDS_PATH, _notice(watch))
+        names = await retrying(self.client.children, brokers.BROKER_IDS_PATH, notice(watch))
         for name in names:
             if not (name.isascii() and name.isdigit()):
                 raise ZnodeError(f"{brokers.BROKER_IDS_PATH}/{name}", "its name is not a broker id")
@@ -180,7 +181,7 @@ class KafkaZooKeeper:
 
     async def topic_names(self, watch: Callable[[], None] | None = None) -> list[str]:
         """All topics, sorted; `watch` is called once when one comes or goes."""
-        return await retrying(self.client.children, topics.TOPICS_PATH, _notice(watch))
+        return await retrying(self.client.children, topics.TOPICS_PATH, notice(watch))
 
     async def topic_assignment(self, topic: str) -> TopicAssignment | None:
         """The replicas of a topic's partitions; None when the topic does not exist."""
@@ -253,7 +254,7 @@ class KafkaZooKeeper:
 
     async def topic_deletions(self, watch: Callable[[], None] | None = None) -> list[str]:
         """The topics marked for deletion, sorted; `watch` is called once when that list changes."""
-        return await retrying(self.client.children, requests.DELETE_TOPICS_PATH, _notice(watch))
+        return await retrying(self.client.children, requests.DELETE_TOPICS_PATH, notice(watch))
 
     async def delete_topic(self, topic: str) -> None:
         """Removes a topic, its configuration, and last the mark for deletion, so that a crash in between is made good
@@ -357,7 +358,7 @@ class KafkaZooKeeper:
         found: dict[K, tuple[bytes, Stat]] = {}
         while pending:
             answers = await asyncio.gather(
-                *(self.client.submit_get(path, _notice(watch, key)) for key, path in pending.items()),
+                *(self.client.submit_get(path, notice(watch, key)) for key, path in pending.items()),
                 return_exceptions=True,
             )
             lost = {}

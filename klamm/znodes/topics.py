@@ -21,7 +21,15 @@ TopicPartition = tuple[str, int]
 Replicas = Mapping[int, Sequence[int]]
 """Partition -> broker ids."""
 
+MAX_TOPIC_NAME_LENGTH = 249
+
 _TOPIC_ID = re.compile(r"[A-Za-z0-9_-]{22}(==)?")
+_LEGAL_NAME = re.compile(rf"[a-zA-Z0-9._-]{{1,{MAX_TOPIC_NAME_LENGTH}}}")
+
+
+def is_legal_topic_name(name: str) -> bool:
+    """Whether clients could have created a topic of this name; that of anything else may not even be a directory's."""
+    return _LEGAL_NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
 def topic_path(topic: str) -> str:

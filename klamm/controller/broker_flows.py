@@ -1,0 +1,204 @@
+"""What the controller does when brokers start, die, change, lose a disk or want to stop.
+
+The functions with Kafka's names (`on_broker_startup` ...) are steps of several flows; the others process one event.
+
+What must stay true:
+- A broker that came back under a new epoch (a bounce) has died first: its channel, and what was known of its replicas,
+  is of the former life.
+- Brokers learn who is alive before they are told to follow somebody.
+- A partition's replicas that are already deleted, or about to be, are left to the topic deletion.
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Sequence
+
+from klamm.controller.context import PartitionAndReplica
+from klamm.controller.events import LeaderAndIsrResponseReceived
+from klamm.controller.leader_election import ElectionStrategy
+from klamm.controller.parts import ControllerParts
+from klamm.controller.states import PartitionState, ReplicaState
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.znodes.topics import TopicPartition
+
+UNKNOWN_BROKER_EPOCH = -1
+
+_log = logging.getLogger(__name__)
+
+
+# -- coming and going -------------------------------------------------------------------------------------------------
+
+
+async def broker_change(parts: ControllerParts) -> None:
+    """Compares the brokers in ZooKeeper with those that are known."""
+    context, channels = parts.context, parts.channels
+    assert channels is not None
+    current = await parts.store.watched_brokers(parts.on_brokers, parts.on_broker)
+    known = context.live_or_shutting_down_brokers
+    new = {id_: broker for id_, broker in current.items() if id_ not in known}
+    bounced = {id_: broker for id_, broker in current.items() if id_ in known and broker.epoch > known[id_].epoch}
+    dead = [id_ for id_ in known if id_ not in current]
+    if new or bounced or dead:
+        _log.info("brokers: new %s, bounced %s, dead %s, live %s", [*new], [*bounced], dead, [*current])
+    for id_ in (*bounced, *dead):
+        channels.remove_broker(id_)
+    for broker in (*new.values(), *bounced.values()):
+        channels.add_broker(broker.registration)
+    if new:
+        context.add_live_brokers(new)
+        await on_broker_startup(parts, list(new))
+    if bounced:
+        context.remove_live_brokers(bounced)
+        await on_broker_failure(parts, list(bounced))
+        context.add_live_brokers(bounced)
+        await on_broker_startup(parts, list(bounced))
+    if dead:
+        context.remove_live_brokers(dead)
+        await on_broker_failure(parts, dead)
+
+
+async def broker_modifications(parts: ControllerParts, broker_id: int) -> None:
+    """A live broker says something else about itself."""
+    broker = await parts.store.watched_broker(broker_id, parts.on_broker)
+    known = parts.context.live_or_shutting_down_brokers.get(broker_id)
+    # A bounce comes as a change of the list of brokers.
+    if broker is None or known is None or broker.epoch != known.epoch:
+        return
+    before, after = known.registration, broker.registration
+    if (before.endpoints, before.features) != (after.endpoints, after.features):
+        _log.info("broker %d is now %s", broker_id, after)
+        parts.context.update_broker_metadata(after)
+        await parts.send_update_metadata(parts.context.live_or_shutting_down_broker_ids, ())
+
+
+async def on_broker_startup(parts: ControllerParts, new: Sequence[int]) -> None:
+    """Brokers have come: everybody learns of them, they learn everything, and what waited for them goes on."""
+    context = parts.context
+    for broker_id in new:
+        context.replicas_on_offline_dirs.pop(broker_id, None)
+    existing = [id_ for id_ in context.live_or_shutting_down_broker_ids if id_ not in new]
+    await parts.send_update_metadata(existing, ())
+    await parts.send_update_metadata(new, context.partitions_with_leaders())
+    replicas = context.replicas_on_brokers(new)
+    await parts.replicas.handle_state_changes(_not_deleted(parts, replicas), ReplicaState.ONLINE)
+    await parts.partitions.trigger_online_partition_state_change()
+    # The place of: reassignments whose target has one of these brokers go on.
+    await parts.deletions.resume_deletion_for_topics({topic for (topic, _), _ in replicas})
+
+
+async def on_broker_failure(parts: ControllerParts, dead: Iterable[int]) -> None:
+    """Brokers are gone (and already removed from the live ones)."""
+    dead = list(dead)
+    for broker_id in dead:
+        parts.context.replicas_on_offline_dirs.pop(broker_id, None)
+        parts.context.remove_shutting_down_broker(broker_id)
+    await on_replicas_become_offline(parts, parts.context.replicas_on_brokers(dead))
+
+
+async def on_replicas_become_offline(parts: ControllerParts, replicas: Collection[PartitionAndReplica]) -> None:
+    """Elects leaders for the partitions that these replicas led, and takes the replicas out of the ISRs."""
+    context, deletions = parts.context, parts.deletions
+    leaderless = context.partitions_with_offline_leader()
+    await parts.partitions.handle_state_changes(leaderless, PartitionState.OFFLINE)
+    await parts.partitions.trigger_online_partition_state_change()
+    deleting = [replica for replica in replicas if deletions.is_topic_queued_up_for_deletion(replica[0][0])]
+    others = [replica for replica in replicas if not deletions.is_topic_queued_up_for_deletion(replica[0][0])]
+    await parts.replicas.handle_state_changes(others, ReplicaState.OFFLINE)
+    if deleting:
+        await deletions.fail_replica_deletion(deleting)
+    if not leaderless:
+        # Nobody was told of a new leader, and with it of the dead brokers.
+        await parts.send_update_metadata(context.live_or_shutting_down_broker_ids, ())
+
+
+def _not_deleted(parts: ControllerParts, replicas: Iterable[PartitionAndReplica]) -> list[PartitionAndReplica]:
+    """Those that may be brought online: their brokers have not deleted them, and are not about to."""
+    beyond = (ReplicaState.DELETION_STARTED, ReplicaState.DELETION_SUCCESSFUL)
+    return [replica for replica in replicas if parts.context.replica_state(replica) not in beyond]
+
+
+# -- disks ------------------------------------------------------------------------------------------------------------
+
+
+async def log_dir_event_notification(parts: ControllerParts) -> None:
+    """Disks have failed: their brokers are sent LeaderAndIsr for everything, and answer which replicas are offline."""
+    names = await parts.store.log_dir_events(parts.on_log_dir_events)
+    if not names:
+        return
+    live = parts.context.live_or_shutting_down_broker_ids
+    broker_ids = [id_ for id_ in await parts.store.log_dir_event_brokers(names) if id_ in live]
+    _log.info("log directories of brokers %s have failed", broker_ids)
+    replicas = parts.context.replicas_on_brokers(broker_ids)
+    await parts.replicas.handle_state_changes(_not_deleted(parts, replicas), ReplicaState.ONLINE)
+    await parts.store.delete_log_dir_events(names, parts.guard)
+
+
+async def leader_and_isr_response_received(parts: ControllerParts, event: LeaderAndIsrResponseReceived) -> None:
+    """A broker says which of its replicas are on disks that do not work."""
+    context, broker_id = parts.context, event.sender.broker_id
+    if not parts.is_current(event.sender):
+        return
+    if event.response.error_code != ErrorCode.NONE:
+        _log.error("broker %d answers LeaderAndIsr with error %d", broker_id, event.response.error_code)
+        return
+    offline: dict[TopicPartition, None] = {}
+    online = []
+    for topic_errors in event.response.topics:
+        topic = topic_errors.topic
+        if topic_errors.topic_id is not None:
+            topic = context.topic_names.get(topic_errors.topic_id, topic)
+        if topic not in context.all_topics:
+            continue
+        for partition, code in topic_errors.partitions:
+            if code == ErrorCode.KAFKA_STORAGE_ERROR:
+                offline[topic, partition] = None
+            elif code == ErrorCode.NONE:
+                online.append((topic, partition))
+    before = context.replicas_on_offline_dirs.get(broker_id, set())
+    now = before.difference(online).union(offline)
+    if now:
+        context.replicas_on_offline_dirs[broker_id] = now
+    else:
+        context.replicas_on_offline_dirs.pop(broker_id, None)
+    new = [(partition, broker_id) for partition in offline if partition not in before]
+    if new:
+        _log.info("%d replicas on broker %d are offline", len(new), broker_id)
+        await on_replicas_become_offline(parts, new)
+
+
+# -- controlled shutdown ----------------------------------------------------------------------------------------------
+
+
+async def controlled_shutdown(parts: ControllerParts, broker_id: int, broker_epoch: int) -> list[TopicPartition]:
+    """Moves leadership away from a broker that wants to stop; returns the partitions that it still leads.
+
+    Partitions without another replica, and those of topics that are being deleted, do not keep it from stopping.
+    KafkaErrors BROKER_NOT_AVAILABLE and STALE_BROKER_EPOCH (a former life of the broker has asked).
+    """
+    context = parts.context
+    broker = context.live_or_shutting_down_brokers.get(broker_id)
+    if broker is None:
+        raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} is not alive")
+    if broker_epoch != UNKNOWN_BROKER_EPOCH and broker_epoch < broker.epoch:
+        raise KafkaError(
+            ErrorCode.STALE_BROKER_EPOCH, f"epoch {broker_epoch} of broker {broker_id} is over; it has {broker.epoch}"
+        )
+    _log.info("broker %d shuts down", broker_id)
+    context.add_shutting_down_broker(broker_id)
+    led: list[TopicPartition] = []
+    followed: list[TopicPartition] = []
+    for partition in context.partitions_on_broker(broker_id):
+        state = context.partition_leadership_info(partition)
+        if (
+            state is None
+            or len(context.partition_replica_assignment(partition)) < 2
+            or parts.deletions.is_topic_queued_up_for_deletion(partition[0])
+        ):
+            continue
+        (led if state.leader == broker_id else followed).append(partition)
+    await parts.partitions.handle_state_changes(led, PartitionState.ONLINE, ElectionStrategy.CONTROLLED_SHUTDOWN)
+    parts.batch.new_batch()
+    for partition in followed:
+        parts.batch.add_stop_replica_request_for_brokers((broker_id,), partition, delete_partition=False)
+    parts.batch.send_requests_to_brokers(context.epoch)
+    await parts.replicas.handle_state_changes([(p, broker_id) for p in followed], ReplicaState.OFFLINE)
+    return context.partition_leaders_on_broker(broker_id)

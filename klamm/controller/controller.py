@@ -1,0 +1,357 @@
+"""The controller: one broker of the cluster that decides who leads which partition (Kafka's `KafkaController`).
+
+Every broker runs this; the one whose session owns /controller is *active*. It changes nothing but in answer to events,
+which one task processes, one after another (`event_manager.py`).
+
+| event of                                        | is processed in                                                  |
+|-------------------------------------------------|------------------------------------------------------------------|
+| the session, /controller                        | this module: who is the controller                               |
+| brokers, disks, LeaderAndIsr responses, a stop  | broker_flows.py                                                  |
+| topics, partitions, marks for deletion          | topic_flows.py, topic_deletion.py                                |
+| ISR changes                                     | isr_flows.py                                                     |
+
+What must stay true:
+- Active is who was elected in this session *and* has taken over. To be named in /controller is not enough: that may be
+  the leftover of an earlier life of this broker, which nobody speaks for (KAFKA-13407). A znode of this very session is
+  taken over anew; that of another session is waited for, and its end elects.
+- Every write is guarded by the epoch of the election. One that is refused (`ControllerMoved`) shows that another broker
+  was elected: this one resigns at once, whatever it was doing, and looks who it is.
+- An event that was begun and could not be finished leaves things half done: the controllership is given up, so that
+  whoever is elected next, perhaps this broker, reads everything anew.
+- Events of a session end with it: the first one of the next session begins with its store.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from klamm.config.broker import BrokerConfig
+from klamm.controller import broker_flows, isr_flows, topic_flows
+from klamm.controller.context import ControllerContext, PartitionAndReplica
+from klamm.controller.event_manager import ControllerEventManager
+from klamm.controller.events import (
+    AlterIsrReceived,
+    BrokerChange,
+    BrokerModifications,
+    ControlledShutdown,
+    ControllerChange,
+    ControllerEvent,
+    ControllerState,
+    Expire,
+    IsrChangeNotification,
+    LeaderAndIsrResponseReceived,
+    LogDirEventNotification,
+    PartitionModifications,
+    Question,
+    RegisterBrokerAndReelect,
+    Startup,
+    TopicChange,
+    TopicDeletion,
+    TopicDeletionStopReplicaResponseReceived,
+    UpdateMetadataResponseReceived,
+)
+from klamm.controller.failover import on_controller_failover, on_controller_resignation
+from klamm.controller.parts import Channels, ControllerParts
+from klamm.controller.states import OnIllegalTransition, log_illegal_transition
+from klamm.environment import Environment
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.tasks import OnFailure
+from klamm.znodes.batches import ControllerMoved
+from klamm.znodes.controller_store import NO_CONTROLLER, ControllerStore
+from klamm.znodes.fields import ZnodeError
+from klamm.znodes.store import KafkaZooKeeper
+from klamm.znodes.topics import TopicPartition
+from klamm.zookeeper.errors import AuthFailed, ClientClosed, SessionExpired, ZooKeeperError
+
+# How long a broker that could not take over waits before it tries again, so that a lasting reason (a znode that it may
+# not write) makes no storm of elections.
+RETRY_BACKOFF_MS = 1_000
+
+_log = logging.getLogger(__name__)
+
+Flow = Callable[[Any], Awaitable[None]]
+
+# Nothing can be done in the session any more.
+_SESSION_ENDS = (SessionExpired, AuthFailed, ClientClosed)
+
+
+class KafkaController:
+    """One broker's controller.
+
+    `open_channels` makes the connections to the brokers for one controllership; `register_broker` registers the broker
+    in a new session. `on_failure` hears of faults of the program.
+    """
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        environment: Environment,
+        broker_id: int,
+        open_channels: Callable[[], Channels],
+        *,
+        register_broker: Callable[[], Awaitable[None]],
+        on_failure: OnFailure,
+        on_illegal_transition: OnIllegalTransition = log_illegal_transition,
+    ) -> None:
+        self._environment = environment
+        self._broker_id = broker_id
+        self._open_channels = open_channels
+        self._register_broker = register_broker
+        self._events = ControllerEventManager(self._process, on_failure)
+        self._parts = ControllerParts(config, environment, broker_id, self._events.put, on_illegal_transition)
+        self._retry: asyncio.TimerHandle | None = None
+        self._not_before = 0.0  # By the loop's clock: no election is entered earlier.
+        self._is_active = False
+        self._controller_id = NO_CONTROLLER
+        # These are processed by every broker; all others only by the active controller.
+        self._elections: dict[type[ControllerEvent], Flow] = {
+            Startup: self._startup,
+            RegisterBrokerAndReelect: self._register_broker_and_reelect,
+            Expire: self._expire,
+            ControllerChange: self._controller_change,
+        }
+        parts = self._parts
+        self._flows: dict[type[ControllerEvent], Flow] = {
+            BrokerChange: lambda _event: broker_flows.broker_change(parts),
+            BrokerModifications: lambda event: broker_flows.broker_modifications(parts, event.broker_id),
+            LogDirEventNotification: lambda _event: broker_flows.log_dir_event_notification(parts),
+            LeaderAndIsrResponseReceived: lambda event: broker_flows.leader_and_isr_response_received(parts, event),
+            UpdateMetadataResponseReceived: self._update_metadata_response_received,
+            ControlledShutdown: self._controlled_shutdown,
+            TopicChange: lambda _event: topic_flows.topic_change(parts),
+            PartitionModifications: lambda event: topic_flows.partition_modifications(parts, event.topic),
+            TopicDeletion: lambda _event: topic_flows.topic_deletion(parts),
+            TopicDeletionStopReplicaResponseReceived: self._stop_replica_response_received,
+            AlterIsrReceived: self._alter_isr,
+            IsrChangeNotification: lambda _event: isr_flows.isr_change_notification(parts),
+        }
+
+    # -- what the broker uses ---------------------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this broker is the controller, as far as it knows."""
+        return self._is_active
+
+    @property
+    def controller_id(self) -> int:
+        """Who is the controller, as last seen; NO_CONTROLLER for nobody."""
+        return self._controller_id
+
+    @property
+    def context(self) -> ControllerContext:
+        """To be read only; it is empty while this broker is not active."""
+        return self._parts.context
+
+    @property
+    def state(self) -> ControllerState:
+        return self._events.state
+
+    @property
+    def queue_size(self) -> int:
+        return self._events.queue_size
+
+    async def startup(self, store: KafkaZooKeeper) -> None:
+        """Takes part in the election, in the broker's first session; returns when it is decided.
+
+        Raises ZooKeeperError, ZnodeError (the controller epoch cannot be read), and what a program error raises.
+        """
+        self._events.start()
+        event = Startup(store, answer=_future())
+        self._events.put(event)
+        await event.answer
+
+    def session_expired(self) -> None:
+        """The session is gone: nothing that waits is processed any more, and this broker is the controller no more."""
+        self._events.clear_and_put(Expire())
+
+    async def new_session(self, store: KafkaZooKeeper) -> None:
+        """Registers the broker in a new session and takes part in the election; returns when it is decided.
+
+        Raises what `register_broker` raises, and as `startup` does.
+        """
+        event = RegisterBrokerAndReelect(store, answer=_future())
+        self._events.put(event)
+        await event.answer
+
+    async def shutdown(self) -> None:
+        """Stops. /controller goes with the session."""
+        await self._events.close()
+        if self._retry is not None:
+            self._retry.cancel()
+        self._is_active = False
+        # Also when a resignation was cut short.
+        await on_controller_resignation(self._parts)
+
+    async def alter_isr(self, request: Any) -> Any:
+        """Answers an AlterIsr request; errors are in the response. Cut short, nothing is known of what was done."""
+        event = AlterIsrReceived(request, answer=_future())
+        self._events.put(event)
+        try:
+            return await event.answer
+        except KafkaError as error:
+            _log.info("AlterIsr of broker %d refused: %s", request.broker_id, error)
+            return isr_flows.error_response(error.code)
+
+    async def controlled_shutdown(self, broker_id: int, broker_epoch: int) -> list[TopicPartition]:
+        """Moves leadership away from a broker that wants to stop; returns the partitions that it still leads.
+
+        KafkaErrors STALE_CONTROLLER_EPOCH (this broker is not the controller), STALE_BROKER_EPOCH,
+        BROKER_NOT_AVAILABLE.
+        """
+        event = ControlledShutdown(broker_id, broker_epoch, answer=_future())
+        self._events.put(event)
+        return await event.answer
+
+    # -- events -----------------------------------------------------------------------------------------------------
+
+    async def _process(self, event: ControllerEvent) -> None:
+        """Returns whatever happens in operation; raises faults of the program."""
+        election = self._elections.get(type(event))
+        try:
+            if election is not None:
+                await election(event)
+            elif self._is_active:
+                await self._flows[type(event)](event)
+            else:
+                event.preempt()
+        except (ControllerMoved, ZooKeeperError, ZnodeError) as error:
+            _log.warning("%s failed: %s", type(event).__name__, error)
+            event.preempt()
+            await self._give_up(error)
+
+    async def _give_up(self, reason: Exception) -> None:
+        """An event has failed: if this broker was active it is not any more, and somebody is elected."""
+        try:
+            if isinstance(reason, ControllerMoved):
+                await self._resign()
+                await self._elect()
+                return
+            await self._trigger_controller_move()
+        except (ZooKeeperError, ZnodeError) as error:
+            _log.warning("giving up failed: %s", error)
+            await self._resign()
+            reason = error
+        if not isinstance(reason, _SESSION_ENDS):  # The next session begins with an election.
+            self._elect_later()
+
+    # -- who is the controller --------------------------------------------------------------------------------------
+
+    async def _startup(self, event: Startup) -> None:
+        await self._begin_session(event, event.store)
+
+    async def _register_broker_and_reelect(self, event: RegisterBrokerAndReelect) -> None:
+        await self._begin_session(event, event.store, self._register_broker)
+
+    async def _begin_session(
+        self, event: Question[None], store: KafkaZooKeeper, register: Callable[[], Awaitable[None]] | None = None
+    ) -> None:
+        """Whatever goes wrong is for who waits for the event: the broker's start, or its next session."""
+        self._parts.store = ControllerStore(store.client)
+        self._not_before = 0.0
+        try:
+            if register is not None:
+                await register()
+            await self._elect()
+        except Exception as error:
+            await self._resign()
+            event.fail(error)
+        else:
+            event.resolve(None)
+
+    async def _expire(self, _event: Expire) -> None:
+        self._controller_id = NO_CONTROLLER
+        await self._resign()
+
+    async def _controller_change(self, _event: ControllerChange) -> None:
+        await self._elect()
+
+    def _on_controller(self) -> None:
+        self._events.put(ControllerChange())
+
+    async def _elect(self) -> None:
+        """Looks who is the controller; resigns if it is another broker, and tries to become it if it is nobody."""
+        store = self._parts.store
+        while True:
+            node = await store.controller(self._on_controller)
+            self._controller_id = NO_CONTROLLER if node is None else node.broker_id
+            is_own = node is not None and node.session_id == store.client.session_id
+            if is_own and self._is_active:
+                return
+            await self._resign()
+            if node is not None and not is_own:
+                return
+            if asyncio.get_running_loop().time() < self._not_before:
+                return  # The timer comes back to it.
+            try:
+                epoch = await store.register_controller_and_increment_epoch(self._broker_id, self._environment.now_ms())
+                _log.info("broker %d is elected controller with epoch %d", self._broker_id, epoch.epoch)
+                self._controller_id = self._broker_id
+                self._is_active = True
+                await on_controller_failover(self._parts, epoch, self._open_channels)
+                return
+            except ControllerMoved as error:
+                _log.info("%s", error)
+                await self._resign()
+
+    async def _resign(self) -> None:
+        """Does nothing when this broker is not active."""
+        if self._is_active:
+            _log.info("broker %d resigns as controller", self._broker_id)
+            self._is_active = False
+            await on_controller_resignation(self._parts)
+
+    def _elect_later(self) -> None:
+        """Leaves the next election to others for a while; who stands in /controller then is left alone."""
+        loop = asyncio.get_running_loop()
+        self._not_before = loop.time() + RETRY_BACKOFF_MS / 1000
+        if self._retry is not None:
+            self._retry.cancel()
+        self._retry = loop.call_at(self._not_before, self._on_controller)
+
+    async def _trigger_controller_move(self) -> None:
+        """Resigns and removes /controller, so that everybody elects. Does nothing when this broker is not active."""
+        if not self._is_active:
+            return
+        guard = self._parts.guard
+        self._controller_id = NO_CONTROLLER
+        await self._resign()
+        try:
+            await self._parts.store.delete_controller(guard)
+        except ControllerMoved:
+            _log.info("another broker is the controller already")
+
+    # -- answers ----------------------------------------------------------------------------------------------------
+
+    async def _controlled_shutdown(self, event: ControlledShutdown) -> None:
+        try:
+            event.resolve(await broker_flows.controlled_shutdown(self._parts, event.broker_id, event.broker_epoch))
+        except KafkaError as error:
+            event.fail(error)
+
+    async def _alter_isr(self, event: AlterIsrReceived) -> None:
+        try:
+            event.resolve(await isr_flows.alter_isr(self._parts, event.request))
+        except KafkaError as error:
+            event.fail(error)
+
+    async def _update_metadata_response_received(self, event: UpdateMetadataResponseReceived) -> None:
+        if event.error_code != ErrorCode.NONE and self._parts.is_current(event.sender):
+            _log.error("broker %d answers UpdateMetadata with error %d", event.sender.broker_id, event.error_code)
+
+    async def _stop_replica_response_received(self, event: TopicDeletionStopReplicaResponseReceived) -> None:
+        if not self._parts.is_current(event.sender):
+            return
+        failed: list[PartitionAndReplica] = []
+        deleted: list[PartitionAndReplica] = []
+        for partition, code in event.partition_errors.items():
+            is_deleted = event.request_error == code == ErrorCode.NONE
+            (deleted if is_deleted else failed).append((partition, event.sender.broker_id))
+        await self._parts.deletions.fail_replica_deletion(failed)
+        if deleted:
+            await self._parts.deletions.complete_replica_deletion(deleted)
+
+
+def _future() -> "asyncio.Future[Any]":
+    return asyncio.get_running_loop().create_future()

@@ -1,0 +1,231 @@
+"""What can happen to the controller (Kafka's `ControllerEvent` and `ControllerState`).
+
+Watches, responses, timers and requests make events and put them into the queue of `event_manager.py`; each names the
+state that the controller is in while it processes it, and what becomes of it when it is thrown away instead
+(`preempt`): whoever waits for an answer gets one.
+
+Kafka tells the creation of /controller (ControllerChange) from its deletion (Reelect). Here one event stands for both:
+the znode may be gone again by the time that its creation is noticed, and then nobody would be elected.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, ClassVar, Generic, TypeVar
+
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.leader_and_isr import LeaderAndIsrResponse
+from klamm.znodes.store import KafkaZooKeeper
+from klamm.znodes.topics import TopicPartition
+from klamm.zookeeper.errors import SessionExpired
+
+T = TypeVar("T")
+
+
+class ControllerState(IntEnum):
+    """What the controller is doing, with Kafka's numbers; `label` is Kafka's name."""
+
+    label: str
+
+    def __new__(cls, number: int, label: str) -> "ControllerState":
+        state = int.__new__(cls, number)
+        state._value_ = number
+        state.label = label
+        return state
+
+    IDLE = 0, "Idle"
+    CONTROLLER_CHANGE = 1, "ControllerChange"
+    BROKER_CHANGE = 2, "BrokerChange"
+    TOPIC_CHANGE = 3, "TopicChange"
+    TOPIC_DELETION = 4, "TopicDeletion"
+    ALTER_PARTITION_REASSIGNMENT = 5, "AlterPartitionReassignment"
+    AUTO_LEADER_BALANCE = 6, "AutoLeaderBalance"
+    MANUAL_LEADER_BALANCE = 7, "ManualLeaderBalance"
+    CONTROLLED_SHUTDOWN = 8, "ControlledShutdown"
+    ISR_CHANGE = 9, "IsrChange"
+    LEADER_AND_ISR_RESPONSE_RECEIVED = 10, "LeaderAndIsrResponseReceived"
+    LOG_DIR_CHANGE = 11, "LogDirChange"
+    CONTROLLER_SHUTDOWN = 12, "ControllerShutdown"
+    UNCLEAN_LEADER_ELECTION_ENABLE = 13, "UncleanLeaderElectionEnable"
+    TOPIC_UNCLEAN_LEADER_ELECTION_ENABLE = 14, "TopicUncleanLeaderElectionEnable"
+    LIST_PARTITION_REASSIGNMENT = 15, "ListPartitionReassignment"
+    UPDATE_METADATA_RESPONSE_RECEIVED = 16, "UpdateMetadataResponseReceived"
+    UPDATE_FEATURES = 17, "UpdateFeatures"
+
+
+class ControllerEvent:
+    """See the module."""
+
+    state: ClassVar[ControllerState]
+
+    def preempt(self) -> None:
+        """The event is thrown away, or was given up before its end."""
+
+
+@dataclass(frozen=True, eq=False)
+class Question(ControllerEvent, Generic[T]):
+    """An event whose sender waits for `answer`. It is answered once: later answers count for nothing."""
+
+    answer: "asyncio.Future[T]" = field(kw_only=True, repr=False)
+
+    def resolve(self, answer: T) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+    def fail(self, error: Exception) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
+
+
+# -- who is the controller ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Startup(Question[None]):
+    """The broker has started, and is registered in the session of `store`."""
+
+    state = ControllerState.CONTROLLER_CHANGE
+    store: KafkaZooKeeper
+
+    def preempt(self) -> None:
+        self.fail(SessionExpired(message="the session ended before the controller had started"))
+
+
+@dataclass(frozen=True, eq=False)
+class RegisterBrokerAndReelect(Question[None]):
+    """A new session has begun, that of `store`."""
+
+    state = ControllerState.CONTROLLER_CHANGE
+    store: KafkaZooKeeper
+
+    def preempt(self) -> None:
+        self.fail(SessionExpired(message="the session ended before the broker was set up in it"))
+
+
+class Expire(ControllerEvent):
+    """The session is gone."""
+
+    state = ControllerState.CONTROLLER_CHANGE
+
+
+class ControllerChange(ControllerEvent):
+    """/controller was created, changed or deleted."""
+
+    state = ControllerState.CONTROLLER_CHANGE
+
+
+# -- znodes -------------------------------------------------------------------------------------------------------
+
+
+class BrokerChange(ControllerEvent):
+    """A broker has come or gone."""
+
+    state = ControllerState.BROKER_CHANGE
+
+
+@dataclass(frozen=True)
+class BrokerModifications(ControllerEvent):
+    """A broker says something else about itself."""
+
+    state = ControllerState.BROKER_CHANGE
+    broker_id: int
+
+
+class TopicChange(ControllerEvent):
+    """A topic has come or gone."""
+
+    state = ControllerState.TOPIC_CHANGE
+
+
+@dataclass(frozen=True)
+class PartitionModifications(ControllerEvent):
+    """The assignment of a topic has changed."""
+
+    state = ControllerState.TOPIC_CHANGE
+    topic: str
+
+
+class TopicDeletion(ControllerEvent):
+    """A topic was marked for deletion."""
+
+    state = ControllerState.TOPIC_DELETION
+
+
+class IsrChangeNotification(ControllerEvent):
+    """A leader has changed the ISR of partitions by itself, as brokers before 2.7 do."""
+
+    state = ControllerState.ISR_CHANGE
+
+
+class LogDirEventNotification(ControllerEvent):
+    """A log directory of a broker has failed."""
+
+    state = ControllerState.LOG_DIR_CHANGE
+
+
+# -- requests -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class ControlledShutdown(Question[list[TopicPartition]]):
+    """A broker wants to stop. The answer: the partitions that it still leads. `broker_epoch`: -1 for unknown."""
+
+    state = ControllerState.CONTROLLED_SHUTDOWN
+    broker_id: int
+    broker_epoch: int
+
+    def preempt(self) -> None:
+        # Not NOT_CONTROLLER: this is what Kafka's brokers get.
+        self.fail(KafkaError(ErrorCode.STALE_CONTROLLER_EPOCH, "this broker is not the controller any more"))
+
+
+@dataclass(frozen=True, eq=False)
+class AlterIsrReceived(Question[Any]):
+    """A leader wants to change the ISR of partitions. The answer: an AlterIsr response."""
+
+    state = ControllerState.ISR_CHANGE
+    request: Any
+
+    def preempt(self) -> None:
+        self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller any more"))
+
+
+# -- responses ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ControllerRequestSender:
+    """To whom, and as which controller, a request was sent: an answer that does not fit any more is dropped."""
+
+    broker_id: int
+    broker_epoch: int
+    controller_epoch: int
+
+
+@dataclass(frozen=True)
+class LeaderAndIsrResponseReceived(ControllerEvent):
+    """A broker has answered what it should lead and follow."""
+
+    state = ControllerState.LEADER_AND_ISR_RESPONSE_RECEIVED
+    sender: ControllerRequestSender
+    response: LeaderAndIsrResponse
+
+
+@dataclass(frozen=True)
+class UpdateMetadataResponseReceived(ControllerEvent):
+    """A broker has answered what it was told about the cluster."""
+
+    state = ControllerState.UPDATE_METADATA_RESPONSE_RECEIVED
+    sender: ControllerRequestSender
+    error_code: int
+
+
+@dataclass(frozen=True)
+class TopicDeletionStopReplicaResponseReceived(ControllerEvent):
+    """A broker has answered which replicas of topics in deletion it has deleted."""
+
+    state = ControllerState.TOPIC_DELETION
+    sender: ControllerRequestSender
+    request_error: int
+    partition_errors: Mapping[TopicPartition, int]

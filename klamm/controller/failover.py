@@ -1,0 +1,103 @@
+"""What a broker does when it has become the controller, and when it is the controller no more.
+
+The order of a failover, which is Kafka's (`onControllerFailover`):
+
+| step | what                                                                                                         |
+|------|--------------------------------------------------------------------------------------------------------------|
+| F1   | /feature gets the status that the inter-broker protocol asks for                                             |
+| F2   | old notifications of failed disks and of ISR changes are deleted: what they say is read, or asked for, below |
+| F3   | brokers, topics, assignments and leaders are read, each with a watch; topics without an id get one           |
+| F4   | the channels to the brokers open                                                                             |
+| F5   | deletions that are under way are queued; those with offline replicas have to wait                            |
+| F6   | all brokers learn who is alive: without that they could follow nobody                                        |
+| F7   | replicas, then partitions, get their states; all brokers are told what they lead and follow; dead ones leave |
+|      | the ISRs; partitions without a leader get one                                                                |
+| F8   | deletions go on                                                                                              |
+
+What must stay true:
+- The context is empty before F3, and nothing but the failover changes it until the end: events wait in the queue.
+- Watches are left before what they watch is read, so that nothing is missed in between.
+- After a resignation nothing is sent any more, and nothing is known.
+"""
+
+import logging
+from collections.abc import Callable
+
+from klamm.config.versions import ApiVersion
+from klamm.controller.parts import Channels, ControllerParts
+from klamm.controller.slices import for_slices
+from klamm.controller.topic_flows import legal_topics, load_topics
+from klamm.znodes.controller_store import ControllerEpoch
+from klamm.znodes.fields import ZnodeError
+
+_log = logging.getLogger(__name__)
+
+
+async def on_controller_failover(
+    parts: ControllerParts, epoch: ControllerEpoch, open_channels: Callable[[], Channels]
+) -> None:
+    """See the module. `epoch` is the one that this broker was elected with."""
+    context, store = parts.context, parts.store
+    context.epoch, context.epoch_zk_version = epoch
+    # F1
+    await store.set_up_features(parts.config.inter_broker_protocol_version >= ApiVersion.V2_7_IV0, parts.guard)
+    # F2
+    await store.delete_log_dir_events(await store.log_dir_events(parts.on_log_dir_events), parts.guard)
+    await store.delete_isr_changes(await store.isr_changes(parts.on_isr_changes), parts.guard)
+    await _initialize_context(parts)
+    # F4
+    parts.channels = open_channels()
+    for broker in context.live_or_shutting_down_brokers.values():
+        parts.channels.add_broker(broker.registration)
+    # F5
+    await _queue_topic_deletions(parts)
+    # F6
+    await parts.send_update_metadata(context.live_or_shutting_down_broker_ids, ())
+    # F7
+    await parts.replicas.startup()
+    await parts.partitions.startup()
+    _log.info("broker %d serves as the controller with epoch %d", parts.broker_id, context.epoch)
+    # The place of: reassignments under way go on.
+    # F8
+    await parts.deletions.try_topic_deletion()
+    # The place of: pending preferred replica elections; from then on, the automatic ones.
+
+
+async def _initialize_context(parts: ControllerParts) -> None:
+    # F3
+    context, store = parts.context, parts.store
+    context.set_live_brokers(await store.watched_brokers(parts.on_brokers, parts.on_broker))
+    partitions = await load_topics(parts, legal_topics(await store.topic_names(parts.on_topics)))
+    for states in await for_slices(partitions, store.partition_states):
+        for partition, state in states.items():
+            if isinstance(state, ZnodeError):
+                # It stays without a leader: to take the state for absent would begin its epochs anew.
+                _log.error("%s-%d is left out: %s", *partition, state)
+            else:
+                context.put_partition_leadership_info(partition, state)
+    _log.info(
+        "brokers %s, %d topics, %d partitions", [*context.live_broker_ids], len(context.all_topics), len(partitions)
+    )
+
+
+async def _queue_topic_deletions(parts: ControllerParts) -> None:
+    context = parts.context
+    marked = await parts.store.topic_deletions(parts.on_topic_deletions)
+    unknown = [topic for topic in marked if topic not in context.all_topics]
+    await parts.store.delete_topic_deletions(unknown, parts.guard)
+    topics = [topic for topic in marked if topic in context.all_topics]
+    waiting = {topic for topic, _ in context.partitions_being_reassigned}
+    for topic in topics:
+        replicas = context.replicas_for_topic(topic)
+        if not all(context.is_replica_online(broker_id, partition) for partition, broker_id in replicas):
+            waiting.add(topic)
+    await parts.deletions.init(topics, waiting)
+
+
+async def on_controller_resignation(parts: ControllerParts) -> None:
+    """Forgets everything. Watches that are still armed put events that nobody minds."""
+    parts.batch.clear()
+    parts.context.reset()
+    if parts.channels is not None:
+        await parts.channels.shutdown()
+        parts.channels = None

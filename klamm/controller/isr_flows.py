@@ -1,0 +1,139 @@
+"""What the controller does when leaders change the ISR of their partitions: by AlterIsr, or, before 2.7, by themselves.
+
+What must stay true:
+- An ISR is written at the version that its leader knows, and only for the leader in its current epoch: a change that
+  was decided upon older knowledge is refused.
+- A replica gets into the ISR only while it is online: otherwise the controller, which takes a dead replica out when its
+  broker dies, would never look at it again, and it could come back without the records that it once had and lead.
+  (Kafka 2.8.2 does not look.) The leader learns from the answer who is in the ISR.
+"""
+
+import logging
+from collections.abc import Iterable
+from typing import Any
+
+from klamm.controller.parts import ControllerParts
+from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import response_class
+from klamm.znodes.fields import ZnodeError
+from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+from klamm.zookeeper.errors import BadVersion, NoNode, ZooKeeperError
+
+_log = logging.getLogger(__name__)
+
+
+async def alter_isr(parts: ControllerParts, request: Any) -> Any:
+    """Changes the ISRs that a leader asks for; returns the response. KafkaError STALE_BROKER_EPOCH."""
+    context = parts.context
+    broker = context.live_or_shutting_down_brokers.get(request.broker_id)
+    if broker is None or broker.epoch != request.broker_epoch:
+        raise KafkaError(
+            ErrorCode.STALE_BROKER_EPOCH, f"broker {request.broker_id} has no epoch {request.broker_epoch}"
+        )
+    results: dict[TopicPartition, ErrorCode | LeaderAndIsr] = {}
+    changes: dict[TopicPartition, LeaderAndIsr] = {}
+    for topic in request.topics:
+        for item in topic.partitions:
+            partition = (topic.name, item.partition_index)
+            decision = _decide(parts, partition, request.broker_id, item)
+            changes.pop(partition, None)  # Named twice: the last one counts.
+            if isinstance(decision, LeaderAndIsr) and decision is not context.partition_leadership_info(partition):
+                changes[partition] = decision
+            results[partition] = decision
+    results.update(await _write(parts, changes))
+    await parts.send_update_metadata(
+        context.live_or_shutting_down_broker_ids,
+        [partition for partition in results if context.partition_leadership_info(partition) is not None],
+    )
+    # The place of: reassignments that a new member of the ISR completes.
+    return _response(results)
+
+
+def _decide(parts: ControllerParts, partition: TopicPartition, sender: int, item: Any) -> ErrorCode | LeaderAndIsr:
+    """What the partition's state is to be; the very state that it has when nothing changes."""
+    context = parts.context
+    state = context.partition_leadership_info(partition)
+    if state is None:
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    if item.leader_epoch != state.leader_epoch or sender != state.leader:
+        return ErrorCode.FENCED_LEADER_EPOCH
+    isr = tuple(
+        member
+        for member in dict.fromkeys(item.new_isr)
+        if member in state.isr or context.is_replica_online(member, partition)
+    )
+    if isr == state.isr:
+        return state
+    if sender not in isr:
+        return ErrorCode.INVALID_REQUEST
+    return LeaderAndIsr(sender, state.leader_epoch, isr, context.epoch, item.current_isr_version)
+
+
+async def _write(
+    parts: ControllerParts, changes: dict[TopicPartition, LeaderAndIsr]
+) -> dict[TopicPartition, ErrorCode | LeaderAndIsr]:
+    """All in one go; the context follows what was written."""
+    results: dict[TopicPartition, ErrorCode | LeaderAndIsr] = {}
+    for partition, written in (await parts.store.update_partition_states(changes, parts.guard)).items():
+        if isinstance(written, BadVersion):
+            results[partition] = ErrorCode.INVALID_UPDATE_VERSION
+        elif isinstance(written, NoNode):
+            results[partition] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        elif isinstance(written, ZooKeeperError):
+            raise written
+        else:
+            change = changes[partition]
+            state = LeaderAndIsr(change.leader, change.leader_epoch, change.isr, change.controller_epoch, written)
+            parts.context.put_partition_leadership_info(partition, state)
+            results[partition] = state
+    return results
+
+
+def _response(results: dict[TopicPartition, ErrorCode | LeaderAndIsr]) -> Any:
+    response = response_class(ApiKey.ALTER_ISR)
+    topics: dict[str, list[Any]] = {}
+    for (topic, number), result in results.items():
+        if isinstance(result, LeaderAndIsr):
+            item = response.TopicData.PartitionData(
+                partition_index=number,
+                error_code=ErrorCode.NONE,
+                leader_id=result.leader,
+                leader_epoch=result.leader_epoch,
+                isr=list(result.isr),
+                current_isr_version=result.zk_version,
+            )
+        else:
+            item = response.TopicData.PartitionData(partition_index=number, error_code=result)
+        topics.setdefault(topic, []).append(item)
+    return response(
+        version=0,
+        error_code=ErrorCode.NONE,
+        topics=[response.TopicData(name=topic, partitions=items) for topic, items in topics.items()],
+    )
+
+
+def error_response(code: ErrorCode) -> Any:
+    """The AlterIsr response that refuses everything."""
+    return response_class(ApiKey.ALTER_ISR)(version=0, error_code=code, topics=[])
+
+
+async def isr_change_notification(parts: ControllerParts) -> None:
+    """Leaders have changed ISRs by themselves: what they wrote is read, and everybody is told."""
+    names = await parts.store.isr_changes(parts.on_isr_changes)
+    if not names:
+        return
+    known = _known(parts, await parts.store.isr_change_partitions(names))
+    states = await parts.store.partition_states(known)
+    for partition, state in states.items():
+        if isinstance(state, ZnodeError):
+            _log.error("the new ISR of %s-%d is unknown: %s", *partition, state)
+        else:
+            parts.context.put_partition_leadership_info(partition, state)
+    await parts.send_update_metadata(parts.context.live_or_shutting_down_broker_ids, known)
+    # The place of: reassignments that a new member of the ISR completes.
+    await parts.store.delete_isr_changes(names, parts.guard)
+
+
+def _known(parts: ControllerParts, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    return [partition for partition in partitions if parts.context.partition_replica_assignment(partition)]

@@ -1,0 +1,166 @@
+"""What the controller's flows work with: the context, the state machines, ZooKeeper, and the way to the brokers.
+
+`ControllerParts` lives as long as the broker; `store` and `channels` change with the session and the controllership.
+
+What must stay true:
+- Watches and responses only put events into the queue; nothing here changes the context by itself.
+- An answer of a broker counts only while this broker is the controller that has asked, and that broker the one that was
+  asked: the event carries both epochs (`is_current`).
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, Protocol
+
+from klamm.config.broker import BrokerConfig
+from klamm.controller.context import ControllerContext
+from klamm.controller.events import (
+    BrokerChange,
+    BrokerModifications,
+    ControllerEvent,
+    ControllerRequestSender,
+    IsrChangeNotification,
+    LeaderAndIsrResponseReceived,
+    LogDirEventNotification,
+    PartitionModifications,
+    TopicChange,
+    TopicDeletion,
+    TopicDeletionStopReplicaResponseReceived,
+    UpdateMetadataResponseReceived,
+)
+from klamm.controller.partition_state_machine import PartitionStateMachine
+from klamm.controller.replica_state_machine import ReplicaStateMachine
+from klamm.controller.request_batch import ControllerBrokerRequestBatch
+from klamm.controller.slices import slices
+from klamm.controller.state_change_log import StateChangeLog
+from klamm.controller.states import OnIllegalTransition
+from klamm.controller.topic_deletion import TopicDeletionManager
+from klamm.environment import Environment
+from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.leader_and_isr import LeaderAndIsrResponse
+from klamm.protocol.update_metadata import UpdateMetadataResponse
+from klamm.znodes.brokers import BrokerRegistration
+from klamm.znodes.controller_store import ControllerStore
+from klamm.znodes.topics import TopicPartition
+
+
+class Channels(Protocol):
+    """The controller's connections to the brokers (`ControllerChannelManager`)."""
+
+    def add_broker(self, broker: BrokerRegistration) -> None: ...
+
+    def remove_broker(self, broker_id: int) -> None: ...
+
+    def send_request(
+        self, broker_id: int, api_key: ApiKey, body: Any, on_response: Callable[[Any], None] | None
+    ) -> None: ...
+
+    async def shutdown(self) -> None: ...
+
+
+class ControllerParts:
+    """See the module. `put` queues an event."""
+
+    store: ControllerStore
+    """That of the current session."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        environment: Environment,
+        broker_id: int,
+        put: Callable[[ControllerEvent], None],
+        on_illegal_transition: OnIllegalTransition,
+    ) -> None:
+        self.config = config
+        self.environment = environment
+        self.broker_id = broker_id
+        self.context = ControllerContext()
+        self.channels: Channels | None = None
+        self._put = put
+        self.batch = ControllerBrokerRequestBatch(
+            config,
+            broker_id,
+            self.context,
+            self._send,
+            on_leader_and_isr_response=self._on_leader_and_isr_response,
+            on_update_metadata_response=self._on_update_metadata_response,
+            on_stop_replica_response=self._on_stop_replica_response,
+        )
+        self.state_changes = StateChangeLog(environment.now_ms)
+        self.partitions = PartitionStateMachine(
+            config, self.context, self._current_store, self.batch, self.state_changes, on_illegal_transition
+        )
+        self.replicas = ReplicaStateMachine(
+            self.context, self._current_store, self.batch, self.state_changes, on_illegal_transition
+        )
+        self.deletions = TopicDeletionManager(
+            config, self.context, self._current_store, self.partitions, self.replicas, self.send_update_metadata
+        )
+
+    def _current_store(self) -> ControllerStore:
+        return self.store
+
+    @property
+    def guard(self) -> int:
+        """The version of /controller_epoch that every write of this controllership checks."""
+        return self.context.epoch_zk_version
+
+    # -- to the brokers ---------------------------------------------------------------------------------------------
+
+    async def send_update_metadata(self, broker_ids: Iterable[int], partitions: Collection[TopicPartition]) -> None:
+        """Tells these brokers who is alive, and who leads these partitions."""
+        self.batch.new_batch()
+        self.batch.add_update_metadata_request_for_brokers(tuple(broker_ids), ())
+        async for piece in slices(tuple(partitions)):
+            self.batch.add_update_metadata_request_for_brokers((), piece)
+        self.batch.send_requests_to_brokers(self.context.epoch)
+
+    def _send(self, broker_id: int, api_key: ApiKey, body: Any, on_response: Callable[[Any], None] | None) -> None:
+        if self.channels is None:
+            raise RuntimeError(f"{api_key.message_name} for broker {broker_id}, but this broker is not the controller")
+        self.channels.send_request(broker_id, api_key, body, on_response)
+
+    # -- what the brokers answer ------------------------------------------------------------------------------------
+
+    def is_current(self, sender: ControllerRequestSender) -> bool:
+        """Whether an answer that was `sender`'s still counts."""
+        broker = self.context.live_or_shutting_down_brokers.get(sender.broker_id)
+        return (
+            broker is not None and broker.epoch == sender.broker_epoch and self.context.epoch == sender.controller_epoch
+        )
+
+    def _sender(self, broker_id: int) -> ControllerRequestSender:
+        broker = self.context.live_or_shutting_down_brokers.get(broker_id)
+        return ControllerRequestSender(broker_id, -1 if broker is None else broker.epoch, self.context.epoch)
+
+    def _on_leader_and_isr_response(self, broker_id: int, response: LeaderAndIsrResponse) -> None:
+        self._put(LeaderAndIsrResponseReceived(self._sender(broker_id), response))
+
+    def _on_update_metadata_response(self, broker_id: int, response: UpdateMetadataResponse) -> None:
+        self._put(UpdateMetadataResponseReceived(self._sender(broker_id), response.error_code))
+
+    def _on_stop_replica_response(self, broker_id: int, error_code: int, errors: Mapping[TopicPartition, int]) -> None:
+        self._put(TopicDeletionStopReplicaResponseReceived(self._sender(broker_id), error_code, errors))
+
+    # -- watches ----------------------------------------------------------------------------------------------------
+
+    def on_brokers(self) -> None:
+        self._put(BrokerChange())
+
+    def on_broker(self, broker_id: int) -> None:
+        self._put(BrokerModifications(broker_id))
+
+    def on_topics(self) -> None:
+        self._put(TopicChange())
+
+    def on_topic(self, topic: str) -> None:
+        self._put(PartitionModifications(topic))
+
+    def on_topic_deletions(self) -> None:
+        self._put(TopicDeletion())
+
+    def on_isr_changes(self) -> None:
+        self._put(IsrChangeNotification())
+
+    def on_log_dir_events(self) -> None:
+        self._put(LogDirEventNotification())

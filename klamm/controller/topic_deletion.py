@@ -1,0 +1,180 @@
+"""Deletes topics (Kafka's `TopicDeletionManager`).
+
+A topic is *queued* from the mark in /admin/delete_topics until nothing of it is left. The steps, for a topic of two
+replicas, on brokers 1 and 2:
+
+| step                                                      | partition   | replica on 1        | replica on 2        |
+|-----------------------------------------------------------|-------------|---------------------|---------------------|
+| D1 queued                                                 | ONLINE      | ONLINE              | ONLINE              |
+| D2 clients are told (leader -2)                           | NON_EXISTENT| ONLINE              | ONLINE              |
+| D3 replicas stop, and delete their data                   | NON_EXISTENT| DELETION_STARTED    | DELETION_STARTED    |
+| D4 broker 1 answers, broker 2 dies: topic is ineligible   | NON_EXISTENT| DELETION_SUCCESSFUL | DELETION_INELIGIBLE |
+| D5 the replica that failed is made ready for another try  | NON_EXISTENT| DELETION_SUCCESSFUL | OFFLINE             |
+| D6 broker 2 starts: D3 again, for those that are left     | NON_EXISTENT| DELETION_SUCCESSFUL | DELETION_STARTED    |
+| D7 the last one answers: the znodes go, the mark last     | (forgotten) | (forgotten)         | (forgotten)         |
+
+What must stay true:
+- A topic that is *ineligible* (a broker or disk of a replica is dead, or a partition is being reassigned) is not tried
+  again before that has changed. Its mark stays in ZooKeeper, so that the next controller takes it up.
+- A topic's znodes go only when every replica's broker has said that the data is deleted.
+- With delete.topic.enable=false no topic is ever queued.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable
+
+from klamm.config.broker import BrokerConfig
+from klamm.controller.context import ControllerContext, PartitionAndReplica
+from klamm.controller.partition_state_machine import PartitionStateMachine
+from klamm.controller.replica_state_machine import ReplicaStateMachine
+from klamm.controller.states import PartitionState, ReplicaState
+from klamm.znodes.controller_store import ControllerStore
+from klamm.znodes.topics import TopicPartition
+
+_log = logging.getLogger(__name__)
+
+SendUpdateMetadata = Callable[[Iterable[int], Collection[TopicPartition]], Awaitable[None]]
+
+
+class TopicDeletionManager:
+    """See the module."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        context: ControllerContext,
+        store: Callable[[], ControllerStore],
+        partitions: PartitionStateMachine,
+        replicas: ReplicaStateMachine,
+        send_update_metadata: SendUpdateMetadata,
+    ) -> None:
+        self._context = context
+        self._store = store
+        self._partitions = partitions
+        self._replicas = replicas
+        self._send_update_metadata = send_update_metadata
+        self.is_delete_topic_enabled = config.delete_topic_enable
+
+    async def init(self, topics_to_be_deleted: Collection[str], ineligible: Collection[str]) -> None:
+        """Takes up the deletions that a former controller has left; `try_topic_deletion` goes on with them."""
+        if not self.is_delete_topic_enabled:
+            await self._store().delete_topic_deletions(topics_to_be_deleted, self._context.epoch_zk_version)
+            return
+        self._context.queue_topic_deletion(topics_to_be_deleted)
+        self._context.topics_ineligible_for_deletion |= self._context.topics_to_be_deleted & set(ineligible)
+
+    async def try_topic_deletion(self) -> None:
+        await self._resume_deletions()
+
+    async def enqueue_topics_for_deletion(self, topics: Collection[str]) -> None:
+        """Queues topics that were marked for deletion (D1). Some may be queued already."""
+        if self.is_delete_topic_enabled:
+            self._context.queue_topic_deletion(topics)
+            reassigned = {topic for topic, _ in self._context.partitions_being_reassigned}
+            self.mark_topics_ineligible_for_deletion(reassigned.intersection(topics), "reassignment in progress")
+            await self._resume_deletions()
+
+    async def resume_deletion_for_topics(self, topics: Iterable[str]) -> None:
+        """What has kept these topics from being deleted has changed."""
+        queued = self._context.topics_to_be_deleted.intersection(topics)
+        if queued:
+            self._context.topics_ineligible_for_deletion -= queued
+            await self._resume_deletions()
+
+    async def fail_replica_deletion(self, replicas: Iterable[PartitionAndReplica]) -> None:
+        """These replicas, as far as their topics are queued and they are not deleted, cannot be deleted now (D4)."""
+        failed = self._left(replicas)
+        if failed:
+            await self._make_ineligible(failed, "replica deletion failure")
+            await self._resume_deletions()
+
+    async def complete_replica_deletion(self, replicas: Iterable[PartitionAndReplica]) -> None:
+        """The brokers of these replicas have deleted them."""
+        # The answer of a broker that has died since counts for nothing: its replica is deleted once more.
+        deleted = [r for r in self._left(replicas) if self._context.replica_state(r) is ReplicaState.DELETION_STARTED]
+        await self._replicas.handle_state_changes(deleted, ReplicaState.DELETION_SUCCESSFUL)
+        await self._resume_deletions()
+
+    def mark_topics_ineligible_for_deletion(self, topics: Iterable[str], reason: str) -> None:
+        """Has no effect on topics that are not queued."""
+        halted = self._context.topics_to_be_deleted.intersection(topics)
+        self._context.topics_ineligible_for_deletion |= halted
+        if halted:
+            _log.info("deletion of topics %s halted: %s", sorted(halted), reason)
+
+    def is_topic_queued_up_for_deletion(self, topic: str) -> bool:
+        return self._context.is_topic_queued_up_for_deletion(topic)
+
+    def _left(self, replicas: Iterable[PartitionAndReplica]) -> list[PartitionAndReplica]:
+        """Those of topics that are queued, without those that are deleted already."""
+        return [
+            replica
+            for replica in replicas
+            if self.is_topic_queued_up_for_deletion(replica[0][0])
+            and self._context.replica_state(replica) is not ReplicaState.DELETION_SUCCESSFUL
+        ]
+
+    async def _make_ineligible(self, replicas: Collection[PartitionAndReplica], reason: str) -> None:
+        """From whatever state they are in."""
+        state = self._context.replica_state
+        stopped = [replica for replica in replicas if state(replica) in (ReplicaState.NEW, ReplicaState.ONLINE)]
+        await self._replicas.handle_state_changes(stopped, ReplicaState.OFFLINE)
+        # One of which the controller knows nothing yet was never on its broker, and needs no change.
+        changed = [r for r in replicas if state(r) in (ReplicaState.OFFLINE, ReplicaState.DELETION_STARTED)]
+        await self._replicas.handle_state_changes(changed, ReplicaState.DELETION_INELIGIBLE)
+        self.mark_topics_ineligible_for_deletion({topic for (topic, _), _ in replicas}, reason)
+
+    # -- the steps --------------------------------------------------------------------------------------------------
+
+    async def _resume_deletions(self) -> None:
+        """Does for every queued topic what can be done now."""
+        context = self._context
+        to_retry: list[PartitionAndReplica] = []
+        eligible = []
+        for topic in sorted(context.topics_to_be_deleted):
+            if context.are_all_replicas_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):
+                await self._complete_delete_topic(topic)
+            elif not context.is_any_replica_in_state(topic, ReplicaState.DELETION_STARTED):
+                to_retry += context.replicas_in_state(topic, ReplicaState.DELETION_INELIGIBLE)
+                if context.is_topic_eligible_for_deletion(topic):
+                    eligible.append(topic)
+        if to_retry:
+            # D5
+            await self._replicas.handle_state_changes(to_retry, ReplicaState.OFFLINE)
+        if eligible:
+            _log.info("deleting topics %s", eligible)
+            await self._on_topic_deletion(eligible)
+
+    async def _on_topic_deletion(self, topics: list[str]) -> None:
+        context = self._context
+        partitions = [partition for topic in topics for partition in context.partitions_for_topic(topic)]
+        unseen = [topic for topic in topics if not context.is_topic_deletion_in_progress(topic)]
+        if unseen:
+            unseen_partitions = [partition for topic in unseen for partition in context.partitions_for_topic(topic)]
+            await self._partitions.handle_state_changes(unseen_partitions, PartitionState.OFFLINE)
+            await self._partitions.handle_state_changes(unseen_partitions, PartitionState.NON_EXISTENT)
+            # Only now: until then its partitions count as offline.
+            context.begin_topic_deletion(unseen)
+        # D2
+        await self._send_update_metadata(context.live_or_shutting_down_broker_ids, partitions)
+        await self._on_partition_deletion(topics)
+
+    async def _on_partition_deletion(self, topics: list[str]) -> None:
+        context = self._context
+        dead: list[PartitionAndReplica] = []
+        alive: list[PartitionAndReplica] = []
+        for topic in topics:
+            for replica in self._left(context.replicas_for_topic(topic)):
+                (alive if context.is_replica_online(replica[1], replica[0]) else dead).append(replica)
+        await self._make_ineligible(dead, "offline replicas")
+        # D3: first nobody follows any more, then the data goes.
+        await self._replicas.handle_state_changes(alive, ReplicaState.OFFLINE)
+        await self._replicas.handle_state_changes(alive, ReplicaState.DELETION_STARTED)
+
+    async def _complete_delete_topic(self, topic: str) -> None:
+        # D7
+        replicas = self._context.replicas_in_state(topic, ReplicaState.DELETION_SUCCESSFUL)
+        await self._replicas.handle_state_changes(replicas, ReplicaState.NON_EXISTENT)
+        await self._store().delete_topic_guarded(topic, self._context.epoch_zk_version)
+        self._context.remove_topic(topic)
+        _log.info("topic %s is deleted", topic)

@@ -1,0 +1,169 @@
+"""What the controller does when topics are created, get partitions, or are marked for deletion.
+
+What must stay true:
+- A topic is taken up once, by the event that finds it among the children of /brokers/topics.
+- The leadership of a partition that has a state znode is never begun anew: a topic whose znode was unreadable for a
+  while, and then mended, goes on where it was.
+"""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from klamm.config.versions import ApiVersion
+from klamm.controller.context import ReplicaAssignment
+from klamm.controller.leader_election import ElectionStrategy
+from klamm.controller.parts import ControllerParts
+from klamm.controller.slices import for_slices
+from klamm.controller.states import PartitionState, ReplicaState
+from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, TopicPartition, is_legal_topic_name
+
+_log = logging.getLogger(__name__)
+
+
+# -- topics and partitions --------------------------------------------------------------------------------------------
+
+
+async def topic_change(parts: ControllerParts) -> None:
+    """Compares the topics in ZooKeeper with those that are known."""
+    context = parts.context
+    names = legal_topics(await parts.store.topic_names(parts.on_topics))
+    new = [name for name in names if name not in context.all_topics]
+    deleted = sorted(context.all_topics.difference(names))
+    for topic in deleted:
+        context.remove_topic(topic)
+    partitions = await load_topics(parts, new)
+    if new or deleted:
+        _log.info("topics: %d new with %d partitions, %d gone", len(new), len(partitions), len(deleted))
+    if partitions:
+        await on_new_partition_creation(parts, partitions)
+
+
+def legal_topics(names: Sequence[str]) -> list[str]:
+    """Those that clients could have created; a file name made of any other could lie outside the log directories."""
+    for name in names:
+        if not is_legal_topic_name(name):
+            _log.error("a topic's znode is left out: %r is no legal topic name", name)
+    return [name for name in names if is_legal_topic_name(name)]
+
+
+async def load_topics(parts: ControllerParts, names: Sequence[str]) -> list[TopicPartition]:
+    """Reads these topics into the context, and gives ids to those that have none. Returns their partitions."""
+    context, store = parts.context, parts.store
+
+    async def load(piece: Sequence[str]) -> Mapping[str, TopicAssignment]:
+        assignments = await store.topic_assignments(piece, parts.on_topic)
+        if parts.config.inter_broker_protocol_version >= ApiVersion.V2_8_IV0:
+            return await store.add_topic_ids(assignments, parts.environment.random_uuid, parts.guard)
+        return assignments
+
+    assignments = {topic: assignment for piece in await for_slices(names, load) for topic, assignment in piece.items()}
+    # One whose znode cannot be read counts as known: it has no partitions until somebody mends the znode.
+    context.all_topics.update(names)
+    partitions = []
+    for topic, assignment in assignments.items():
+        _add_topic_id(parts, topic, assignment)
+        for number in assignment.partitions:
+            _add_partition(parts, (topic, number), assignment)
+            partitions.append((topic, number))
+    return partitions
+
+
+def _add_topic_id(parts: ControllerParts, topic: str, assignment: TopicAssignment) -> None:
+    """An id that belongs to another topic already (somebody has copied a znode) is not used."""
+    context, topic_id = parts.context, assignment.topic_id
+    if topic_id is None or topic in context.topic_ids:
+        return
+    owner = context.topic_names.get(topic_id, topic)
+    if owner != topic:
+        _log.error("the id of topic %s is that of topic %s: it is not used", topic, owner)
+        return
+    context.add_topic_id(topic, topic_id)
+
+
+def _add_partition(parts: ControllerParts, partition: TopicPartition, assignment: TopicAssignment) -> None:
+    number = partition[1]
+    replicas = ReplicaAssignment(
+        tuple(assignment.partitions[number]),
+        tuple(assignment.adding_replicas.get(number, ())),
+        tuple(assignment.removing_replicas.get(number, ())),
+    )
+    parts.context.update_partition_full_replica_assignment(partition, replicas)
+    if replicas.is_being_reassigned:
+        parts.context.partitions_being_reassigned.add(partition)
+
+
+async def partition_modifications(parts: ControllerParts, topic: str) -> None:
+    """A topic's assignment has changed: new partitions are taken up. Other changes are the controller's own."""
+    context = parts.context
+    if topic not in context.all_topics:
+        # Deleted, or not taken up yet: the list of topics tells.
+        return
+    assignment = (await parts.store.topic_assignments([topic], parts.on_topic)).get(topic)
+    if assignment is None:
+        return
+    new = [n for n in assignment.partitions if not context.partition_replica_assignment((topic, n))]
+    if not new:
+        return
+    if parts.deletions.is_topic_queued_up_for_deletion(topic):
+        _log.warning("partitions %s of topic %s are not added: the topic is being deleted", new, topic)
+        await _restore_assignment(parts, topic, assignment)
+        return
+    _add_topic_id(parts, topic, assignment)
+    for number in new:
+        _add_partition(parts, (topic, number), assignment)
+    await on_new_partition_creation(parts, [(topic, number) for number in new])
+
+
+async def _restore_assignment(parts: ControllerParts, topic: str, assignment: TopicAssignment) -> None:
+    """Takes partitions back out of a topic that is being deleted. Should it change meanwhile, its watch tells."""
+    known = {
+        number: assignment.partitions[number]
+        for number in assignment.partitions
+        if parts.context.partition_replica_assignment((topic, number))
+    }
+    await parts.store.update_topic_assignment(topic, replace(assignment, partitions=known), parts.guard)
+
+
+async def on_new_partition_creation(parts: ControllerParts, partitions: Sequence[TopicPartition]) -> None:
+    """New partitions get their first leaders."""
+    context = parts.context
+    replicas = context.replicas_for_partitions(partitions)
+    await parts.partitions.handle_state_changes(partitions, PartitionState.NEW)
+    await parts.replicas.handle_state_changes(replicas, ReplicaState.NEW)
+    await parts.partitions.handle_state_changes(partitions, PartitionState.ONLINE, ElectionStrategy.OFFLINE)
+    left = [partition for partition in partitions if context.partition_state(partition) is PartitionState.NEW]
+    if left:
+        await _resume_leadership(parts, left)
+    await parts.replicas.handle_state_changes(replicas, ReplicaState.ONLINE)
+
+
+async def _resume_leadership(parts: ControllerParts, partitions: Collection[TopicPartition]) -> None:
+    """Those of these new partitions that have been led before get a leader as after the death of one."""
+    states = await parts.store.partition_states(partitions)
+    found = {partition: state for partition, state in states.items() if isinstance(state, LeaderAndIsr)}
+    for partition, state in found.items():
+        parts.context.put_partition_leadership_info(partition, state)
+    await parts.partitions.handle_state_changes(list(found), PartitionState.OFFLINE)
+    await parts.partitions.handle_state_changes(list(found), PartitionState.ONLINE, ElectionStrategy.OFFLINE)
+
+
+# -- deletion ---------------------------------------------------------------------------------------------------------
+
+
+async def topic_deletion(parts: ControllerParts) -> None:
+    """Topics were marked for deletion."""
+    context, deletions = parts.context, parts.deletions
+    marked = await parts.store.topic_deletions(parts.on_topic_deletions)
+    unknown = [topic for topic in marked if topic not in context.all_topics]
+    if unknown:
+        _log.warning("topics %s do not exist: the marks for their deletion are removed", unknown)
+        await parts.store.delete_topic_deletions(unknown, parts.guard)
+    topics = [topic for topic in marked if topic in context.all_topics]
+    if not topics:
+        return
+    if not deletions.is_delete_topic_enabled:
+        _log.info("topics %s stay: delete.topic.enable is false", topics)
+        await parts.store.delete_topic_deletions(topics, parts.guard)
+        return
+    await deletions.enqueue_topics_for_deletion(topics)

@@ -1,0 +1,299 @@
+"""What only the controller reads and writes in ZooKeeper (Kafka's KafkaZkClient, the controller's part).
+
+What must stay true:
+- Every write but the election's is guarded: nothing is written once another controller was elected (`ControllerMoved`).
+- A write may be repeated: what is deleted may be gone already, and what is set is set at the version that was read.
+- A znode that nobody can understand concerns only the topic, broker or notification that it stands for: it is logged
+  and left out.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+from uuid import UUID
+
+from klamm.znodes import batches, brokers, cluster, configs, requests, topics
+from klamm.znodes.batches import ControllerMoved
+from klamm.znodes.brokers import BrokerRegistration
+from klamm.znodes.cluster import Controller, Features, FeatureStatus
+from klamm.znodes.fields import ZnodeError
+from klamm.znodes.store import KafkaZooKeeper, LiveBroker, notice
+from klamm.znodes.topics import TopicAssignment, TopicPartition
+from klamm.zookeeper.client import retrying
+from klamm.zookeeper.errors import BadVersion, NodeExists, NoNode, NotEmpty, ZooKeeperError
+from klamm.zookeeper.jute import OPEN_ACL, Create, CreateMode, Delete, MultiOperation, SetData
+
+NO_CONTROLLER = -1
+INITIAL_CONTROLLER_EPOCH = 0
+
+logger = logging.getLogger(__name__)
+
+
+class ControllerNode(NamedTuple):
+    """/controller: the broker in it (NO_CONTROLLER when nobody can read it), and the session that it ends with."""
+
+    broker_id: int
+    session_id: int
+
+
+class ControllerEpoch(NamedTuple):
+    """/controller_epoch: the epoch and the znode's version, which guards the controller's writes."""
+
+    epoch: int
+    zk_version: int
+
+
+class ControllerStore(KafkaZooKeeper):
+    """See the module. `guard` is the version that /controller_epoch must have."""
+
+    # -- election ---------------------------------------------------------------------------------------------------
+
+    async def controller(self, watch: Callable[[], None] | None = None) -> ControllerNode | None:
+        """Who is the controller, None when nobody is; `watch` is called once when that changes."""
+        if await retrying(self.client.exists, cluster.CONTROLLER_PATH, notice(watch)) is None:
+            return None
+        try:
+            data, stat = await retrying(self.client.get, cluster.CONTROLLER_PATH)
+        except NoNode:
+            return None
+        try:
+            return ControllerNode(Controller.decode(data).broker_id, stat.ephemeral_owner)
+        except ZnodeError as error:
+            logger.error("nobody knows who the controller is: %s", error)
+            return ControllerNode(NO_CONTROLLER, stat.ephemeral_owner)
+
+    async def register_controller_and_increment_epoch(self, broker_id: int, now_ms: int) -> ControllerEpoch:
+        """Makes this broker the controller, in one multi that nobody else can do with the same epoch.
+
+        A /controller that this session owns already is replaced. Raises ControllerMoved when another broker was faster,
+        ZnodeError when the epoch cannot be read. Its own work, when the answer to it was lost, is recognized by the
+        session and the epoch.
+        """
+        # The epoch is read first: whoever is elected after this changes its version.
+        current = await self._controller_epoch()
+        node = await self.controller()
+        new_epoch = current.epoch + 1
+        operations: list[MultiOperation] = [
+            Create(cluster.CONTROLLER_PATH, Controller(broker_id, now_ms).encode(), OPEN_ACL, CreateMode.EPHEMERAL),
+            SetData(cluster.CONTROLLER_EPOCH_PATH, cluster.encode_controller_epoch(new_epoch), current.zk_version),
+        ]
+        if node is not None and node.session_id == self.client.session_id:
+            operations.insert(0, Delete(cluster.CONTROLLER_PATH))
+        try:
+            stat = (await retrying(self.client.multi, operations))[-1].stat
+            assert stat is not None
+            return ControllerEpoch(new_epoch, stat.version)
+        except (NodeExists, BadVersion, NoNode):
+            return await self._own_election(new_epoch)
+
+    async def _own_election(self, new_epoch: int) -> ControllerEpoch:
+        """The election that this session has won with this epoch; ControllerMoved when it has not."""
+        node = await self.controller()
+        if node is not None and node.session_id == self.client.session_id:
+            found = await self._controller_epoch()
+            if found.epoch == new_epoch:
+                return found
+        raise ControllerMoved("another broker was elected controller")
+
+    async def _controller_epoch(self) -> ControllerEpoch:
+        while True:
+            try:
+                data, stat = await retrying(self.client.get, cluster.CONTROLLER_EPOCH_PATH)
+                return ControllerEpoch(cluster.decode_controller_epoch(data), stat.version)
+            except NoNode:
+                first = cluster.encode_controller_epoch(INITIAL_CONTROLLER_EPOCH)
+                await self._create_unless_there(cluster.CONTROLLER_EPOCH_PATH, first)
+
+    async def delete_controller(self, guard: int) -> None:
+        """Gives the controllership up, so that everybody elects anew."""
+        await self._delete_all([cluster.CONTROLLER_PATH], guard)
+
+    # -- brokers and features ---------------------------------------------------------------------------------------
+
+    async def watched_brokers(
+        self, on_change: Callable[[], None], on_modification: Callable[[int], None]
+    ) -> dict[int, LiveBroker]:
+        """All live brokers by id, ascending. `on_change` is called once when one comes or goes, `on_modification` once
+        when what one says about itself changes."""
+        names = await retrying(self.client.children, brokers.BROKER_IDS_PATH, notice(on_change))
+        ids = sorted(int(name) for name in names if name.isascii() and name.isdigit())
+        found = await self._get_all({id_: brokers.broker_path(id_) for id_ in ids}, on_modification)
+        live = {}
+        for broker_id, (data, stat) in found.items():
+            try:
+                live[broker_id] = LiveBroker(BrokerRegistration.decode(broker_id, data), stat.czxid)
+            except ZnodeError as error:
+                logger.error("broker %d is left out: %s", broker_id, error)
+        return live
+
+    async def watched_broker(self, broker_id: int, on_modification: Callable[[int], None]) -> LiveBroker | None:
+        """One broker, like `watched_brokers`; None when it is gone or cannot be understood."""
+        found = await self._get_all({broker_id: brokers.broker_path(broker_id)}, on_modification)
+        if broker_id not in found:
+            return None
+        data, stat = found[broker_id]
+        try:
+            return LiveBroker(BrokerRegistration.decode(broker_id, data), stat.czxid)
+        except ZnodeError as error:
+            logger.error("what broker %d says about itself is left out: %s", broker_id, error)
+            return None
+
+    async def set_up_features(self, is_enabled: bool, guard: int) -> None:
+        """Gives /feature the status that the inter-broker protocol asks for (KIP-584).
+
+        Enabled features stay as they are; whatever is switched, on or off, has no finalized features.
+        """
+        status = FeatureStatus.ENABLED if is_enabled else FeatureStatus.DISABLED
+        while True:
+            try:
+                data, stat = await retrying(self.client.get, cluster.FEATURE_PATH)
+            except NoNode:
+                write: MultiOperation = Create(cluster.FEATURE_PATH, Features(status).encode())
+            else:
+                try:
+                    features = Features.decode(data)
+                except ZnodeError as error:
+                    logger.error("finalized features are left as they are: %s", error)
+                    return
+                wanted = features if is_enabled and features.status == status else Features(status)
+                if wanted == features:
+                    return
+                write = SetData(cluster.FEATURE_PATH, wanted.encode(), stat.version)
+            if not await self._write_unless([write], guard, (NodeExists, NoNode, BadVersion)):
+                return
+
+    # -- topics -----------------------------------------------------------------------------------------------------
+
+    async def add_topic_ids(
+        self, assignments: Mapping[str, TopicAssignment], new_id: Callable[[], UUID], guard: int
+    ) -> dict[str, TopicAssignment]:
+        """Gives an id to each of these topics that has none, and returns all of them as they then are.
+
+        A topic that has vanished meanwhile is left out.
+        """
+        result = dict(assignments)
+        missing = {topic: assignment for topic, assignment in result.items() if assignment.topic_id is None}
+        while missing:
+            named = {topic: replace(assignment, topic_id=new_id()) for topic, assignment in missing.items()}
+            versions = await batches.write(
+                self.client,
+                [SetData(topics.topic_path(t), a.encode(), a.zk_version) for t, a in named.items()],
+                guard,
+            )
+            changed = []
+            for (topic, assignment), written in zip(named.items(), versions, strict=True):
+                if isinstance(written, NoNode):
+                    del result[topic]
+                elif isinstance(written, BadVersion):
+                    changed.append(topic)
+                elif isinstance(written, ZooKeeperError):
+                    raise written
+                else:
+                    assert written.stat is not None
+                    result[topic] = replace(assignment, zk_version=written.stat.version)
+            # Somebody has added partitions, or an id, since it was read.
+            again = await self.topic_assignments(changed)
+            result = {
+                topic: again.get(topic, old) for topic, old in result.items() if topic in again or topic not in changed
+            }
+            missing = {topic: assignment for topic, assignment in again.items() if assignment.topic_id is None}
+        return result
+
+    async def update_topic_assignment(self, topic: str, assignment: TopicAssignment, guard: int) -> bool:
+        """Replaces a topic's assignment; False when it has changed, or gone, since `zk_version` was read."""
+        write = SetData(topics.topic_path(topic), assignment.encode(), assignment.zk_version)
+        return not await self._write_unless([write], guard, (NoNode, BadVersion))
+
+    async def delete_topic_guarded(self, topic: str, guard: int) -> None:
+        """Removes a topic, its configuration, and last the mark for deletion, so that a crash in between is made good
+        by whoever finds the mark."""
+        while True:
+            levels = [[topics.topic_path(topic)]]
+            while levels[-1]:
+                levels.append(await self._children_of(levels[-1]))
+            left = False
+            for level in reversed(levels):
+                left |= await self._delete_all(level, guard)
+            if not left:
+                break
+        await self._delete_all([configs.config_path(configs.topic_entity(topic))], guard)
+        await self.delete_topic_deletions([topic], guard)
+
+    async def _children_of(self, paths: Sequence[str]) -> list[str]:
+        answers = await asyncio.gather(
+            *(retrying(self.client.children, path) for path in paths), return_exceptions=True
+        )
+        found = []
+        for path, answer in zip(paths, answers, strict=True):
+            if not isinstance(answer, BaseException):
+                found += [f"{path}/{name}" for name in answer]
+            elif not isinstance(answer, NoNode):
+                raise answer
+        return found
+
+    async def delete_topic_deletions(self, names: Iterable[str], guard: int) -> None:
+        """Takes the marks for deletion from these topics."""
+        await self._delete_all([requests.delete_topic_path(name) for name in names], guard)
+
+    # -- notifications ----------------------------------------------------------------------------------------------
+
+    async def isr_changes(self, watch: Callable[[], None]) -> list[str]:
+        """The names of the notifications of ISR changes, in order; `watch` is called once when there are others."""
+        return await retrying(self.client.children, requests.ISR_CHANGES_PATH, notice(watch))
+
+    async def isr_change_partitions(self, names: Sequence[str]) -> list[TopicPartition]:
+        """The partitions that these notifications are about, each once."""
+        found = await self._get_all({name: f"{requests.ISR_CHANGES_PATH}/{name}" for name in names})
+        partitions: dict[TopicPartition, None] = {}
+        for name, (data, _) in found.items():
+            try:
+                listed = requests.decode_partitions(f"{requests.ISR_CHANGES_PATH}/{name}", data)
+                partitions.update(dict.fromkeys(listed))
+            except ZnodeError as error:
+                logger.error("a notification is left out: %s", error)
+        return list(partitions)
+
+    async def delete_isr_changes(self, names: Sequence[str], guard: int) -> None:
+        await self._delete_all([f"{requests.ISR_CHANGES_PATH}/{name}" for name in names], guard)
+
+    async def log_dir_events(self, watch: Callable[[], None]) -> list[str]:
+        """The names of the notifications of failed log directories, in order; `watch` as for `isr_changes`."""
+        return await retrying(self.client.children, requests.LOG_DIR_EVENTS_PATH, notice(watch))
+
+    async def log_dir_event_brokers(self, names: Sequence[str]) -> list[int]:
+        """The brokers that these notifications are about, ascending."""
+        found = await self._get_all({name: f"{requests.LOG_DIR_EVENTS_PATH}/{name}" for name in names})
+        ids = set()
+        for name, (data, _) in found.items():
+            try:
+                ids.add(requests.decode_log_dir_event(f"{requests.LOG_DIR_EVENTS_PATH}/{name}", data))
+            except ZnodeError as error:
+                logger.error("a notification is left out: %s", error)
+        return sorted(ids)
+
+    async def delete_log_dir_events(self, names: Sequence[str], guard: int) -> None:
+        await self._delete_all([f"{requests.LOG_DIR_EVENTS_PATH}/{name}" for name in names], guard)
+
+    # -- the same for all -------------------------------------------------------------------------------------------
+
+    async def _delete_all(self, paths: Sequence[str], guard: int) -> bool:
+        """Deletes the znodes that are there; whether one was left because it has children."""
+        return await self._write_unless([Delete(path) for path in paths], guard, (NotEmpty,), ignored=(NoNode,))
+
+    async def _write_unless(
+        self,
+        operations: Sequence[MultiOperation],
+        guard: int,
+        expected: tuple[type[ZooKeeperError], ...],
+        ignored: tuple[type[ZooKeeperError], ...] = (),
+    ) -> bool:
+        """Writes; whether one of the `expected` errors has stopped an operation. Any other error is raised."""
+        has_failed = False
+        for result in await batches.write(self.client, operations, guard):
+            if isinstance(result, expected):
+                has_failed = True
+            elif isinstance(result, ZooKeeperError) and not isinstance(result, ignored):
+                raise result
+        return has_failed
