@@ -188,19 +188,19 @@ async def random_faults(world: World, *, brokers: int = 3, steps: int = 15) -> s
     """The scenario. Returns what was counted."""
     cluster = SimulatedCluster(world, brokers=brokers)
     await cluster.start()
-    client, controlling = cluster.client(), cluster.client()
+    client = cluster.client()
     machines_die = world.random.random() < 0.5
     configs = {"flush.messages": "1"} if machines_die else {}
     node = world.node("client")
     await node.run(
         create_topic(
-            controlling, TOPIC, partitions=PARTITIONS, replication_factor=cluster.replication_factor, configs=configs
+            client, TOPIC, partitions=PARTITIONS, replication_factor=cluster.replication_factor, configs=configs
         )
     )
     keys: list[TopicPartition] = [(TOPIC, partition) for partition in range(PARTITIONS)]
-    workload = Workload(world, client, {key: key[1] != 1 for key in keys})
+    workload = Workload(world, cluster.client, {key: key[1] != 1 for key in keys})
     workload.start()
-    faults = RandomFaults(cluster, controlling, machines_die=machines_die)
+    faults = RandomFaults(cluster, client, machines_die=machines_die)
     await faults.run(steps)
     world.trace.add("faults", "heal")
     await cluster.heal()
@@ -209,6 +209,5 @@ async def random_faults(world: World, *, brokers: int = 3, steps: int = 15) -> s
     await converge(cluster)
     counts = await judge(cluster, workload)
     await node.run(client.close())
-    await node.run(controlling.close())
     await cluster.close()
     return counts

@@ -9,7 +9,7 @@ What must stay true: an error that no fault of the cluster excuses is an Asserti
 import asyncio
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,13 +168,19 @@ class Consumer:
 
 
 class Workload:
-    """A producer and a consumer for each partition of `is_idempotent`, on a machine of their own."""
+    """A producer and a consumer for each partition of `is_idempotent`, on a machine of their own.
 
-    def __init__(self, world: World, client: ClusterClient, is_idempotent: dict[TopicPartition, bool]) -> None:
+    Each has connections of its own: a broker answers the requests of one connection in order, and fetches wait.
+    """
+
+    def __init__(
+        self, world: World, new_client: Callable[[], ClusterClient], is_idempotent: dict[TopicPartition, bool]
+    ) -> None:
         self.node = world.node("client")
-        self.consumers = [Consumer(client, key) for key in is_idempotent]
+        self.consumers = [Consumer(new_client(), key) for key in is_idempotent]
         self.producers = [
-            Producer(client, key, world.random, idempotent=idempotent) for key, idempotent in is_idempotent.items()
+            Producer(new_client(), key, world.random, idempotent=idempotent)
+            for key, idempotent in is_idempotent.items()
         ]
         self._producing: list[asyncio.Future[None]] = []
         self._consuming: list[asyncio.Future[None]] = []
@@ -197,6 +203,10 @@ class Workload:
         """Returns when every producer's last batch is acknowledged."""
         for producer in self.producers:
             producer.stop.set()
+        await self.until_produced()
+
+    async def until_produced(self) -> None:
+        """Returns when every batch that the producers were started with is acknowledged."""
         await asyncio.gather(*self._producing)
 
     async def stop_consuming(self, ends: dict[TopicPartition, int]) -> None:
