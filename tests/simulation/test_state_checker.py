@@ -1,0 +1,118 @@
+import pytest
+
+from klamm.simulation.process import SimulationFailure
+from klamm.simulation.state_checker import StateChecker
+from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
+from klamm.zookeeper.jute import OPEN_ACL
+from klamm.zookeeper.tree import CreateTxn, DeleteTxn, MultiTxn, SetDataTxn, ZnodeTree
+
+STATE = "/brokers/topics/t/partitions/0/state"
+FIRST = LeaderAndIsr(leader=1, leader_epoch=3, isr=(1, 2, 0), controller_epoch=2)
+
+
+class Server:
+    """A tree and the checker that is told of its transactions."""
+
+    def __init__(self):
+        self.tree = ZnodeTree()
+        self.checker = StateChecker()
+        self.checker.recovered(self.tree)
+        for path in ("/brokers", "/brokers/topics"):
+            self.create(path, None)
+        self.create("/controller_epoch", b"1")
+        self.set("/controller_epoch", b"2")
+        self.create("/brokers/topics/t", TopicAssignment({0: (0, 1, 2)}).encode())
+        for path in ("/brokers/topics/t/partitions", "/brokers/topics/t/partitions/0"):
+            self.create(path, None)
+
+    def create(self, path, data):
+        self.apply(CreateTxn(path, data, OPEN_ACL, 0, 0))
+
+    def set(self, path, data):
+        self.apply(SetDataTxn(path, data, 0))
+
+    def apply(self, txn):
+        self.tree.apply(txn, self.tree.zxid + 1, 0)
+        self.checker.changed(self.tree, repr(txn))
+
+
+@pytest.fixture
+def server():
+    server = Server()
+    server.create(STATE, FIRST.encode())
+    return server
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        LeaderAndIsr(1, 3, (1,), 2),
+        LeaderAndIsr(2, 4, (2, 0), 2),
+        LeaderAndIsr(-1, 4, (1, 2, 0), 2),
+        LeaderAndIsr(1, 4, (1, 2, 0), 2),
+    ],
+)
+def test_what_controllers_do(server, state):
+    server.set(STATE, state.encode())
+    assert server.checker.partition("t", 0) == state
+    assert server.checker.leader_of("t", 0, 3) == 1
+    assert server.checker.leader_of("t", 0, 4) == (
+        state.leader if state.leader_epoch == 4 and state.leader >= 0 else None
+    )
+
+
+@pytest.mark.parametrize(
+    "state, broken",
+    [
+        (LeaderAndIsr(1, 4, (), 2), "none, or one twice"),
+        (LeaderAndIsr(1, 4, (1, 1), 2), "none, or one twice"),
+        (LeaderAndIsr(1, 4, (1, 7), 2), "among the replicas"),
+        (LeaderAndIsr(0, 4, (1, 2), 2), "the leader is not in sync"),
+        (LeaderAndIsr(1, 2, (1, 2), 2), "an epoch went back"),
+        (LeaderAndIsr(1, 4, (1, 2), 1), "an epoch went back"),
+        (LeaderAndIsr(2, 3, (1, 2), 2), "another leader has the same epoch"),
+        (LeaderAndIsr(-1, 3, (1, 2), 2), "another leader has the same epoch"),
+        (LeaderAndIsr(1, 4, (1, 2), 3), "no controller with this epoch"),
+    ],
+)
+def test_what_no_controller_may_do(server, state, broken):
+    with pytest.raises(SimulationFailure, match=broken):
+        server.set(STATE, state.encode())
+
+
+def test_a_replica_that_was_not_in_sync_may_not_lead(server):
+    server.set(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode())
+    with pytest.raises(SimulationFailure, match="was not in sync"):
+        server.set(STATE, LeaderAndIsr(0, 4, (0,), 2).encode())
+
+
+def test_transactions_of_several_operations_are_looked_into(server):
+    with pytest.raises(SimulationFailure, match="an epoch went back"):
+        server.apply(MultiTxn((SetDataTxn(STATE, LeaderAndIsr(1, 0, (1,), 2).encode(), 0),)))
+
+
+def test_the_epoch_of_controllers_goes_up_by_one(server):
+    server.set("/controller_epoch", b"3")
+    for epoch in (b"2", b"5"):
+        with pytest.raises(SimulationFailure, match="the controller's epoch went from 3"):
+            server.set("/controller_epoch", epoch)
+
+
+def test_a_topic_made_again_begins_again(server):
+    server.apply(DeleteTxn(STATE))
+    assert server.checker.partitions() == {}
+    server.create(STATE, LeaderAndIsr(0, 0, (0,), 2).encode())
+    assert server.checker.leader_of("t", 0, 0) == 0
+    assert server.checker.leader_of("t", 0, 3) is None
+
+
+def test_a_server_may_forget_what_it_never_showed(server):
+    forgotten = Server()
+    forgotten.create(STATE, FIRST.encode())
+    server.set(STATE, LeaderAndIsr(2, 4, (2,), 2).encode())
+    server.checker.recovered(forgotten.tree)
+    assert server.checker.partition("t", 0) == FIRST
+    assert server.checker.leader_of("t", 0, 4) is None
+    forgotten.checker = server.checker
+    forgotten.set(STATE, LeaderAndIsr(0, 4, (0,), 2).encode())
+    assert server.checker.leader_of("t", 0, 4) == 0
