@@ -18,12 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import sides  # noqa: F401  it makes tests/ importable
-from durability.brokers import Brokers, ProcessBrokers, Program
+from durability.brokers import Brokers, KlammBrokers, ProcessBrokers, Program
 from durability.kills import Pass, run
 from rich.console import Console
 
 PROGRAMS: dict[str, list[Program]] = {
-    "klamm": ["klamm", "klamm", "klamm"],
     "kafka": ["kafka", "kafka", "kafka"],
     "mixed": ["kafka", "klamm", "klamm"],
 }
@@ -32,15 +31,18 @@ PASSES = {"isr": [True], "no-wait": [False], "both": [True, False]}
 
 @contextlib.contextmanager
 def cluster(kind: str, directory: Path, min_insync_replicas: int) -> Iterator[Brokers]:
-    zookeeper: Program = "klamm" if kind == "klamm" else "kafka"
     properties = {"min.insync.replicas": min_insync_replicas}
-    with ProcessBrokers.running(directory, PROGRAMS[kind], zookeeper=zookeeper, properties=properties) as brokers:
+    if kind == "klamm":
+        running = KlammBrokers.running(directory, properties)
+    else:
+        running = ProcessBrokers.running(directory, PROGRAMS[kind], properties)
+    with running as brokers:
         yield brokers
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cluster", choices=sorted(PROGRAMS), default="klamm")
+    parser.add_argument("--cluster", choices=["klamm", *PROGRAMS], default="klamm")
     parser.add_argument("--rounds", type=int, default=2, help="times that every broker is killed in a pass (default 2)")
     parser.add_argument("--passes", choices=sorted(PASSES), default="both", help="wait for the ISR, not, or one each")
     parser.add_argument("--partitions", type=int, default=6)

@@ -13,11 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, Self
 
-from clusters import KlammBroker, KlammZooKeeper, ZooKeeper
+from clusters import KlammBroker
 from confluent_kafka.admin import AdminClient
 from kazoo.client import KazooClient
 from kazoo.exceptions import NoNodeError
 from oracles import RealKafka, RealZooKeeper, kafka_jars
+
+from klamm.testing.cluster import Cluster
 
 Program = Literal["kafka", "klamm"]
 
@@ -149,7 +151,7 @@ class Brokers(ABC):
 
 
 class ProcessBrokers(Brokers):
-    """Broker processes of one or both programs on one ZooKeeper: `programs` says what each broker is, from id 0 on.
+    """Processes of one or both programs on one Apache ZooKeeper; `programs` says what each broker is, from id 0 on.
 
     The brokers start together. A Kafka that was killed cannot start again before its ZooKeeper session has ended
     (docs/kafka-faults.md); its `start` waits for that.
@@ -159,7 +161,7 @@ class ProcessBrokers(Brokers):
         self,
         directory: Path,
         programs: Sequence[Program],
-        zookeeper: ZooKeeper,
+        zookeeper: RealZooKeeper,
         properties: Mapping[str, str | int] | None = None,
     ) -> None:
         super().__init__(zookeeper.connect)
@@ -190,18 +192,14 @@ class ProcessBrokers(Brokers):
         cls,
         directory: Path,
         programs: Sequence[Program],
-        *,
-        zookeeper: Program = "kafka",
         properties: Mapping[str, str | int] | None = None,
     ) -> Iterator[Self]:
-        """A cluster with a ZooKeeper of its own: 3.5.9 with "kafka", klamm's embedded one with "klamm"."""
+        """A cluster on a ZooKeeper 3.5.9 of its own."""
         with contextlib.ExitStack() as stack:
-            place = directory / "zookeeper"
-            server: ZooKeeper
-            server = RealZooKeeper(kafka_jars(), place) if zookeeper == "kafka" else KlammZooKeeper(place)
-            stack.callback(server.kill)
-            server.start()
-            brokers = cls(directory, programs, server, properties)
+            zookeeper = RealZooKeeper(kafka_jars(), directory / "zookeeper")
+            stack.callback(zookeeper.kill)
+            zookeeper.start()
+            brokers = cls(directory, programs, zookeeper, properties)
             stack.callback(brokers.close)
             stack.callback(brokers.kill_all)
             brokers.start_all()
@@ -238,3 +236,43 @@ class ProcessBrokers(Brokers):
 
     def server_log(self, broker_id: int) -> Path:
         return self._servers[broker_id].log
+
+
+class KlammBrokers(Brokers):
+    """A `klamm.testing.Cluster`, which its owner opens and closes."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster.zookeeper)
+        self._cluster = cluster
+        self.broker_ids, self.bootstrap = cluster.broker_ids, cluster.bootstrap
+
+    @classmethod
+    @contextlib.contextmanager
+    def running(cls, directory: Path, properties: Mapping[str, str | int] | None = None) -> Iterator[Self]:
+        """Three brokers and the embedded ZooKeeper, data and logs in `directory`."""
+        properties = {**PROPERTIES, **(properties or {})}
+        timeout_ms = int(properties.pop("zookeeper.session.timeout.ms"))
+        with Cluster(3, directory=directory, properties=properties, zookeeper_session_timeout_ms=timeout_ms) as cluster:
+            brokers = cls(cluster)
+            try:
+                yield brokers
+            finally:
+                brokers.close()
+
+    def kill(self, broker_id: int) -> None:
+        self._cluster.kill(broker_id)
+
+    def start(self, broker_id: int) -> None:
+        self._cluster.start(broker_id)
+
+    def stop(self, broker_id: int) -> None:
+        self._cluster.stop(broker_id)
+
+    def log_directory(self, broker_id: int) -> Path:
+        return self._cluster.data_directory(broker_id)
+
+    def program(self, broker_id: int) -> Program:
+        return "klamm"
+
+    def server_log(self, broker_id: int) -> Path:
+        return self._cluster.directory / f"broker-{broker_id}.log"
