@@ -215,6 +215,8 @@ class ReplicaStateMachine:
                     self._fail((partition, broker_id), ReplicaState.OFFLINE, why)
                 elif broker_id in state.isr:
                     updates[partition] = _without(state, broker_id, context.epoch)
+                elif state.controller_epoch == context.epoch:
+                    finished[partition] = state
                 else:
                     finished[partition] = LeaderAndIsr(
                         state.leader, state.leader_epoch, state.isr, context.epoch, state.zk_version
