@@ -12,7 +12,6 @@ from durability.brokers import ProcessBrokers, Program
 from durability.kills import Run
 
 PARTITIONS = 4
-RECORDS_PER_S = 2000
 
 
 @pytest.fixture
@@ -28,7 +27,7 @@ def test_each_program_leads_and_follows_the_other(brokers: ProcessBrokers) -> No
     def a_klamm_but(other: int) -> int:
         return next(each for each in (1, 2) if each != other)
 
-    run = Run(brokers, partitions=PARTITIONS, records_per_s=RECORDS_PER_S, down_s=0.5)
+    run = Run(brokers, partitions=PARTITIONS, down_s=0.5)
     kafka = controller_moves_to("kafka")
     run.kill(a_klamm_but(kafka), wait_for_isr=True)
     run.kill(kafka, wait_for_isr=True)
