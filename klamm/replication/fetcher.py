@@ -114,14 +114,16 @@ class ReplicaFetcher:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    def remove(self, topic_partitions: Iterable[TopicPartition]) -> None:
-        """Stops to copy; an answer under way changes nothing any more."""
+    def remove(self, topic_partitions: Iterable[TopicPartition]) -> bool:
+        """Stops to copy, and an answer under way changes nothing any more; whether any of these was copied here."""
+        count = len(self._fetches)
         for topic_partition in topic_partitions:
             if self._fetches.pop(topic_partition, None) is not None:
                 self._session.forget(topic_partition)
                 self._truncating.pop(topic_partition, None)
                 self._changed.pop(topic_partition, None)
                 self._unconfirmed.pop(topic_partition, None)
+        return len(self._fetches) < count
 
     async def shutdown(self) -> None:
         """Ends at once, whatever is under way."""
@@ -258,7 +260,9 @@ class ReplicaFetcher:
             self._session.request_failed()
             raise
         if self._session.accept(response):
-            self._failures = 0
+            if self._failures:
+                _LOGGER.info("Fetching from %s goes on", self.endpoint)
+                self._failures = 0
             await self._process(response)
         elif request.session_epoch == INITIAL_EPOCH:
             await self._back_off(f"a full fetch is refused with error {response.error_code}")

@@ -69,8 +69,7 @@ class ReplicaFetcherManager:
         for topic_partition in removed:
             self._failed.pop(topic_partition, None)
         for fetcher in self._fetchers.values():
-            fetcher.remove(removed)
-            if fetcher.is_idle:
+            if fetcher.remove(removed) and fetcher.is_idle:
                 asyncio.get_running_loop().call_later(IDLE_FETCHER_MS / 1000, self._end_if_idle, fetcher)
 
     async def shutdown(self) -> None:

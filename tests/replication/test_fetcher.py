@@ -1,0 +1,1064 @@
+"""Follower fetchers against a leader that the tests play, with real partitions and logs on a disk in memory."""
+
+import asyncio
+import errno
+import random
+
+import pytest
+import uvloop
+from storage.logs import NOW_MS, DiskEnvironment, append, batch, open_log, read_all
+
+from klamm.config.broker import BrokerConfig
+from klamm.config.topic import TopicConfig
+from klamm.net.framing import FrameReader
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.fetch import FetchResponse, FetchResponsePartition
+from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
+from klamm.protocol.messages import ApiKey, response_class
+from klamm.replication.fetch_state import InitialFetchState
+from klamm.replication.fetcher_manager import ReplicaFetcherManager
+from klamm.replication.partition import Partition
+
+LEADER = 2
+FOLLOWER = 1
+T0, T1, U0 = ("t", 0), ("t", 1), ("u", 0)
+
+
+class Asked:
+    """A request that the leader has received, and the way to answer it."""
+
+    def __init__(self, connection, header, body):
+        self.connection, self.header, self.body = connection, header, body
+
+    @property
+    def wanted(self):
+        """(leader epoch, offset, last fetched epoch) by partition."""
+        return {
+            (topic, want.partition): (want.current_leader_epoch, want.fetch_offset, want.last_fetched_epoch)
+            for topic, partitions in self.body.topics
+            for want in partitions
+        }
+
+    @property
+    def session(self):
+        return self.body.session_id, self.body.session_epoch
+
+    def answer(self, message):
+        header = self.header
+        self.connection.transport.writelines(
+            messages.encode_response(header.api_key, header.api_version, header.correlation_id, message)
+        )
+
+    def answer_fetch(self, results=(), *, session_id=7, error=0):
+        """`results`: (partition, FetchResponsePartition) pairs."""
+        topics = [(topic, [result]) for (topic, _), result in results]
+        self.answer(FetchResponse(0, error, session_id, topics))
+
+
+class LeaderConnection(FrameReader):
+    def __init__(self, leader):
+        super().__init__(lambda _: 10_000_000)
+        self.leader = leader
+        self.closed = asyncio.Event()
+
+    def connection_made(self, transport):
+        super().connection_made(transport)
+        self.transport = transport
+        self.leader.connections.append(self)
+
+    def connection_lost(self, exc):
+        self.closed.set()
+
+    def frame_error(self, reason):
+        raise AssertionError(reason)
+
+    def frame_received(self, frame):
+        header = messages.parse_request_header(frame)
+        body = messages.decode_request(header.api_key, header.api_version, frame, header.body_position)
+        self.leader.requests.put_nowait(Asked(self, header, body))
+
+
+class Leader:
+    """A broker that does nothing by itself: the test takes each request from it and answers."""
+
+    def __init__(self):
+        self.requests = asyncio.Queue()
+        self.connections = []
+
+    async def start(self, port=0):
+        self.server = await asyncio.get_running_loop().create_server(lambda: LeaderConnection(self), "127.0.0.1", port)
+        self.address = self.server.sockets[0].getsockname()
+        return self
+
+    async def asked(self, api_key=ApiKey.FETCH):
+        asked = await self.requests.get()
+        assert asked.header.api_key == api_key
+        return asked
+
+    def stop(self):
+        self.server.close()
+        for connection in self.connections:
+            connection.transport.abort()
+
+
+class Isr:
+    """Nobody hears of ISR changes here."""
+
+    def submit(self, change):
+        raise AssertionError(change)
+
+    def clear_pending(self, topic_partition):
+        pass
+
+
+def make_partition(topic_partition, config, broker_id, environment=None):
+    environment = environment or DiskEnvironment()
+    partition = Partition(
+        *topic_partition,
+        broker_id,
+        open_log(environment, is_clean=True),
+        TopicConfig.from_overrides(config, {}),
+        replica_lag_time_max_ms=30_000,
+        clock_ms=lambda: 0.0,
+        isr_changes=Isr(),
+        on_high_watermark=lambda partition: None,
+    )
+    partition.environment = environment
+    return partition
+
+
+def state_of(number, leader, epoch):
+    return LeaderAndIsrPartitionState(
+        number, 1, leader, epoch, (leader,), 0, (LEADER, FOLLOWER) if leader == LEADER else (FOLLOWER, LEADER)
+    )
+
+
+class Follower:
+    """Broker 1, with the partitions that a test hosts on it."""
+
+    def __init__(self, leader, **settings):
+        self.config = BrokerConfig.from_properties(
+            {"zookeeper.connect": "nowhere:1", "broker.id": str(FOLLOWER), "replica.fetch.backoff.ms": "40"}
+            | {key.replace("_", "."): str(value) for key, value in settings.items()}
+        )
+        self.leader = leader
+        self.partitions = {}
+        self.failures = []
+        self.manager = ReplicaFetcherManager(self.config, FOLLOWER, self.partitions.get, self.failures.append)
+
+    def host(self, topic_partition, *epochs):
+        """Hosts a partition that has one record for each of these leader epochs."""
+        partition = self.partitions[topic_partition] = make_partition(topic_partition, self.config, FOLLOWER)
+        for epoch in epochs:
+            append(partition.log, b"old", leader_epoch=epoch)
+        partition.log.update_high_watermark(0)
+        return partition
+
+    def follow(self, *topic_partitions, epoch=1, leader_id=LEADER, address=None):
+        """As LeaderAndIsr does."""
+        states = {}
+        for topic_partition in topic_partitions:
+            if topic_partition not in self.partitions:
+                self.host(topic_partition)
+            self.partitions[topic_partition].make_follower(state_of(topic_partition[1], leader_id, epoch))
+            states[topic_partition] = InitialFetchState(leader_id, *(address or self.leader.address), epoch)
+        self.manager.remove_fetchers(states)
+        self.manager.add_fetchers(states)
+
+    def lead(self, topic_partition, epoch):
+        self.manager.remove_fetchers([topic_partition])
+        self.partitions[topic_partition].make_leader(state_of(topic_partition[1], FOLLOWER, epoch))
+
+
+def scenario(test, **settings):
+    """Runs `test(follower, leader)` under both event loops; no fetcher may have failed or outlive it."""
+
+    async def bounded():
+        async with asyncio.timeout(60):
+            leader = await Leader().start()
+            follower = Follower(leader, **settings)
+            try:
+                await test(follower, leader)
+            finally:
+                await follower.manager.shutdown()
+                leader.stop()
+            assert follower.failures == []
+            assert len(asyncio.all_tasks()) == 1
+
+    for new_event_loop in (asyncio.new_event_loop, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(bounded())
+
+
+def records(offset, *values, epoch=1):
+    """A batch as a leader has it."""
+    environment = DiskEnvironment()
+    log = open_log(environment, is_clean=True)
+    log.truncate_fully_and_start_at(offset)
+    data = batch(*values)
+    log.append_as_leader(data, epoch, now_ms=NOW_MS)
+    return bytes(data)
+
+
+def result(topic_partition, data=b"", *, hw=0, start=0, error=0, diverging=None):
+    return topic_partition, FetchResponsePartition(
+        topic_partition[1], error, hw, hw, start, records=data, diverging_epoch=diverging
+    )
+
+
+# -- steady fetching --------------------------------------------------------------------------------------------------
+
+
+def test_the_first_fetch_says_who_asks_and_names_everything():
+    async def test(follower, leader):
+        follower.host(T1, 3, 3)
+        follower.follow(T0, T1, U0, epoch=5)
+        asked = await leader.asked()
+        assert (asked.header.api_version, asked.header.client_id) == (12, "broker-1-fetcher-0")
+        body = asked.body
+        assert (body.replica_id, body.max_wait_ms, body.min_bytes, body.max_bytes) == (1, 250, 2, 3_000_000)
+        assert (body.isolation_level, asked.session) == (0, (0, 0))
+        assert asked.wanted == {T0: (5, 0, -1), T1: (5, 2, 3), U0: (5, 0, -1)}
+        assert {want.partition_max_bytes for _, wants in body.topics for want in wants} == {400_000}
+
+    scenario(
+        test,
+        replica_fetch_wait_max_ms=250,
+        replica_fetch_min_bytes=2,
+        replica_fetch_response_max_bytes=3_000_000,
+        replica_fetch_max_bytes=400_000,
+    )
+
+
+def test_what_arrives_is_appended_and_acknowledged_by_the_next_fetch():
+    async def test(follower, leader):
+        follower.follow(T0, T1)
+        first = records(0, b"a", b"b", epoch=1)
+        (await leader.asked()).answer_fetch([result(T0, first, hw=1), result(T1)])
+        asked = await leader.asked()
+        assert asked.session == (7, 1)
+        assert asked.wanted == {T0: (1, 2, 1)}
+        log = follower.partitions[T0].log
+        assert log.high_watermark == 1
+        second = records(2, b"c", epoch=1)
+        asked.answer_fetch([result(T0, second, hw=2)])
+        asked = await leader.asked()
+        assert asked.session == (7, 2)
+        assert asked.wanted == {T0: (1, 3, 1)}
+        assert await read_all(log) == [(0, b"a"), (1, b"b"), (2, b"c")]
+        # The last bytes may be a part of a batch.
+        asked.answer_fetch([result(T0, records(3, b"d") + records(4, b"e")[:30], hw=3)])
+        assert (await leader.asked()).wanted == {T0: (1, 4, 1)}
+
+    scenario(test)
+
+
+def test_the_high_watermark_and_the_log_start_follow_the_leader():
+    async def test(follower, leader):
+        follower.host(T0, 1, 1, 1)
+        follower.follow(T0)
+        log = follower.partitions[T0].log
+        (await leader.asked()).answer_fetch([result(T0, hw=9)])
+        asked = await leader.asked()
+        assert log.high_watermark == 3
+        assert asked.wanted == {}
+        asked.answer_fetch([result(T0, hw=2, start=1)])
+        asked = await leader.asked()
+        assert (log.high_watermark, log.log_start_offset) == (2, 1)
+        assert asked.wanted == {T0: (1, 3, 1)}
+        assert asked.body.topics[0][1][0].log_start_offset == 1
+        asked.answer_fetch([result(T0, hw=3, start=99)])
+        await leader.asked()
+        assert log.log_start_offset == 3
+
+    scenario(test)
+
+
+def test_partitions_come_and_go_between_fetches():
+    async def test(follower, leader):
+        follower.follow(T0)
+        asked = await leader.asked()
+        follower.follow(T1)
+        asked.answer_fetch([result(T0)])
+        asked = await leader.asked()
+        assert (asked.session, asked.wanted) == ((7, 1), {T1: (1, 0, -1)})
+        follower.manager.remove_fetchers([T0])
+        follower.follow(U0)
+        asked.answer_fetch([result(T1, records(0, b"a"))])
+        asked = await leader.asked()
+        assert asked.wanted == {T1: (1, 1, 1), U0: (1, 0, -1)}
+        assert asked.body.forgotten_topics == [("t", [0])]
+        follower.follow(T1, epoch=2)
+        asked.answer_fetch()
+        assert (await leader.asked()).wanted == {T1: (2, 1, 1)}
+
+    scenario(test)
+
+
+def test_many_partitions():
+    async def test(follower, leader):
+        shared = follower.host(("m", 0))
+        keys = [("m", number) for number in range(1200)]
+        for key in keys[1:]:
+            follower.partitions[key] = shared
+        follower.follow(*keys)
+        asked = await leader.asked()
+        assert list(asked.wanted) == keys
+        asked.answer(FetchResponse(0, 0, 7, [("m", [result(key)[1] for key in keys])]))
+        asked = await leader.asked()
+        assert (asked.session, asked.wanted) == ((7, 1), {})
+        follower.manager.remove_fetchers(keys[:600])
+        asked.answer_fetch()
+        assert len((await leader.asked()).body.forgotten_topics[0][1]) == 600
+
+    scenario(test)
+
+
+# -- sessions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "closed"),
+    [(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0), (ErrorCode.INVALID_FETCH_SESSION_EPOCH, 7)],
+)
+def test_a_lost_session_is_replaced_at_once(error, closed):
+    async def test(follower, leader):
+        follower.follow(T0, T1)
+        (await leader.asked()).answer_fetch([result(T0, records(0, b"a")), result(T1)])
+        (await leader.asked()).answer_fetch(error=error, session_id=0)
+        asked = await leader.asked()
+        assert asked.session == (closed, 0)
+        assert asked.wanted == {T0: (1, 1, 1), T1: (1, 0, -1)}
+        asked.answer_fetch([result(T0), result(T1)], session_id=8)
+        assert (await leader.asked()).session == (8, 1)
+
+    scenario(test)
+
+
+def test_a_leader_without_room_for_sessions_gets_full_fetches():
+    async def test(follower, leader):
+        follower.follow(T0, T1)
+        (await leader.asked()).answer_fetch([result(T0, records(0, b"a")), result(T1)], session_id=0)
+        asked = await leader.asked()
+        assert (asked.session, asked.wanted) == ((0, 0), {T1: (1, 0, -1), T0: (1, 1, 1)})
+
+    scenario(test)
+
+
+def test_an_answer_that_does_not_fit_changes_nothing():
+    async def test(follower, leader):
+        follower.follow(T0)
+        (await leader.asked()).answer_fetch([result(T0, records(0, b"a")), result(U0)])
+        assert (await leader.asked()).wanted == {T0: (1, 0, -1)}
+        assert follower.partitions[T0].log.log_end_offset == 0
+
+    scenario(test)
+
+
+# -- divergence -------------------------------------------------------------------------------------------------------
+
+
+def test_what_the_leader_does_not_have_is_cut():
+    async def test(follower, leader):
+        partition = follower.host(T0, 1, 1, 1, 1)
+        follower.follow(T0, epoch=2)
+        asked = await leader.asked()
+        assert asked.wanted == {T0: (2, 4, 1)}
+        asked.answer_fetch([result(T0, hw=4, diverging=(1, 2))])
+        asked = await leader.asked()
+        assert asked.wanted == {T0: (2, 2, 1)}
+        # The leader's high watermark counts once the leader has found the logs to agree, and it will not repeat it.
+        assert partition.log.high_watermark == 0
+        asked.answer_fetch()
+        asked = await leader.asked()
+        assert partition.log.high_watermark == 2
+        asked.answer_fetch([result(T0, records(2, b"n", epoch=2), hw=3)])
+        assert (await leader.asked()).wanted == {T0: (2, 3, 2)}
+        assert await read_all(partition.log) == [(0, b"old"), (1, b"old"), (2, b"n")]
+
+    scenario(test)
+
+
+def test_divergence_in_several_rounds():
+    async def test(follower, leader):
+        # Here: epoch 1 from 0, 3 from 2, 5 from 4. The leader: 1 from 0, 2 from 1, 4 from 3, 6 from 5.
+        partition = follower.host(T0, 1, 1, 3, 3, 5)
+        follower.follow(T0, epoch=6)
+        asked = await leader.asked()
+        assert asked.wanted == {T0: (6, 5, 5)}
+        asked.answer_fetch([result(T0, hw=5, diverging=(4, 5))])
+        asked = await leader.asked()
+        assert asked.wanted == {T0: (6, 4, 3)}  # nothing of epoch 4 here: what is below it goes on to be compared
+        asked.answer_fetch([result(T0, hw=5, diverging=(2, 3))])
+        asked = await leader.asked()
+        assert asked.wanted == {T0: (6, 2, 1)}
+        asked.answer_fetch([result(T0, hw=5, diverging=(1, 1))])
+        asked = await leader.asked()
+        assert asked.wanted == {T0: (6, 1, 1)}
+        assert partition.log.high_watermark == 0
+        asked.answer_fetch()
+        await leader.asked()
+        assert partition.log.high_watermark == 1
+
+    scenario(test)
+
+
+def test_an_epoch_without_records_is_cut_too():
+    async def test(follower, leader):
+        partition = follower.host(T0, 1)
+        partition.make_leader(state_of(0, FOLLOWER, 4))
+        follower.follow(T0, epoch=5)
+        asked = await leader.asked()
+        assert asked.wanted == {T0: (5, 1, 4)}
+        asked.answer_fetch([result(T0, diverging=(1, 3))])
+        assert (await leader.asked()).wanted == {T0: (5, 1, 1)}
+
+    scenario(test)
+
+
+def test_a_leader_that_names_no_end_within_the_log_is_not_asked_in_a_hot_loop():
+    async def test(follower, leader):
+        follower.host(T0, 1)
+        follower.follow(T0, T1, epoch=5)
+        (await leader.asked()).answer_fetch([result(T0, diverging=(1, 3)), result(T1)])
+        asked = await leader.asked()
+        assert asked.body.forgotten_topics == [("t", [0])]
+        assert asked.body.max_wait_ms < 100  # it is back in time for another try
+        asked.answer_fetch()
+        while T0 not in (asked := await leader.asked()).wanted:
+            asked.answer_fetch()
+        assert asked.wanted == {T0: (5, 1, 1)}
+
+    scenario(test)
+
+
+def test_after_a_truncation_the_disk_is_waited_for_off_the_loop():
+    async def test(follower, leader):
+        partition = follower.host(T0, 1, 1)
+        log = partition.log
+        follower.follow(T0, T1, epoch=2)
+        (await leader.asked()).answer_fetch([result(T0, diverging=(1, 1)), result(T1)])
+        asked = await leader.asked()
+        assert log.is_truncation_unsynced
+        ends = []
+        partition.environment.before_blocking = lambda: ends.append(log.log_end_offset)
+        asked.answer_fetch([result(T0, records(1, b"n", epoch=2)), result(T1, records(0, b"x"))])
+        assert (await leader.asked()).wanted == {T1: (2, 1, 1), T0: (2, 2, 2)}
+        assert ends == [1]
+
+    scenario(test)
+
+
+def test_a_partition_that_leaves_while_the_disk_is_waited_for_gets_nothing():
+    async def test(follower, leader):
+        partition = follower.host(T0, 1, 1)
+        follower.follow(T0, T1, epoch=2)
+        (await leader.asked()).answer_fetch([result(T0, diverging=(1, 1)), result(T1)])
+        asked = await leader.asked()
+        partition.environment.before_blocking = lambda: follower.lead(T0, 3)
+        asked.answer_fetch([result(T0, records(1, b"n", epoch=2))])
+        asked = await leader.asked()
+        assert asked.body.forgotten_topics == [("t", [0])]
+        assert partition.log.log_end_offset == 1
+        assert partition.is_leader
+
+    scenario(test)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_two_histories_converge(seed):
+    """Both led in turn while the other was away; then one leads for good, and the other must become alike."""
+
+    async def test(follower, leader):
+        chance = random.Random(seed)
+        mine = follower.host(T0)
+        theirs = make_partition(T0, follower.config, LEADER)
+        epoch = 0
+        for number in range(chance.randrange(4)):  # what both have
+            epoch += chance.randrange(2)
+            for log in (mine.log, theirs.log):
+                append(log, b"both%d" % number, leader_epoch=epoch)
+        for _ in range(chance.randrange(8)):
+            epoch += 1
+            log = chance.choice((mine.log, theirs.log))
+            log.leader_epochs.assign(epoch, log.log_end_offset)
+            for number in range(chance.randrange(3)):
+                append(log, b"%d.%d" % (epoch, number), leader_epoch=epoch)
+        epoch += 1
+        theirs.make_leader(state_of(0, LEADER, epoch))
+        for number in range(chance.randrange(3)):
+            append(theirs.log, b"%d.%d" % (epoch, number), leader_epoch=epoch)
+        end = theirs.log.log_end_offset
+        theirs.log.update_high_watermark(end)
+        follower.follow(T0, epoch=epoch)
+        told = None
+        rounds = 0
+        while mine.log.high_watermark < end or mine.log.log_end_offset != end:
+            asked = await leader.asked()
+            rounds += 1
+            assert rounds < 40
+            if T0 in asked.wanted:
+                _, offset, last_epoch = asked.wanted[T0]
+            diverging = theirs.diverging_epoch(offset, last_epoch)
+            data = b""
+            if diverging is None:
+                data = (await theirs.log.read(offset, 1000, max_offset=end, minimum_one_batch=True)).data
+            elif mine.log.high_watermark > 0:
+                raise AssertionError("the high watermark passed records that differ")
+            news = bool(data) or diverging is not None or told != end
+            asked.answer_fetch([result(T0, data, hw=end, diverging=diverging)] if news else [])
+            told = end
+        assert await read_all(mine.log) == await read_all(theirs.log)
+        ours, leaders = mine.log.leader_epochs.entries, theirs.log.leader_epochs.entries
+        assert [entry for entry in leaders if entry[1] < end] == list(ours)
+
+    scenario(test)
+
+
+# -- before inter.broker.protocol.version 2.7-IV1 ---------------------------------------------------------------------
+
+
+def end_offsets(*answers):
+    response = response_class(ApiKey.OFFSET_FOR_LEADER_EPOCH)
+    topic = response.OffsetForLeaderTopicResult
+    return response(
+        version=3,
+        topics=[
+            topic(
+                topic=name,
+                partitions=[
+                    topic.EpochEndOffset(error_code=error, partition=number, leader_epoch=epoch, end_offset=end)
+                ],
+            )
+            for (name, number), error, epoch, end in answers
+        ],
+    )
+
+
+def test_older_clusters_ask_for_the_ends_of_epochs_before_they_fetch():
+    async def test(follower, leader):
+        partition = follower.host(T0, 1, 1, 3, 3)
+        follower.host(T1, 1, 1)
+        follower.follow(T0, T1, U0, epoch=6)
+        asked = await leader.asked(ApiKey.OFFSET_FOR_LEADER_EPOCH)
+        assert (asked.header.api_version, asked.body.replica_id) == (3, 1)
+        assert [
+            (topic.topic, want.partition, want.current_leader_epoch, want.leader_epoch)
+            for topic in asked.body.topics
+            for want in topic.partitions
+        ] == [("t", 0, 6, 3), ("t", 1, 6, 1)]
+        asked.answer(end_offsets((T0, 0, 2, 3), (T1, 0, 1, 1)))
+        asked = await leader.asked(ApiKey.OFFSET_FOR_LEADER_EPOCH)
+        assert partition.log.log_end_offset == 2
+        assert [want.leader_epoch for topic in asked.body.topics for want in topic.partitions] == [1]
+        asked.answer(end_offsets((T0, 0, 1, 1)))
+        asked = await leader.asked()
+        assert asked.header.api_version == 11
+        assert asked.wanted == {U0: (6, 0, -1), T1: (6, 1, -1), T0: (6, 1, -1)}
+
+    scenario(test, inter_broker_protocol_version="2.7-IV0")
+
+
+def test_older_clusters_truncate_to_the_high_watermark_when_the_leader_knows_no_end():
+    async def test(follower, leader):
+        partition = follower.host(T0, 1, 1, 1)
+        partition.log.update_high_watermark(2)
+        follower.follow(T0, epoch=2)
+        (await leader.asked(ApiKey.OFFSET_FOR_LEADER_EPOCH)).answer(end_offsets((T0, 75, -1, -1)))  # unknown epoch
+        (await leader.asked(ApiKey.OFFSET_FOR_LEADER_EPOCH)).connection.transport.abort()
+        (await leader.asked(ApiKey.OFFSET_FOR_LEADER_EPOCH)).answer(end_offsets((T0, 0, -1, -1)))
+        assert (await leader.asked()).wanted == {T0: (2, 2, -1)}
+
+    scenario(test, inter_broker_protocol_version="2.7-IV0")
+
+
+# -- offsets out of range ---------------------------------------------------------------------------------------------
+
+
+def offsets(*answers):
+    response = response_class(ApiKey.LIST_OFFSETS)
+    topic = response.ListOffsetsTopicResponse
+    return response(
+        version=6,
+        topics=[
+            topic(
+                name=name,
+                partitions=[
+                    topic.ListOffsetsPartitionResponse(
+                        partition_index=number, error_code=error, timestamp=-1, offset=offset, leader_epoch=1
+                    )
+                ],
+            )
+            for (name, number), error, offset in answers
+        ],
+    )
+
+
+def asked_offsets(asked):
+    return [
+        (topic.name, want.partition_index, want.current_leader_epoch, want.timestamp)
+        for topic in asked.body.topics
+        for want in topic.partitions
+    ]
+
+
+OUT_OF_RANGE = ErrorCode.OFFSET_OUT_OF_RANGE
+
+
+def test_a_leader_whose_log_ends_earlier():
+    async def test(follower, leader):
+        follower.host(T0, 1, 1, 1)
+        follower.follow(T0, T1, epoch=2)
+        (await leader.asked()).answer_fetch([result(T0, error=OUT_OF_RANGE), result(T1)])
+        asked = await leader.asked(ApiKey.LIST_OFFSETS)
+        assert (asked.header.api_version, asked.body.replica_id) == (6, 1)
+        assert asked_offsets(asked) == [("t", 0, 2, -1)]
+        asked.answer(offsets((T0, 0, 1)))
+        assert (await leader.asked()).wanted == {T0: (2, 1, 1)}
+
+    scenario(test)
+
+
+def test_a_leader_whose_log_begins_later():
+    async def test(follower, leader):
+        partition = follower.host(T0, 1, 1, 1)
+        follower.follow(T0, epoch=2)
+        (await leader.asked()).answer_fetch([result(T0, error=OUT_OF_RANGE)])
+        (await leader.asked(ApiKey.LIST_OFFSETS)).answer(offsets((T0, 0, 30)))
+        asked = await leader.asked(ApiKey.LIST_OFFSETS)
+        assert asked_offsets(asked) == [("t", 0, 2, -2)]
+        asked.answer(offsets((T0, 0, 20)))
+        asked = await leader.asked()
+        assert asked.wanted == {T0: (2, 20, -1)}
+        asked.answer_fetch([result(T0, records(20, b"a"), hw=21, start=20)])
+        await leader.asked()
+        log = partition.log
+        assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (20, 21, 21)
+
+    scenario(test)
+
+
+def test_a_leader_that_changes_its_mind_is_asked_again_later():
+    async def test(follower, leader):
+        follower.host(T0, 1, 1, 1)
+        follower.follow(T0, epoch=2)
+        (await leader.asked()).answer_fetch([result(T0, error=OUT_OF_RANGE)])
+        (await leader.asked(ApiKey.LIST_OFFSETS)).answer(offsets((T0, 0, 3)))
+        (await leader.asked(ApiKey.LIST_OFFSETS)).answer(offsets((T0, 0, 0)))
+        asked = await leader.asked()
+        assert asked.wanted == {T0: (2, 3, 1)}
+        asked.answer_fetch([result(T0, error=OUT_OF_RANGE)])
+        (await leader.asked(ApiKey.LIST_OFFSETS)).answer(offsets((T0, ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)))
+        asked = await leader.asked()
+        asked.answer_fetch([result(T0, error=OUT_OF_RANGE)])
+        (await leader.asked(ApiKey.LIST_OFFSETS)).answer(offsets())
+        (await leader.asked()).answer_fetch([result(T0, error=OUT_OF_RANGE)])
+        (await leader.asked(ApiKey.LIST_OFFSETS)).connection.transport.abort()
+        (await leader.asked()).answer_fetch([result(T0, error=OUT_OF_RANGE)])
+        asked = await leader.asked(ApiKey.LIST_OFFSETS)
+        follower.follow(T0, epoch=3)
+        asked.answer(offsets((T0, 0, 1)))  # of an epoch that is over
+        assert (await leader.asked()).wanted == {T0: (3, 3, 1)}
+
+    scenario(test)
+
+
+# -- errors of the leader ---------------------------------------------------------------------------------------------
+
+
+def test_a_fenced_partition_waits_for_the_controller():
+    async def test(follower, leader):
+        follower.follow(T0, T1)
+        (await leader.asked()).answer_fetch([result(T0, error=ErrorCode.FENCED_LEADER_EPOCH), result(T1)])
+        asked = await leader.asked()
+        assert asked.body.forgotten_topics == [("t", [0])]
+        assert follower.manager.failed_partitions == [T0]
+        follower.follow(T0, epoch=2)
+        assert follower.manager.failed_partitions == []
+        asked.answer_fetch()
+        assert (await leader.asked()).wanted == {T0: (2, 0, -1)}
+
+    scenario(test)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ErrorCode.UNKNOWN_LEADER_EPOCH,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        12345,
+    ],
+)
+def test_other_errors_only_delay_the_partition(error):
+    async def test(follower, leader):
+        follower.follow(T0, T1)
+        asked = await leader.asked()
+        for _ in range(3):
+            asked.answer_fetch([result(T0, error=error)] + [result(T1)] * (asked.session[1] == 0))
+            asked = await leader.asked()
+            assert asked.body.forgotten_topics == [("t", [0])]
+            assert asked.body.max_wait_ms < 100  # it is back in time for another try
+            while T0 not in asked.wanted:
+                asked.answer_fetch()
+                asked = await leader.asked()
+            assert asked.wanted == {T0: (1, 0, -1)}
+        assert follower.manager.failed_partitions == []
+
+    scenario(test)
+
+
+def test_corrupt_records_are_not_appended_and_asked_for_again():
+    async def test(follower, leader):
+        follower.follow(T0, T1)
+        good = records(0, b"a", b"b")
+        bad = bytearray(good)
+        bad[-3] ^= 1
+        (await leader.asked()).answer_fetch([result(T0, bytes(bad), hw=2), result(T1, records(0, b"x"))])
+        asked = await leader.asked()
+        log = follower.partitions[T0].log
+        assert (log.log_end_offset, log.high_watermark) == (0, 0)
+        assert asked.wanted == {T1: (1, 1, 1)}
+        while T0 not in asked.wanted:
+            asked.answer_fetch()
+            asked = await leader.asked()
+        asked.answer_fetch([result(T0, good, hw=2)])
+        while (asked := await leader.asked()).wanted != {T0: (1, 2, 1)}:
+            asked.answer_fetch()
+        assert log.high_watermark == 2
+
+    scenario(test)
+
+
+def test_records_that_do_not_follow_end_the_fetching():
+    async def test(follower, leader):
+        follower.host(T0, 1, 1)
+        follower.follow(T0, T1)
+        (await leader.asked()).answer_fetch([result(T0, records(0, b"a")), result(T1)])
+        assert (await leader.asked()).body.forgotten_topics == [("t", [0])]
+        assert follower.manager.failed_partitions == [T0]
+        assert follower.partitions[T0].log.log_end_offset == 2
+
+    scenario(test)
+
+
+def test_a_failing_disk_ends_the_fetching_of_its_partition_only():
+    async def test(follower, leader):
+        partition = follower.host(T0)
+        follower.follow(T0, T1)
+        partition.environment.disk.fail("write", "*", errno.EIO)
+        (await leader.asked()).answer_fetch([result(T0, records(0, b"a")), result(T1, records(0, b"x"))])
+        asked = await leader.asked()
+        assert asked.wanted == {T1: (1, 1, 1)}
+        assert asked.body.forgotten_topics == [("t", [0])]
+        assert follower.manager.failed_partitions == [T0]
+        assert partition.log.failures
+
+    scenario(test)
+
+
+def test_a_disk_that_fails_while_it_is_synced_after_a_truncation():
+    async def test(follower, leader):
+        partition = follower.host(T0, 1, 1)
+        follower.follow(T0, T1, epoch=2)
+        (await leader.asked()).answer_fetch([result(T0, diverging=(1, 1)), result(T1)])
+        asked = await leader.asked()
+        partition.environment.disk.fail("sync", "*", errno.EIO)
+        asked.answer_fetch([result(T0, records(1, b"n", epoch=2)), result(T1, records(0, b"x"))])
+        assert (await leader.asked()).wanted == {T1: (2, 1, 1)}
+        assert follower.manager.failed_partitions == [T0]
+        assert partition.log.log_end_offset == 1
+
+    scenario(test)
+
+
+def test_a_full_disk_is_waited_for():
+    async def test(follower, leader):
+        partition = follower.host(T0)
+        follower.follow(T0, T1)
+        partition.environment.disk.fail("write", "*", errno.ENOSPC)
+        (await leader.asked()).answer_fetch([result(T0, records(0, b"a")), result(T1)])
+        asked = await leader.asked()
+        assert follower.manager.failed_partitions == []
+        while T0 not in asked.wanted:
+            asked.answer_fetch()
+            asked = await leader.asked()
+        asked.answer_fetch([result(T0, records(0, b"a"), hw=1)])
+        assert (await leader.asked()).wanted == {T0: (1, 1, 1)}
+
+    scenario(test)
+
+
+# -- answers that come too late ---------------------------------------------------------------------------------------
+
+
+def test_an_answer_for_a_removed_partition_is_dropped():
+    async def test(follower, leader):
+        follower.follow(T0, T1)
+        asked = await leader.asked()
+        follower.lead(T0, 2)
+        asked.answer_fetch([result(T0, records(0, b"a"), hw=1), result(T1)])
+        await leader.asked()
+        log = follower.partitions[T0].log
+        assert (log.log_end_offset, log.high_watermark) == (0, 0)
+
+    scenario(test)
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_an_answer_for_a_partition_that_was_added_anew_is_dropped_but_its_high_watermark(epoch):
+    async def test(follower, leader):
+        partition = follower.host(T0, 1, 1)
+        follower.follow(T0)
+        asked = await leader.asked()
+        follower.follow(T0, epoch=epoch)
+        asked.answer_fetch([result(T0, records(2, b"a"), hw=3)])
+        asked = await leader.asked()
+        assert asked.wanted == {T0: (epoch, 2, 1)}
+        assert (partition.log.log_end_offset, partition.log.high_watermark) == (2, 0)
+        asked.answer_fetch()  # the leader has told its high watermark, so it has no news
+        await leader.asked()
+        assert partition.log.high_watermark == 2
+
+    scenario(test)
+
+
+def test_an_error_for_a_partition_that_was_added_anew_is_dropped():
+    async def test(follower, leader):
+        follower.follow(T0)
+        asked = await leader.asked()
+        follower.follow(T0, epoch=2)
+        asked.answer_fetch([result(T0, error=ErrorCode.FENCED_LEADER_EPOCH)])
+        assert (await leader.asked()).wanted == {T0: (2, 0, -1)}
+        assert follower.manager.failed_partitions == []
+
+    scenario(test)
+
+
+def test_a_partition_that_leads_before_its_fetcher_knows_is_left_alone():
+    async def test(follower, leader):
+        partition = follower.host(T0, 1, 1)
+        follower.follow(T0, T1)
+        asked = await leader.asked()
+        partition.make_leader(state_of(0, FOLLOWER, 2))
+        asked.answer_fetch([result(T0, diverging=(0, 0)), result(T1)])
+        assert (await leader.asked()).body.forgotten_topics == [("t", [0])]
+        assert partition.log.log_end_offset == 2
+
+    scenario(test)
+
+
+def test_adding_a_partition_again_in_the_same_epoch_changes_nothing():
+    async def test(follower, leader):
+        follower.follow(T0)
+        asked = await leader.asked()
+        follower.manager.add_fetchers({T0: InitialFetchState(LEADER, *leader.address, 1)})
+        asked.answer_fetch([result(T0, records(0, b"a"))])
+        assert (await leader.asked()).wanted == {T0: (1, 1, 1)}
+
+    scenario(test)
+
+
+# -- the leader's life ------------------------------------------------------------------------------------------------
+
+
+def test_a_leader_that_cannot_be_reached_is_tried_until_it_can():
+    async def test(follower, leader):
+        leader.stop()
+        follower.follow(T0)
+        await asyncio.sleep(0.05)
+        again = await Leader().start(leader.address[1])
+        try:
+            (await again.asked()).answer_fetch([result(T0, records(0, b"a"))])
+            assert (await again.asked()).wanted == {T0: (1, 1, 1)}
+        finally:
+            again.stop()
+
+    scenario(test)
+
+
+def test_a_connection_that_breaks_is_made_again_with_a_full_fetch():
+    async def test(follower, leader):
+        follower.follow(T0, T1)
+        (await leader.asked()).answer_fetch([result(T0), result(T1)])
+        (await leader.asked()).connection.transport.abort()
+        asked = await leader.asked()
+        assert asked.session == (7, 0)
+        assert asked.wanted == {T0: (1, 0, -1), T1: (1, 0, -1)}
+
+    scenario(test)
+
+
+@pytest.mark.parametrize("garbage", [b"", b"\0\0\0\1" + b"\xff" * 20, b"\xff" * 9])
+def test_garbage_from_the_leader_breaks_the_connection(garbage):
+    async def test(follower, leader):
+        follower.follow(T0)
+        asked = await leader.asked()
+        asked.connection.transport.write(len(garbage).to_bytes(4, "big") + garbage)
+        await asked.connection.closed.wait()
+        assert (await leader.asked()).wanted == {T0: (1, 0, -1)}
+
+    scenario(test)
+
+
+def test_a_silent_leader_is_given_up():
+    async def test(follower, leader):
+        follower.follow(T0)
+        first = await leader.asked()
+        second = await leader.asked()
+        assert second.connection is not first.connection
+
+    scenario(test, replica_socket_timeout_ms=50, replica_fetch_wait_max_ms=20)
+
+
+def test_a_leader_at_a_new_address_is_asked_there():
+    async def test(follower, leader):
+        follower.follow(T0, T1)
+        asked = await leader.asked()
+        moved = await Leader().start()
+        try:
+            follower.follow(T0, epoch=2, address=moved.address)
+            assert (await moved.asked()).wanted == {T1: (1, 0, -1), T0: (2, 0, -1)}
+            await asked.connection.closed.wait()
+        finally:
+            moved.stop()
+
+    scenario(test)
+
+
+def test_a_partition_moves_from_leader_to_leader():
+    async def test(follower, leader):
+        other = await Leader().start()
+        try:
+            follower.follow(T0, T1)
+            asked = await leader.asked()
+            follower.follow(T0, epoch=2, leader_id=3, address=other.address)
+            assert sorted(follower.manager.leaders) == [LEADER, 3]
+            assert (await other.asked()).wanted == {T0: (2, 0, -1)}
+            asked.answer_fetch([result(T0, records(0, b"a")), result(T1)])
+            assert (await leader.asked()).body.forgotten_topics == [("t", [0])]
+            assert follower.partitions[T0].log.log_end_offset == 0
+        finally:
+            other.stop()
+
+    scenario(test)
+
+
+def test_a_fetcher_without_partitions_ends_its_connection(monkeypatch):
+    monkeypatch.setattr("klamm.replication.fetcher_manager.IDLE_FETCHER_MS", 5)
+
+    async def test(follower, leader):
+        follower.follow(T0)
+        asked = await leader.asked()
+        follower.manager.remove_fetchers([T0])
+        await asked.connection.closed.wait()
+        assert follower.manager.leaders == []
+        follower.follow(T0, epoch=2)
+        assert (await leader.asked()).wanted == {T0: (2, 0, -1)}
+
+    scenario(test)
+
+
+def test_a_fetcher_that_waits_for_partitions_hears_of_them():
+    async def test(follower, leader):
+        follower.follow(T0)
+        asked = await leader.asked()
+        follower.manager.remove_fetchers([T0])
+        asked.answer_fetch([result(T0)])
+        await asyncio.sleep(0.02)  # nothing is wanted: nothing is asked
+        assert leader.requests.empty()
+        follower.follow(T1)
+        assert (await leader.asked()).wanted == {T1: (1, 0, -1)}
+
+    scenario(test)
+
+
+# -- shutdown ---------------------------------------------------------------------------------------------------------
+
+
+def test_shutdown_while_the_leader_has_the_fetch():
+    async def test(follower, leader):
+        follower.follow(T0)
+        asked = await leader.asked()
+        await follower.manager.shutdown()
+        await asked.connection.closed.wait()
+        follower.follow(T1)
+        assert follower.manager.leaders == []
+
+    scenario(test)
+
+
+def test_shutdown_before_anything_was_sent():
+    async def test(follower, leader):
+        follower.follow(T0)
+        await follower.manager.shutdown()
+
+    scenario(test)
+
+
+def test_shutdown_while_waiting_after_a_failure():
+    async def test(follower, leader):
+        leader.stop()
+        follower.follow(T0)
+        await asyncio.sleep(0.01)
+        await follower.manager.shutdown()
+
+    scenario(test, replica_fetch_backoff_ms=60_000)
+
+
+def test_shutdown_while_the_disk_is_waited_for():
+    async def test(follower, leader):
+        partition = follower.host(T0, 1, 1)
+        follower.follow(T0, epoch=2)
+        (await leader.asked()).answer_fetch([result(T0, diverging=(1, 1))])
+        asked = await leader.asked()
+        reached = asyncio.Event()
+
+        async def never_done(function, *arguments):
+            reached.set()
+            await asyncio.Event().wait()
+
+        partition.environment.run_blocking = never_done
+        asked.answer_fetch([result(T0, records(1, b"n", epoch=2))])
+        await reached.wait()
+        await follower.manager.shutdown()
+        assert partition.log.log_end_offset == 1
+
+    scenario(test)
+
+
+def test_a_fault_of_the_program_is_heard_of():
+    async def main():
+        leader = await Leader().start()
+        follower = Follower(leader)
+        partition = follower.host(T0)
+        failed = asyncio.Event()
+        follower.manager = ReplicaFetcherManager(
+            follower.config, FOLLOWER, follower.partitions.get, lambda error: failed.set()
+        )
+
+        def broken(data):
+            raise ZeroDivisionError
+
+        partition.append_records_as_follower = broken
+        follower.follow(T0)
+        (await leader.asked()).answer_fetch([result(T0, records(0, b"a"))])
+        await failed.wait()
+        await follower.manager.shutdown()
+        leader.stop()
+
+    asyncio.run(main())
+
+
+def test_a_leader_cannot_be_copied_into():
+    """What protects a log that is led here, should everything else fail."""
+
+    async def test(follower, leader):
+        partition = follower.host(T0, 1)
+        partition.make_leader(state_of(0, FOLLOWER, 2))
+        with pytest.raises(KafkaError):
+            partition.truncate_to(0)
+
+    scenario(test)
