@@ -1,0 +1,575 @@
+"""The replica manager: what the controller says, acknowledgements, fetches, failing disks."""
+
+import asyncio
+import errno
+from uuid import UUID
+
+import pytest
+from replicas import (
+    T0,
+    TOPIC_ID,
+    Broker,
+    batch,
+    in_virtual_time,
+    leader_and_isr,
+    settle,
+    state,
+    values_in,
+    want,
+    with_broker,
+)
+
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.replication.fetch_state import InitialFetchState
+from klamm.replication.ports import WrittenIsr
+from klamm.replication.replica_manager import log_config
+from klamm.zookeeper.errors import SessionExpired
+
+StopReplica = messages.request_class(ApiKey.STOP_REPLICA)
+OK, STALE = ErrorCode.NONE, ErrorCode.STALE_CONTROLLER_EPOCH
+
+
+def scenario(function=None, **options):
+    """A test with a broker: `async def test(broker)`."""
+    if function is None:
+        return lambda wrapped: scenario(wrapped, **options)
+
+    def test(tmp_path):
+        with_broker(tmp_path, function, **options)
+
+    test.__name__, test.__doc__ = function.__name__, function.__doc__
+    return test
+
+
+def append(broker, *values, partition=0, acks=-1):
+    return broker.manager.append_records("t", partition, batch(*values), acks)
+
+
+async def fetch(broker, *wanted, replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=10**6, isolation_level=0):
+    return await broker.manager.fetch(
+        wanted,
+        replica_id=replica_id,
+        isolation_level=isolation_level,
+        max_wait_ms=max_wait_ms,
+        min_bytes=min_bytes,
+        max_bytes=max_bytes,
+    )
+
+
+def stop_replica(*partitions, controller_epoch=1):
+    """`partitions` of t: (number, leader epoch, delete)."""
+    return StopReplica(
+        version=3,
+        controller_id=9,
+        controller_epoch=controller_epoch,
+        topic_states=[
+            StopReplica.StopReplicaTopicState(
+                topic_name="t",
+                partition_states=[
+                    StopReplica.StopReplicaTopicState.StopReplicaPartitionState(
+                        partition_index=number, leader_epoch=epoch, delete_partition=delete
+                    )
+                    for number, epoch, delete in partitions
+                ],
+            )
+        ],
+    )
+
+
+# -- LeaderAndIsr -----------------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_partitions_lead_or_follow_as_the_controller_says(broker):
+    assert await broker.tell(state(0), state(1, leader=2, epoch=5)) == [OK, OK]
+    partitions = broker.manager.partitions
+    assert (partitions["t", 0].is_leader, partitions["t", 1].is_leader) == (True, False)
+    assert broker.fetchers.following == {("t", 1): InitialFetchState(2, "host2", 9092, 5)}
+    assert broker.configs.loaded == [["t"]]
+    await broker.tell(state(0, epoch=1))
+    assert broker.configs.loaded == [["t"]]  # nothing is new
+
+
+@scenario
+async def test_an_old_controller_changes_nothing(broker):
+    await broker.tell(state(0), controller_epoch=3)
+    response = await broker.manager.become_leader_or_follower(leader_and_isr(state(0, epoch=9), controller_epoch=2))
+    assert (response.error_code, response.topics[0].partitions) == (STALE, [(0, STALE)])
+    assert broker.manager.partitions[T0].leader_epoch == 0
+    code, results = await broker.manager.stop_replicas(3, stop_replica((0, -2, True), controller_epoch=2))
+    assert (code, results) == (STALE, {})
+    with pytest.raises(KafkaError, match="STALE_CONTROLLER_EPOCH"):
+        await broker.manager.update_metadata(2, lambda: pytest.fail("applied"))
+    assert await broker.manager.update_metadata(4, lambda: "applied") == "applied"
+    assert broker.manager.controller_epoch == 4
+
+
+@scenario
+async def test_only_a_newer_leader_epoch_counts(broker):
+    await broker.tell(state(0, epoch=5, isr=(1, 2)))
+    assert await broker.tell(state(0, epoch=5, leader=2)) == [STALE]
+    assert await broker.tell(state(0, epoch=4, leader=2)) == [STALE]
+    assert broker.manager.partitions[T0].is_leader
+    assert await broker.tell(state(0, epoch=6, leader=2)) == [OK]
+    assert not broker.manager.partitions[T0].is_leader
+
+
+def test_after_a_restart_any_epoch_is_accepted_once(tmp_path):
+    async def run():
+        broker = Broker(tmp_path)
+        await broker.start()
+        await broker.tell(state(0, epoch=5, isr=(1,)))
+        append(broker, b"a")
+        await broker.stop()
+        broker = Broker(tmp_path)
+        await broker.start()
+        with pytest.raises(KafkaError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+            broker.manager.partition("t", 0)
+        assert await broker.tell(state(0, epoch=5, isr=(1, 2))) == [OK]
+        assert broker.manager.partition("t", 0).log.high_watermark == 1  # from the checkpoint
+        await broker.stop()
+
+    in_virtual_time(run())
+
+
+@scenario
+async def test_one_that_is_no_replica_hosts_nothing(broker):
+    assert await broker.tell(state(0, replicas=(2, 3))) == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+    assert not broker.manager.partitions
+    assert not broker.files.exists(f"{broker.paths[0]}/t-0")
+    assert await broker.tell(state(0)) == [OK]
+
+
+@scenario
+async def test_topic_ids_are_adopted_and_then_must_match(broker):
+    await broker.tell(state(0), topic_id=None)
+    log = broker.manager.partitions[T0].log
+    assert log.topic_id is None
+    assert await broker.tell(state(0, epoch=1)) == [OK]
+    assert log.topic_id == TOPIC_ID
+    assert await broker.tell(state(0, epoch=2), topic_id=UUID(int=7)) == [ErrorCode.INCONSISTENT_TOPIC_ID]
+    assert await broker.tell(state(0, epoch=2), topic_id=None) == [OK]
+
+
+@scenario
+async def test_a_log_of_another_topic_is_not_opened(broker):
+    await broker.tell(state(0))
+    await broker.manager.stop_replicas(3, stop_replica((0, -2, True)))
+    broker.log_manager.get_or_create("t", 0, UUID(int=7), log_config(broker.configs.of("t")))
+    assert await broker.tell(state(0, epoch=1)) == [ErrorCode.INCONSISTENT_TOPIC_ID]
+    assert not broker.manager.partitions
+
+
+@scenario
+async def test_without_a_live_leader_only_the_log_is_made(broker):
+    for leader in (5, -1):
+        assert await broker.tell(state(0, leader=leader, epoch=3)) == [OK]
+    partition = broker.manager.partitions[T0]
+    assert (partition.leader_id, partition.leader_epoch) == (-1, -1)
+    assert not broker.fetchers.following
+
+
+@scenario
+async def test_the_request_itself_knows_where_leaders_are(broker):
+    await broker.tell(state(0, leader=5, epoch=3), state(1, leader=2), live_leaders=((5, "host5", 1), (2, "moved", 7)))
+    assert broker.fetchers.following == {
+        ("t", 0): InitialFetchState(5, "host5", 1, 3),
+        ("t", 1): InitialFetchState(2, "moved", 7, 0),
+    }
+
+
+@scenario
+async def test_fetchers_go_before_a_partition_leads_and_come_after_it_follows(broker):
+    await broker.tell(state(0, leader=2))
+    broker.fetchers.told.clear()
+    await broker.tell(state(0, epoch=1))
+    assert broker.fetchers.told == [("remove", [T0])]
+    broker.fetchers.told.clear()
+    await broker.tell(state(0, leader=3, epoch=2))
+    assert broker.fetchers.told == [("remove", []), ("remove", [T0]), ("add", [T0])]
+
+
+@scenario
+async def test_when_the_configuration_cannot_be_read_nothing_has_changed(broker):
+    broker.configs.failure = SessionExpired("gone")
+    with pytest.raises(SessionExpired):
+        await broker.tell(state(0))
+    assert not broker.manager.partitions
+    broker.configs.failure = None
+    assert await broker.tell(state(0)) == [OK]
+
+
+@scenario
+async def test_many_partitions_at_once(broker):
+    assert await broker.tell(*(state(number, leader=number % 3 + 1) for number in range(300))) == [OK] * 300
+    assert len(broker.manager.partitions) == 300
+    assert sum(partition.is_leader for partition in broker.manager.partitions.values()) == 100
+    assert len(broker.fetchers.following) == 200
+
+
+@scenario
+async def test_a_stopping_broker_follows_nobody_new(broker):
+    await broker.manager.stop()
+    await broker.tell(state(0, leader=2))
+    assert not broker.fetchers.following
+
+
+# -- StopReplica ------------------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_stop_replica_checks_the_epoch(broker):
+    await broker.tell(*(state(number, leader=2, epoch=5) for number in range(4)))
+    code, results = await broker.manager.stop_replicas(
+        3, stop_replica((0, 4, True), (1, 5, True), (2, 6, False), (3, -1, False), (7, 5, True))
+    )
+    assert code is OK
+    assert list(results.values()) == [ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.FENCED_LEADER_EPOCH, OK, OK, OK]
+    assert list(broker.fetchers.following) == [("t", 0), ("t", 1)]
+    assert len(broker.manager.partitions) == 4
+
+
+@scenario
+async def test_deleted_partitions_are_gone(broker):
+    await broker.tell(state(0), state(1, leader=2))
+    _, results = await broker.manager.stop_replicas(3, stop_replica((0, -2, True), (1, -2, True)))
+    assert list(results.values()) == [OK, OK]
+    assert not broker.manager.partitions
+    assert not broker.files.exists(f"{broker.paths[0]}/t-0")
+    with pytest.raises(KafkaError, match="UNKNOWN_TOPIC_OR_PARTITION"):
+        broker.manager.partition("t", 0)
+    broker.known.add(T0)
+    with pytest.raises(KafkaError, match="NOT_LEADER_OR_FOLLOWER"):
+        broker.manager.partition("t", 0)
+
+
+@scenario
+async def test_a_log_that_nobody_hosts_is_deleted_too(broker):
+    broker.log_manager.get_or_create("t", 0, None, log_config(broker.configs.of("t")))
+    _, results = await broker.manager.stop_replicas(3, stop_replica((0, -2, True)))
+    assert (results, broker.log_manager.get("t", 0)) == ({T0: OK}, None)
+
+
+@scenario
+async def test_old_versions_of_stop_replica(broker):
+    await broker.tell(state(0), state(1), state(2))
+    old = StopReplica(
+        version=0,
+        controller_epoch=1,
+        delete_partitions=True,
+        ungrouped_partitions=[StopReplica.StopReplicaPartitionV0(topic_name="t", partition_index=0)],
+    )
+    assert await broker.manager.stop_replicas(0, old) == (OK, {T0: OK})
+    grouped = StopReplica(
+        version=2,
+        controller_epoch=1,
+        delete_partitions=True,
+        topics=[StopReplica.StopReplicaTopicV1(name="t", partition_indexes=[1, 2])],
+    )
+    assert await broker.manager.stop_replicas(2, grouped) == (OK, {("t", 1): OK, ("t", 2): OK})
+    assert not broker.manager.partitions
+
+
+# -- produce ----------------------------------------------------------------------------------------------------------
+
+
+async def waiting_produce(broker, *values, timeout_ms=60_000):
+    """A produce with acks=all that waits: (its result, the task that waits)."""
+    result = append(broker, *values)
+    appended = [("t", 0, result)]
+    assert not broker.manager.is_replicated(appended)
+    task = asyncio.ensure_future(broker.manager.wait_replicated(appended, timeout_ms))
+    await settle()
+    assert not task.done()
+    return result, task
+
+
+@scenario
+async def test_acks_all_is_answered_when_the_followers_have_fetched_past_the_records(broker):
+    await broker.tell(state(0))
+    result, task = await waiting_produce(broker, b"a", b"b")
+    await fetch(broker, want(2), replica_id=2)
+    await fetch(broker, want(1), replica_id=3)
+    await settle()
+    assert not task.done()
+    await fetch(broker, want(2), replica_id=3)
+    await task
+    assert (result.error_code, result.base_offset) == (OK, 0)
+
+
+@scenario
+async def test_acks_all_times_out(broker):
+    await broker.tell(state(0))
+    result, task = await waiting_produce(broker, b"a", timeout_ms=1000)
+    await task
+    assert result.error_code is ErrorCode.REQUEST_TIMED_OUT
+
+
+@scenario
+async def test_what_waits_fails_when_another_leads_although_this_broker_leads_again_soon(broker):
+    await broker.tell(state(0))
+    result, task = await waiting_produce(broker, b"a")
+    await broker.tell(state(0, epoch=1, leader=2))
+    await broker.tell(state(0, epoch=2, isr=(1,)))
+    await task
+    assert broker.manager.partitions[T0].log.high_watermark == 1
+    assert result.error_code is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+@scenario
+async def test_what_waits_goes_on_when_this_broker_leads_on_in_a_new_epoch(broker):
+    await broker.tell(state(0))
+    result, task = await waiting_produce(broker, b"a")
+    await broker.tell(state(0, epoch=1, isr=(1,)))
+    await task
+    assert result.error_code is OK
+
+
+@scenario
+async def test_what_waits_fails_when_the_partition_is_deleted(broker):
+    await broker.tell(state(0))
+    result, task = await waiting_produce(broker, b"a")
+    await broker.manager.stop_replicas(3, stop_replica((0, -2, True)))
+    await task
+    assert result.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+@scenario
+async def test_followers_that_do_not_fetch_leave_the_isr_and_the_rest_is_acknowledged(broker):
+    """The whole way: the timer proposes the smaller ISR, the controller writes it, the produce is answered."""
+    await broker.tell(state(0, isr=(1, 2)))
+    result, task = await waiting_produce(broker, b"a", timeout_ms=120_000)
+    await asyncio.sleep(44)
+    assert not broker.proposals.submitted
+    await asyncio.sleep(2)  # replica.lag.time.max.ms is 30 s, looked at every 15
+    [change] = broker.proposals.submitted
+    assert change.isr == (1,)
+    assert not task.done()
+    change.on_result(WrittenIsr(0, (1,), 1))
+    await task
+    assert result.error_code is OK
+
+
+@scenario(min_insync_replicas="2")
+async def test_min_insync_replicas(broker):
+    await broker.tell(state(0, isr=(1,)))
+    assert append(broker, b"a").error_code is ErrorCode.NOT_ENOUGH_REPLICAS
+    assert append(broker, b"a", acks=1).error_code is OK
+
+
+# -- fetch ------------------------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_followers_read_to_the_logs_end_and_consumers_to_the_high_watermark(broker):
+    await broker.tell(state(0))
+    append(broker, b"a")
+    append(broker, b"b")
+    [result] = await fetch(broker, want(0), replica_id=2)
+    assert (values_in(result.records), result.high_watermark) == ([b"a", b"b"], 0)
+    assert values_in((await fetch(broker, want(0)))[0].records) == []
+    await fetch(broker, want(1), replica_id=2)
+    [result] = await fetch(broker, want(1), replica_id=3)
+    assert (values_in(result.records), result.high_watermark) == ([b"b"], 1)
+    assert values_in((await fetch(broker, want(0)))[0].records) == [b"a"]
+
+
+@scenario
+async def test_a_follower_waits_for_the_logs_end_and_a_consumer_for_the_high_watermark(broker):
+    await broker.tell(state(0, isr=(1, 2), replicas=(1, 2)))
+    follower = asyncio.ensure_future(fetch(broker, want(0), replica_id=2, max_wait_ms=60_000))
+    consumer = asyncio.ensure_future(fetch(broker, want(0), max_wait_ms=60_000))
+    await settle()
+    append(broker, b"a")
+    assert values_in((await follower)[0].records) == [b"a"]
+    assert not consumer.done()
+    acknowledging = asyncio.ensure_future(fetch(broker, want(1), replica_id=2, max_wait_ms=60_000))
+    assert values_in((await consumer)[0].records) == [b"a"]
+    await settle()
+    assert not acknowledging.done()
+    acknowledging.cancel()
+    await settle()
+    assert len(broker.manager.follower_fetch_purgatory) == len(broker.manager.fetch_purgatory) == 0
+
+
+@scenario
+async def test_waiting_for_more_than_one_byte_counts_all_partitions(broker):
+    await broker.tell(state(0, isr=(1,)), state(1, isr=(1,)))
+    size = len(batch(b"a"))
+    waiting = asyncio.ensure_future(
+        fetch(broker, want(0), want(0, partition=1), max_wait_ms=60_000, min_bytes=2 * size)
+    )
+    await settle()
+    append(broker, b"a")
+    await settle()
+    assert not waiting.done()
+    append(broker, b"a", partition=1)
+    assert [values_in(result.records) for result in await waiting] == [[b"a"], [b"a"]]
+
+
+@scenario
+async def test_a_partition_with_nothing_new_does_not_wake_those_who_wait_for_others(broker):
+    await broker.tell(state(0), state(1))
+    waiting = asyncio.ensure_future(fetch(broker, want(0), replica_id=2, max_wait_ms=1000))
+    await settle()
+    append(broker, b"a", partition=1)
+    await settle()
+    assert not waiting.done()
+    assert values_in((await waiting)[0].records) == []
+
+
+@scenario
+async def test_a_fetch_that_is_out_of_range_or_differs_acknowledges_nothing(broker):
+    await broker.tell(state(0, isr=(1, 2), replicas=(1, 2)))
+    append(broker, b"a")
+    partition = broker.manager.partitions[T0]
+    for wanted, expected in (
+        (want(2), ErrorCode.OFFSET_OUT_OF_RANGE),
+        (want(1, epoch=-1, last_fetched_epoch=7), ErrorCode.OFFSET_OUT_OF_RANGE),
+        (want(1, epoch=1), ErrorCode.UNKNOWN_LEADER_EPOCH),
+    ):
+        [result] = await fetch(broker, wanted, replica_id=2, max_wait_ms=60_000)
+        assert result.error_code == expected
+    await broker.tell(state(0, epoch=2, isr=(1, 2), replicas=(1, 2)))
+    [result] = await fetch(broker, want(1, epoch=0), replica_id=2)
+    assert result.error_code == ErrorCode.FENCED_LEADER_EPOCH
+    [result] = await fetch(broker, want(1, epoch=2, last_fetched_epoch=1), replica_id=2, max_wait_ms=60_000)
+    assert (result.error_code, result.diverging_epoch, result.records) == (OK, (0, 1), b"")
+    assert (partition.log.high_watermark, partition.remote_replicas[2].log_end_offset) == (0, -1)
+    [result] = await fetch(broker, want(1, epoch=2, last_fetched_epoch=0), replica_id=2)
+    assert (result.error_code, result.diverging_epoch) == (OK, None)
+    assert (partition.log.high_watermark, partition.remote_replicas[2].log_end_offset) == (1, 1)
+
+
+@scenario
+async def test_one_that_is_no_replica_is_refused(broker):
+    await broker.tell(state(0, isr=(1,), replicas=(1, 2)))
+    append(broker, b"a")
+    [result] = await fetch(broker, want(0), replica_id=3, max_wait_ms=60_000)
+    assert (result.error_code, result.records) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, b"")
+
+
+@scenario
+async def test_fetches_end_when_another_leads(broker):
+    await broker.tell(state(0))
+    waiting = [
+        asyncio.ensure_future(fetch(broker, want(0, epoch=0), replica_id=replica_id, max_wait_ms=60_000))
+        for replica_id in (2, -1)
+    ]
+    await settle()
+    await broker.tell(state(0, epoch=1, leader=2))
+    for task in waiting:
+        assert (await task)[0].error_code == ErrorCode.FENCED_LEADER_EPOCH
+
+
+@scenario
+async def test_a_fetch_of_the_epoch_before_ends_when_the_leader_begins_a_new_one(broker):
+    await broker.tell(state(0))
+    waiting = asyncio.ensure_future(fetch(broker, want(0, epoch=0), replica_id=2, max_wait_ms=60_000))
+    await settle()
+    await broker.tell(state(0, epoch=1))
+    assert (await waiting)[0].error_code == ErrorCode.FENCED_LEADER_EPOCH
+
+
+@scenario
+async def test_what_was_read_while_another_became_the_leader_is_not_given_out(broker):
+    await broker.tell(state(0, isr=(1,)))
+    append(broker, b"a")
+    partition = broker.manager.partitions[T0]
+    read = partition.log.read
+
+    async def read_and_lose_leadership(*arguments, **options):
+        fetched = await read(*arguments, **options)
+        await broker.tell(state(0, epoch=1, leader=2))
+        return fetched
+
+    partition.log.read = read_and_lose_leadership
+    [result] = await fetch(broker, want(0))
+    assert (result.error_code, result.records) == (ErrorCode.FENCED_LEADER_EPOCH, b"")
+
+
+@scenario
+async def test_limits_of_a_fetch_over_several_partitions(broker):
+    await broker.tell(*(state(number, isr=(1,)) for number in range(3)))
+    for number in range(3):
+        append(broker, b"a", partition=number)
+    size = len(batch(b"a"))
+    wanted = [want(0, partition=number, max_bytes=10) for number in range(3)]
+    results = await fetch(broker, *wanted)
+    assert [values_in(result.records) for result in results] == [[b"a"], [], []]  # one batch whatever the limits
+    wanted = [want(0, partition=number) for number in range(3)]
+    results = await fetch(broker, *wanted, max_bytes=2 * size)
+    assert [values_in(result.records) for result in results] == [[b"a"], [b"a"], []]
+
+
+# -- disks ------------------------------------------------------------------------------------------------------------
+
+
+@scenario(directories=2)
+async def test_a_failed_directory_takes_its_partitions_and_no_others(broker):
+    await broker.tell(state(0), state(1, leader=2), state(2), state(3, leader=2))
+    places = {key: partition.log.log_directory.path for key, partition in broker.manager.partitions.items()}
+    failed, other = broker.paths
+    lost = [key for key, path in places.items() if path == failed]
+    kept = [key for key, path in places.items() if path == other]
+    assert len(lost) == len(kept) == 2
+    broker.manager.partitions[lost[0]].log.log_directory.fail(OSError(errno.EIO, "gone"), "test")
+    await settle()
+    assert broker.notified == 1
+    assert sorted(broker.manager.partitions) == sorted(kept)
+    assert all(key in kept for key in broker.fetchers.following)
+    for topic, number in lost:
+        with pytest.raises(KafkaError, match="KAFKA_STORAGE_ERROR"):
+            broker.manager.partition(topic, number)
+    storage_error = ErrorCode.KAFKA_STORAGE_ERROR
+    codes = await broker.tell(*(state(number, epoch=1, is_new=True) for _, number in lost))
+    assert codes == [storage_error, storage_error]  # even if the controller takes them for new
+    assert await broker.tell(state(7, epoch=1)) == [storage_error]  # its log may have been in the failed directory
+    assert await broker.tell(state(8, epoch=1, is_new=True)) == [OK]
+    _, results = await broker.manager.stop_replicas(3, stop_replica(*((number, -2, True) for _, number in lost)))
+    assert list(results.values()) == [storage_error, storage_error]
+
+
+@scenario
+async def test_a_full_disk_refuses_new_partitions_until_there_is_room(broker):
+    await broker.tell(state(0))
+    broker.machine.fill()
+    storage_error = ErrorCode.KAFKA_STORAGE_ERROR
+    assert await broker.tell(state(1), state(0, epoch=1), state(2, leader=2)) == [storage_error] * 3
+    assert not broker.manager.partitions
+    assert not broker.fetchers.following
+    broker.machine.heal()
+    assert await broker.tell(state(1, epoch=1), state(0, epoch=2), state(2, leader=2, epoch=1)) == [OK] * 3
+    assert broker.notified == 0
+
+
+@scenario
+async def test_a_failing_disk_ends_what_waits(broker):
+    await broker.tell(state(0))
+    result, task = await waiting_produce(broker, b"a")
+    waiting = asyncio.ensure_future(fetch(broker, want(1), replica_id=2, max_wait_ms=60_000))
+    await settle()
+    broker.manager.partitions[T0].log.log_directory.fail(OSError(errno.EIO, "gone"), "test")
+    await task
+    assert result.error_code is ErrorCode.KAFKA_STORAGE_ERROR
+    assert (await waiting)[0].error_code == ErrorCode.KAFKA_STORAGE_ERROR
+
+
+# -- life -------------------------------------------------------------------------------------------------------------
+
+
+@scenario
+async def test_high_watermarks_are_checkpointed_from_the_first_leader_and_isr_on(broker):
+    checkpoint = f"{broker.paths[0]}/replication-offset-checkpoint"
+    await asyncio.sleep(20)
+    assert not broker.files.exists(checkpoint)
+    await broker.tell(state(0, isr=(1,)))
+    append(broker, b"a", b"b")
+    await asyncio.sleep(6)
+    assert broker.files.read_file(checkpoint) == b"0\n1\nt 0 2\n"
+    append(broker, b"c")
+    await broker.manager.stop()
+    assert broker.files.read_file(checkpoint) == b"0\n1\nt 0 3\n"
+    assert broker.fetchers.told[-1] == ("shutdown", [])
