@@ -140,7 +140,24 @@ class OneBroker:
         self.broker = Broker(self.config(), self.environment, **self.hooks)
         self._stack.push_async_callback(self.broker.stop)
         await self.broker.start()
+        await self.broker.wait_until_known()
+        await self.wait_until_told()
         return self.broker
+
+    async def wait_until_told(self) -> None:
+        """Waits until the controller, which is this broker's, has told it all that it had to tell."""
+        controller, cache = self.broker._controller, self.broker._metadata_cache
+
+        def is_told() -> bool:
+            known = cache.snapshot.topics
+            leaderships = controller.context.partitions_leadership_info
+            return set(known) == {topic for topic, _ in leaderships} and all(
+                (known[topic].get(number) or state).leader_epoch == state.leader_epoch and number in known[topic]
+                for (topic, number), state in leaderships.items()
+            )
+
+        while controller.is_active and (controller.queue_size or not is_told()):
+            await asyncio.sleep(0.002)
 
     async def restart_broker(self) -> Broker:
         await self.broker.stop()

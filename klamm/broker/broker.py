@@ -1,9 +1,10 @@
 """The composition root of one broker: it makes the parts, puts them together, starts and stops them in Kafka's order.
 
 Start: ZooKeeper session and top-level znodes, cluster id, log directories and their identity, logs, listeners bound
-(so that their addresses are known), broker znode, producer ids, controller, and last the listeners accept. Stop is the
-reverse: requests under way are answered, high watermarks and logs are checkpointed, the clean-shutdown files are
-written, and the ZooKeeper session, which is what others see of this broker, ends last.
+(so that their addresses are known), broker znode, producer ids, then the listeners accept, and last the controller.
+Stop is the reverse: the controller moves this broker's leaderships away, requests under way are answered, fetchers end, high
+watermarks and logs are checkpointed, the clean-shutdown files are written, and the ZooKeeper session, which is what
+others see of this broker, ends last.
 
 What must stay true:
 - No client is served before the broker is registered and its logs are recovered.
@@ -14,43 +15,49 @@ What must stay true:
 import asyncio
 import logging
 import os.path
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
+from klamm.broker.controlled_shutdown import ControlledShutdown
+from klamm.broker.controller_channel import ControllerChannel
 from klamm.broker.dispatcher import Dispatcher
 from klamm.broker.fetch_session import FetchSessionCache
 from klamm.broker.handlers import APIS
-from klamm.broker.metadata_cache import BrokerMetadata, Endpoint, MetadataCache
+from klamm.broker.metadata_cache import Endpoint, MetadataCache
 from klamm.broker.producer_ids import ProducerIds
 from klamm.broker.quotas import NoQuotas, Quotas
+from klamm.broker.registration import BrokerStartError, Registrar
 from klamm.broker.security import AllowEverything, Authorizer
 from klamm.broker.services import Services
-from klamm.broker.session_file import read_session_ids, write_session_ids
-from klamm.broker.standalone_controller import StandaloneController
 from klamm.broker.topic_admin import TopicAdmin
 from klamm.broker.topic_configs import TopicConfigs
 from klamm.broker.zookeeper_session import ZooKeeperSession
 from klamm.config.broker import BrokerConfig
+from klamm.controller.channel_manager import ControllerChannelManager
+from klamm.controller.controller import KafkaController
 from klamm.environment import Environment
-from klamm.net.server import ServerLimits, SocketServer
+from klamm.net.server import Response, ServerConnection, ServerLimits, SocketServer
 from klamm.protocol.api_keys import request_size_limit
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.replication.alter_isr import AlterIsrManager
+from klamm.replication.fetcher_manager import ReplicaFetcherManager
+from klamm.replication.partition import Partition
 from klamm.replication.replica_manager import ReplicaManager, log_config
 from klamm.storage.log_directory import MetaProperties, read_meta_properties
 from klamm.storage.log_manager import LogManager, LogManagerSettings
-from klamm.znodes import brokers as znodes
-from klamm.znodes.brokers import BrokerRegistration
+from klamm.tasks import start_task
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.znodes.topics import encode_topic_id
+from klamm.znodes.topics import TopicPartition, encode_topic_id
+from klamm.zookeeper.errors import ZooKeeperError
 
 # How long a stop waits for requests under way.
 DRAIN_TIMEOUT_MS = 2_000
+REPORT_BACK_OFF_MS = 1_000
 
 _log = logging.getLogger(__name__)
 
 
-class BrokerStartError(Exception):
-    """The broker cannot be part of its cluster, or not any more; the message says why and what would be needed."""
+__all__ = ["Broker", "BrokerStartError"]
 
 
 class Broker:
@@ -74,15 +81,20 @@ class Broker:
         self._authorizer = authorizer or AllowEverything()
         self._quotas = quotas or NoQuotas()
         self._metadata_cache = MetadataCache()
-        self._topic_configs = TopicConfigs(config)
-        self._zookeeper = ZooKeeperSession(environment, config, self._renew_session, self._fail)
+        self._zookeeper = ZooKeeperSession(environment, config, self._session_expired, self._renew_session, self._fail)
+        self._topic_configs = TopicConfigs(config, lambda: self._zookeeper.store)
         self._topic_admin = TopicAdmin(environment, config, self._metadata_cache, lambda: self._zookeeper.store)
         self._producer_ids = ProducerIds(self._allocate_producer_ids)
         self._log_manager: LogManager | None = None
         self._replica_manager: ReplicaManager | None = None
-        self._controller: StandaloneController | None = None
+        self._registrar: Registrar | None = None
+        self._controller: KafkaController | None = None
+        self._controller_channel: ControllerChannel | None = None
+        self._alter_isr: AlterIsrManager | None = None
+        self._dispatcher: Dispatcher | None = None
         self._listeners: dict[str, SocketServer] = {}
         self._log_dirs = [os.path.abspath(directory) for directory in config.log_dirs]
+        self._is_serving = False
         self.broker_id = config.broker_id
         self.cluster_id = ""
 
@@ -90,6 +102,11 @@ class Broker:
     def endpoints(self) -> Mapping[str, tuple[str, int]]:
         """Host and port of each listener by its name, once they are bound."""
         return {name: (server.host, server.port) for name, server in self._listeners.items()}
+
+    @property
+    def is_controller(self) -> bool:
+        """Whether this broker is the active controller, as far as it knows."""
+        return self._controller is not None and self._controller.is_active
 
     # -- start ----------------------------------------------------------------------------------------------------
 
@@ -108,27 +125,28 @@ class Broker:
         except ZnodeError as error:
             raise BrokerStartError(f"ZooKeeper at {self._config.zookeeper_connect}: {error}") from error
 
+    async def wait_until_known(self) -> None:
+        """Returns when the controller has told this broker of the cluster: from then on clients find their way."""
+        await self._metadata_cache.is_filled.wait()
+
     async def _start(self) -> None:
         await self._zookeeper.start()
         store = self._zookeeper.store
         await store.create_persistent_paths()
         self.cluster_id = await store.get_or_create_cluster_id(encode_topic_id(self._environment.random_uuid()))
-        self._log_manager = await self._open_logs(store)
-        self._replica_manager = ReplicaManager(
-            self._environment,
-            self.broker_id,
-            self._log_manager,
-            self._topic_configs.of,
-            self._config.replica_high_watermark_checkpoint_interval_ms,
-            self._fail,
-        )
-        await self._bind_listeners(self._log_manager, self._replica_manager)
-        await self._set_up_session(store)
+        log_manager = await self._open_logs(store)
+        await self._bind_listeners()
+        self._assemble(log_manager)
+        await self._register()
         await self._producer_ids.start()
-        self._zookeeper.keep()
-        self._log_manager.start()
+        log_manager.start()
+        # Before the controller, which may be this broker's own and then tells it at once what it leads.
         for server in self._listeners.values():
             await server.start()
+        assert self._controller is not None
+        await self._controller.startup(store)
+        self._zookeeper.keep()
+        self._is_serving = True
         _log.info("broker %d of cluster %s serves %s", self.broker_id, self.cluster_id, dict(self.endpoints))
 
     async def _open_logs(self, store: KafkaZooKeeper) -> LogManager:
@@ -138,7 +156,7 @@ class Broker:
             ids = [meta.broker_id for meta in stored if meta is not None]
             self.broker_id = ids[0] if ids else await store.generate_broker_id(config.reserved_broker_max_id)
         topics = await store.topic_names()
-        await self._topic_configs.load(store, topics)
+        await self._topic_configs.load(topics)
         self._log_manager = LogManager(
             self._environment,
             self._log_dirs,
@@ -158,29 +176,7 @@ class Broker:
         await self._log_manager.load({topic: log_config(self._topic_configs.of(topic)) for topic in topics})
         return self._log_manager
 
-    async def _bind_listeners(self, log_manager: LogManager, replica_manager: ReplicaManager) -> None:
-        loop = asyncio.get_running_loop()
-        services = Services(
-            self._environment,
-            self._config,
-            self.broker_id,
-            self.cluster_id,
-            APIS,
-            self._authorizer,
-            self._quotas,
-            self._metadata_cache,
-            self._topic_configs,
-            self._topic_admin,
-            self._producer_ids,
-            replica_manager,
-            log_manager,
-            FetchSessionCache(
-                self._config.max_incremental_fetch_session_cache_slots,
-                self._environment.random,
-                lambda: loop.time() * 1000,
-            ),
-        )
-        dispatcher = Dispatcher(services)
+    async def _bind_listeners(self) -> None:
         limits = ServerLimits(
             max_connections=self._config.max_connections,
             max_connections_per_ip=self._config.max_connections_per_ip,
@@ -191,14 +187,96 @@ class Broker:
                 listener.name,
                 listener.host,
                 listener.port,
-                dispatch=dispatcher.dispatch,
-                is_pipelined=dispatcher.is_pipelined,
+                dispatch=self._dispatch,
+                is_pipelined=self._is_pipelined,
                 size_limit=request_size_limit(self._config.socket_request_max_bytes),
                 limits=limits,
                 on_failure=self._fail,
             )
             await server.bind()
             self._listeners[listener.name] = server
+
+    def _dispatch(self, connection: ServerConnection, frame: bytearray) -> Response | Awaitable[Response]:
+        assert self._dispatcher is not None
+        return self._dispatcher.dispatch(connection, frame)
+
+    def _is_pipelined(self, frame: bytearray) -> bool:
+        assert self._dispatcher is not None
+        return self._dispatcher.is_pipelined(frame)
+
+    def _assemble(self, log_manager: LogManager) -> None:
+        """Makes the parts that know this broker's id and puts them together."""
+        config, environment, loop = self._config, self._environment, asyncio.get_running_loop()
+        listener_name = config.inter_broker_listener_name
+        registrar = self._registrar = Registrar(environment, self.broker_id, config.broker_rack)
+        channel = self._controller_channel = ControllerChannel(
+            self._metadata_cache, self.broker_id, listener_name, config.request_timeout_ms
+        )
+        alter_isr = self._alter_isr = AlterIsrManager(
+            lambda body: channel.send(ApiKey.ALTER_ISR, lambda _version: body),
+            self.broker_id,
+            lambda: registrar.broker_epoch,
+            self._fail,
+        )
+        replica_manager = self._replica_manager = ReplicaManager(
+            config,
+            environment,
+            self.broker_id,
+            log_manager,
+            topic_configs=self._topic_configs,
+            followers=ReplicaFetcherManager(config, self.broker_id, self._hosted_partition, self._fail),
+            alter_isr=alter_isr,
+            live_broker=self._inter_broker_address,
+            is_known_partition=self._is_known_partition,
+            notify_log_dir_failure=self._report_log_dir_failure,
+            on_failure=self._fail,
+        )
+        controller = self._controller = KafkaController(
+            config,
+            environment,
+            self.broker_id,
+            lambda: ControllerChannelManager(config, self.broker_id, self._fail),
+            register_broker=self._register,
+            on_failure=self._fail,
+        )
+        services = Services(
+            environment,
+            config,
+            self.broker_id,
+            self.cluster_id,
+            registrar,
+            controller,
+            APIS,
+            self._authorizer,
+            self._quotas,
+            self._metadata_cache,
+            self._topic_configs,
+            self._topic_admin,
+            self._producer_ids,
+            replica_manager,
+            log_manager,
+            FetchSessionCache(
+                config.max_incremental_fetch_session_cache_slots, environment.random, lambda: loop.time() * 1000
+            ),
+        )
+        self._dispatcher = Dispatcher(services)
+
+    def _inter_broker_address(self, broker_id: int) -> tuple[str, int] | None:
+        endpoint = self._metadata_cache.snapshot.endpoint(broker_id, self._config.inter_broker_listener_name)
+        return None if endpoint is None else (endpoint.host, endpoint.port)
+
+    def _is_known_partition(self, topic: str, partition: int) -> bool:
+        return self._metadata_cache.snapshot.partition(topic, partition) is not None
+
+    def _hosted_partition(self, key: TopicPartition) -> Partition | None:
+        assert self._replica_manager is not None
+        return self._replica_manager.hosted_partition(key)
+
+    # -- sessions -------------------------------------------------------------------------------------------------
+
+    def _session_expired(self) -> None:
+        if self._controller is not None:
+            self._controller.session_expired()
 
     async def _renew_session(self, store: KafkaZooKeeper) -> None:
         """Raises BrokerStartError when this is not the broker's cluster any more: ZooKeeper was wiped, or replaced.
@@ -211,61 +289,14 @@ class Broker:
             raise BrokerStartError(
                 f"ZooKeeper at {self._config.zookeeper_connect} holds {found}; this broker belongs to {self.cluster_id}"
             )
-        await self._set_up_session(store)
+        assert self._controller is not None
+        await self._controller.new_session(store)
 
-    async def _set_up_session(self, store: KafkaZooKeeper) -> None:
-        """Everything that lives as long as a ZooKeeper session: the registration and the controller's watches."""
-        assert self._replica_manager is not None
-        if self._controller is not None:
-            await self._controller.stop()
-        metadata = BrokerMetadata(self.broker_id, self._advertised_endpoints(), self._config.broker_rack)
-        await self._register(store, metadata)
-        self._controller = StandaloneController(
-            metadata,
-            store,
-            self._metadata_cache,
-            self._replica_manager,
-            self._topic_configs,
-            self._topic_admin,
-            self._fail,
+    async def _register(self) -> None:
+        assert self._registrar is not None and self._log_manager is not None
+        await self._registrar.register(
+            self._zookeeper.store, self._advertised_endpoints(), self._log_manager.live_directories[0]
         )
-        await self._controller.start()
-
-    async def _register(self, store: KafkaZooKeeper, metadata: BrokerMetadata) -> None:
-        """Makes this broker known. Raises BrokerStartError when its id or an address is another broker's."""
-        addresses = {(endpoint.host, endpoint.port) for endpoint in metadata.endpoints.values()}
-        for other, live in (await store.live_brokers()).items():
-            if other == self.broker_id:
-                continue
-            for endpoint in live.registration.endpoints:
-                if (endpoint.host, endpoint.port) in addresses:
-                    raise BrokerStartError(
-                        f"advertised.listeners: {endpoint.host}:{endpoint.port} belongs to broker {other} already"
-                    )
-        registration = BrokerRegistration(
-            self.broker_id,
-            tuple(
-                znodes.Endpoint(name, endpoint.host, endpoint.port, endpoint.security_protocol)
-                for name, endpoint in metadata.endpoints.items()
-            ),
-            metadata.rack,
-            timestamp_ms=self._environment.now_ms(),
-        )
-        previous_session_ids = await self._note_session(store.client.session_id)
-        try:
-            await store.register_broker(registration, previous_session_ids)
-        except KafkaError as error:
-            raise BrokerStartError(error.message) from None
-
-    async def _note_session(self, session_id: int) -> list[int]:
-        """Writes the session down as this broker's, and returns those that were before it."""
-        assert self._log_manager is not None
-        directory = self._log_manager.live_directories[0]
-        file_system, run_blocking = self._environment.file_system, self._environment.run_blocking
-        known = await run_blocking(read_session_ids, file_system, directory)
-        previous = [other for other in known if other != session_id]
-        await run_blocking(write_session_ids, file_system, directory, [session_id, *previous[:1]])
-        return previous
 
     def _advertised_endpoints(self) -> dict[str, Endpoint]:
         """Port 0 and an empty host stand for what the system gave the listener and this machine's name."""
@@ -289,6 +320,18 @@ class Broker:
         if not self._log_manager.live_directories:
             self._fail(error)
 
+    def _report_log_dir_failure(self) -> None:
+        """Has the controller ask which partitions are gone; in the next session if this one ends meanwhile."""
+        start_task(self._report_until_written(), self._fail)
+
+    async def _report_until_written(self) -> None:
+        while self._is_serving:
+            try:
+                return await self._zookeeper.store.report_log_dir_failure(self.broker_id)
+            except ZooKeeperError as error:
+                _log.warning("the controller does not know of the failed log directory yet: %s", error)
+                await asyncio.sleep(REPORT_BACK_OFF_MS / 1000)
+
     def _fail(self, reason: BaseException) -> None:
         if not self.failure.done():
             _log.critical("the broker must stop", exc_info=reason)
@@ -296,12 +339,21 @@ class Broker:
 
     async def stop(self) -> None:
         """Stops cleanly; also after a failed or partial start."""
+        if self._is_serving and not self.failure.done() and self._config.controlled_shutdown_enable:
+            assert self._registrar is not None
+            hand_over = ControlledShutdown(self._config, self.broker_id, self._registrar, self._metadata_cache)
+            await hand_over.run(self._zookeeper.store)
+        self._is_serving = False
         for server in self._listeners.values():
             await server.stop(DRAIN_TIMEOUT_MS)
-        if self._controller is not None:
-            await self._controller.stop()
         if self._replica_manager is not None:
             await self._replica_manager.stop()
+        if self._alter_isr is not None:
+            await self._alter_isr.stop()
+        if self._controller_channel is not None:
+            self._controller_channel.close()
         if self._log_manager is not None:
             await self._log_manager.stop()
+        if self._controller is not None:
+            await self._controller.shutdown()
         await self._zookeeper.stop()

@@ -7,13 +7,20 @@ What must stay true:
 - An update makes a new snapshot and copies only the topics that it touches.
 """
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
+from klamm.protocol.update_metadata import (
+    LEADER_DURING_DELETE,
+    UpdateMetadataBroker,
+    UpdateMetadataPartitionState,
+    UpdateMetadataRequest,
+)
+from klamm.znodes.brokers import SECURITY_PROTOCOLS
+
 NO_LEADER = -1
-# The leader of a topic that is being deleted, as UpdateMetadata says it (`LeaderAndIsr.LeaderDuringDelete`).
-LEADER_DURING_DELETE = -2
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,69 +42,70 @@ class BrokerMetadata:
 
 
 @dataclass(frozen=True, slots=True)
-class PartitionMetadata:
-    """The leadership of one partition."""
-
-    leader: int
-    leader_epoch: int
-    isr: tuple[int, ...]
-    replicas: tuple[int, ...]
-    offline_replicas: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class MetadataSnapshot:
-    """The cluster at one moment. `topics` is topic -> partition -> leadership, partitions in ascending order."""
+    """The cluster at one moment, each mapping in ascending order. `topics` is topic -> partition -> leadership."""
 
     controller_id: int = -1
     brokers: Mapping[int, BrokerMetadata] = field(default_factory=dict)
-    topics: Mapping[str, Mapping[int, PartitionMetadata]] = field(default_factory=dict)
+    topics: Mapping[str, Mapping[int, UpdateMetadataPartitionState]] = field(default_factory=dict)
     topic_ids: Mapping[str, UUID] = field(default_factory=dict)
 
-    def partition(self, topic: str, partition: int) -> PartitionMetadata | None:
+    def partition(self, topic: str, partition: int) -> UpdateMetadataPartitionState | None:
         partitions = self.topics.get(topic)
         return None if partitions is None else partitions.get(partition)
 
-    def leader_endpoint(self, partition: PartitionMetadata, listener_name: str) -> Endpoint | None:
-        """Where the partition's leader listens under this listener name; None if it is not alive or not there."""
-        broker = self.brokers.get(partition.leader)
+    def endpoint(self, broker_id: int, listener_name: str) -> Endpoint | None:
+        """Where a broker listens under this listener name; None if it is not alive or not there."""
+        broker = self.brokers.get(broker_id)
         return None if broker is None else broker.endpoints.get(listener_name)
 
 
 class MetadataCache:
-    """Holds the current snapshot."""
+    """Holds the current snapshot. `is_filled` is set once the controller has told of the cluster."""
 
     def __init__(self) -> None:
         self.snapshot = MetadataSnapshot()
+        self.is_filled = asyncio.Event()
 
-    def update(
-        self,
-        controller_id: int,
-        brokers: Mapping[int, BrokerMetadata],
-        partitions: Mapping[str, Mapping[int, PartitionMetadata]],
-        topic_ids: Mapping[str, UUID],
-    ) -> list[tuple[str, int]]:
+    def update(self, request: UpdateMetadataRequest) -> list[tuple[str, int]]:
         """Takes over an UpdateMetadata: the brokers and the controller are replaced, the named partitions merged.
 
         A partition with leader LEADER_DURING_DELETE is removed. Returns the removed partitions.
         """
+        self.is_filled.set()
         old = self.snapshot
-        if not partitions:
-            self.snapshot = replace(old, controller_id=controller_id, brokers=brokers)
+        live = {broker.id: _broker(broker) for broker in sorted(request.live_brokers, key=lambda broker: broker.id)}
+        if not request.topics:
+            self.snapshot = replace(old, controller_id=request.controller_id, brokers=live)
             return []
         topics = dict(old.topics)
-        ids = {**old.topic_ids, **topic_ids}
+        ids = dict(old.topic_ids)
         removed = []
-        for topic, changes in partitions.items():
-            merged = {**topics.get(topic, {}), **changes}
-            for number, state in changes.items():
-                if state.leader == LEADER_DURING_DELETE:
-                    del merged[number]
-                    removed.append((topic, number))
-            if merged:
-                topics[topic] = dict(sorted(merged.items()))
-            else:
+        for changes in request.topics:
+            topic = changes.topic
+            merged = dict(topics.get(topic, {}))
+            count = len(merged)
+            for state in changes.partitions:
+                if state.leader != LEADER_DURING_DELETE:
+                    merged[state.partition] = state
+                elif merged.pop(state.partition, None) is not None:
+                    removed.append((topic, state.partition))
+            if not merged:
                 topics.pop(topic, None)
                 ids.pop(topic, None)
-        self.snapshot = MetadataSnapshot(controller_id, brokers, topics, ids)
+                continue
+            topics[topic] = merged if len(merged) == count else dict(sorted(merged.items()))
+            if changes.topic_id is not None:
+                ids[topic] = changes.topic_id
+        self.snapshot = MetadataSnapshot(request.controller_id, live, topics, ids)
         return removed
+
+
+def _broker(broker: UpdateMetadataBroker) -> BrokerMetadata:
+    endpoints = {
+        endpoint.listener: Endpoint(endpoint.host, endpoint.port, SECURITY_PROTOCOLS[endpoint.security_protocol])
+        for endpoint in broker.endpoints
+        # A protocol from the future is one that no client of ours can speak.
+        if 0 <= endpoint.security_protocol < len(SECURITY_PROTOCOLS)
+    }
+    return BrokerMetadata(broker.id, endpoints, broker.rack)

@@ -7,11 +7,13 @@ from klamm.broker.fetch_session import FetchSessionCache
 from klamm.broker.metadata_cache import MetadataCache
 from klamm.broker.producer_ids import ProducerIds
 from klamm.broker.quotas import Quotas
+from klamm.broker.registration import Registrar
 from klamm.broker.registry import Api
 from klamm.broker.security import Authorizer
 from klamm.broker.topic_admin import TopicAdmin
 from klamm.broker.topic_configs import TopicConfigs
 from klamm.config.broker import BrokerConfig
+from klamm.controller.controller import KafkaController
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -27,6 +29,8 @@ class Services:
     config: BrokerConfig
     broker_id: int
     cluster_id: str
+    registrar: Registrar
+    controller: KafkaController
     apis: Mapping[ApiKey, Api]
     authorizer: Authorizer
     quotas: Quotas
@@ -39,7 +43,6 @@ class Services:
     fetch_sessions: FetchSessionCache
 
     def require_controller(self) -> None:
-        """Raises KafkaError NOT_CONTROLLER unless this broker is the controller, as far as it knows."""
-        controller_id = self.metadata_cache.snapshot.controller_id
-        if controller_id != self.broker_id:
-            raise KafkaError(ErrorCode.NOT_CONTROLLER, f"the controller is broker {controller_id}")
+        """Raises KafkaError NOT_CONTROLLER unless this broker is the active controller, as far as it knows."""
+        if not self.controller.is_active:
+            raise KafkaError(ErrorCode.NOT_CONTROLLER, f"the controller is broker {self.controller.controller_id}")

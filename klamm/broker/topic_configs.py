@@ -5,7 +5,7 @@ the log says so: data must stay readable.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.definition import ConfigError
@@ -16,21 +16,31 @@ _log = logging.getLogger(__name__)
 
 
 class TopicConfigs:
-    """Topic -> configuration. `load` comes before a topic's first log is opened."""
+    """Topic -> configuration. `load` comes before a topic's first log is opened.
 
-    def __init__(self, config: BrokerConfig) -> None:
+    `zookeeper()` is the store of the current session.
+    """
+
+    def __init__(self, config: BrokerConfig, zookeeper: Callable[[], KafkaZooKeeper]) -> None:
         self._broker_config = config
+        self._zookeeper = zookeeper
         self._default = TopicConfig.from_overrides(config, {})
         self._configs: dict[str, TopicConfig] = {}
 
-    async def load(self, zookeeper: KafkaZooKeeper, topics: Sequence[str]) -> None:
-        """Reads the configurations of these topics. Raises ZooKeeperError."""
-        for topic, overrides in (await zookeeper.topic_configs(topics)).items():
+    async def load(self, topics: Sequence[str]) -> None:
+        """Reads and keeps the configurations of these topics. Raises ZooKeeperError when the session ends."""
+        self._configs.update(await self.read(topics))
+
+    async def read(self, topics: Sequence[str]) -> dict[str, TopicConfig]:
+        """The configurations of these topics as ZooKeeper has them now. Raises ZooKeeperError when the session ends."""
+        configs = {}
+        for topic, overrides in (await self._zookeeper().topic_configs(topics)).items():
             try:
-                self._configs[topic] = TopicConfig.from_overrides(self._broker_config, overrides, stored=True)
+                configs[topic] = TopicConfig.from_overrides(self._broker_config, overrides, stored=True)
             except ConfigError as error:
                 _log.error("topic %s runs with default configs, its own are not valid: %s", topic, error)
-                self._configs[topic] = self._default
+                configs[topic] = self._default
+        return configs
 
     def of(self, topic: str) -> TopicConfig:
         """The topic's configuration; the broker's defaults for one that was not loaded."""

@@ -6,6 +6,7 @@ this module makes the next client and lets the broker set itself up anew.
 What must stay true:
 - `store` is always the current session's; while ZooKeeper is away its calls wait or fail with ConnectionLoss, and the
   data path does not notice.
+- `on_expired` is called as soon as it is known that a session has ended, and before the next one begins.
 - `on_session` runs once for each session (again when ZooKeeper fails it), and never twice at a time.
 - A session that expires before `keep` fails the broker's start, like every call that was made in it.
 """
@@ -29,7 +30,8 @@ _log = logging.getLogger(__name__)
 class ZooKeeperSession:
     """`start`, and once the broker is set up `keep`; at the end `stop`.
 
-    `on_session(store)` sets the broker up in each session but the first. `on_failure` hears of an `on_session` that
+    `on_expired()` is told that everything ephemeral is gone. `on_session(store)` sets the broker up in each session but
+    the first. `on_failure` hears of an `on_session` that
     failed for another reason than ZooKeeper.
     """
 
@@ -39,11 +41,13 @@ class ZooKeeperSession:
         self,
         environment: Environment,
         config: BrokerConfig,
+        on_expired: Callable[[], None],
         on_session: Callable[[KafkaZooKeeper], Awaitable[None]],
         on_failure: OnFailure,
     ) -> None:
         self._environment = environment
         self._config = config
+        self._on_expired = on_expired
         self._on_session = on_session
         self._on_failure = on_failure
         self._client: ZooKeeperClient | None = None
@@ -93,6 +97,7 @@ class ZooKeeperSession:
         while not is_set_up:
             try:
                 if self._has_expired:
+                    self._on_expired()
                     await self._open(None)
                 await self._on_session(self.store)
                 is_set_up = not self._has_expired

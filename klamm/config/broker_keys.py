@@ -88,7 +88,6 @@ class BrokerKeys:
         "2.8-IV1",
         "Version of the protocol between brokers; raise it after all run the new program.",
         SUPPORTED_VERSION,
-        effective=False,
     )
 
     # -- network --------------------------------------------------------------------------------------------------
@@ -107,11 +106,10 @@ class BrokerKeys:
         importance=LOW,
         update_mode=PER_BROKER,
     )
-    inter_broker_listener_name: str = string(None, "The listener that brokers use among themselves.", effective=False)
+    inter_broker_listener_name: str = string(None, "The listener that brokers use among themselves.")
     security_inter_broker_protocol: str = string(
         "PLAINTEXT",
         "Names the brokers' listener by its protocol instead of by inter.broker.listener.name.",
-        effective=False,
     )
     control_plane_listener_name: str | None = string(
         None, "A listener of its own for the controller's requests.", importance=HIGH, effective=False
@@ -338,18 +336,16 @@ class BrokerKeys:
     )
 
     # -- replication ----------------------------------------------------------------------------------------------
-    replica_lag_time_max_ms: int = long(
-        30000, "A follower behind for longer leaves the ISR.", importance=HIGH, effective=False
-    )
-    replica_socket_timeout_ms: int = integer(30000, "Longest wait for the leader.", importance=HIGH, effective=False)
+    replica_lag_time_max_ms: int = long(30000, "A follower behind for longer leaves the ISR.", importance=HIGH)
+    replica_socket_timeout_ms: int = integer(30000, "Longest wait for the leader.", importance=HIGH)
     replica_socket_receive_buffer_bytes: int = integer(
         65536, "SO_RCVBUF of fetchers.", importance=HIGH, effective=False
     )
-    replica_fetch_max_bytes: int = integer(1048576, "Asked for per partition and fetch.", at_least(0), effective=False)
-    replica_fetch_wait_max_ms: int = integer(500, "Longest wait of a fetch.", importance=HIGH, effective=False)
-    replica_fetch_min_bytes: int = integer(1, "Bytes that a fetch waits for.", importance=HIGH, effective=False)
-    replica_fetch_response_max_bytes: int = integer(10485760, "Asked for per fetch.", at_least(0), effective=False)
-    replica_fetch_backoff_ms: int = integer(1000, "Wait after a failed fetch.", at_least(0), effective=False)
+    replica_fetch_max_bytes: int = integer(1048576, "Asked for per partition and fetch.", at_least(0))
+    replica_fetch_wait_max_ms: int = integer(500, "Longest wait of a fetch.", importance=HIGH)
+    replica_fetch_min_bytes: int = integer(1, "Bytes that a fetch waits for.", importance=HIGH)
+    replica_fetch_response_max_bytes: int = integer(10485760, "Asked for per fetch.", at_least(0))
+    replica_fetch_backoff_ms: int = integer(1000, "Wait after a failed fetch.", at_least(0))
     num_replica_fetchers: int = integer(
         1, "Fetchers for each leader broker.", importance=HIGH, update_mode=CLUSTER_WIDE, effective=False
     )
@@ -359,7 +355,7 @@ class BrokerKeys:
     replica_selector_class: str | None = string(None, "Java class choosing a replica for consumers.", effective=False)
 
     # -- controller -----------------------------------------------------------------------------------------------
-    controller_socket_timeout_ms: int = integer(30000, "Longest wait of the controller for a broker.", effective=False)
+    controller_socket_timeout_ms: int = integer(30000, "Longest wait of the controller for a broker.")
     auto_leader_rebalance_enable: bool = boolean(
         True, "Bring leadership back to preferred replicas.", importance=HIGH, effective=False
     )
@@ -374,11 +370,10 @@ class BrokerKeys:
         "Let a replica lead that may lack records.",
         importance=HIGH,
         update_mode=CLUSTER_WIDE,
-        effective=False,
     )
-    controlled_shutdown_enable: bool = boolean(True, "Hand leaderships over before stopping.", effective=False)
-    controlled_shutdown_max_retries: int = integer(3, "Attempts to hand over.", effective=False)
-    controlled_shutdown_retry_backoff_ms: int = long(5000, "Wait between two attempts.", effective=False)
+    controlled_shutdown_enable: bool = boolean(True, "Hand leaderships over before stopping.")
+    controlled_shutdown_max_retries: int = integer(3, "Attempts to hand over.")
+    controlled_shutdown_retry_backoff_ms: int = long(5000, "Wait between two attempts.")
 
     # -- consumer groups ------------------------------------------------------------------------------------------
     group_min_session_timeout_ms: int = integer(6000, "Shortest session of a member.", effective=False)

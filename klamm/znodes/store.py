@@ -26,7 +26,17 @@ from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import LeaderAndIsr, Replicas, TopicAssignment, TopicPartition
 from klamm.zookeeper.client import ZooKeeperClient, retrying
 from klamm.zookeeper.errors import BadVersion, ConnectionLoss, NodeExists, NoNode, ZooKeeperError
-from klamm.zookeeper.jute import OPEN_ACL, Create, CreateMode, MultiOperation, SetData, Stat, WatcherEvent
+from klamm.zookeeper.jute import (
+    OPEN_ACL,
+    Check,
+    Create,
+    CreateMode,
+    Delete,
+    MultiOperation,
+    SetData,
+    Stat,
+    WatcherEvent,
+)
 from klamm.zookeeper.watches import Watch
 
 logger = logging.getLogger(__name__)
@@ -136,6 +146,38 @@ class KafkaZooKeeper:
                     " ZooKeeper session expires",
                 )
             await self._delete_if_there(path)
+
+    async def controller_id(self) -> int | None:
+        """The broker that is the controller; None when there is none."""
+        try:
+            data, _ = await retrying(self.client.get, cluster.CONTROLLER_PATH)
+        except NoNode:
+            return None
+        return cluster.Controller.decode(data).broker_id
+
+    async def delete_leftover_controller(self, previous_session_ids: Sequence[int]) -> None:
+        """Removes /controller if one of our previous sessions owns it, so that nobody waits for that one to expire.
+
+        The check of the controller epoch, read first, keeps the znode of a controller that is elected meanwhile.
+        """
+        try:
+            _, epoch = await retrying(self.client.get, cluster.CONTROLLER_EPOCH_PATH)
+        except NoNode:
+            return
+        stat = await retrying(self.client.exists, cluster.CONTROLLER_PATH)
+        if stat is None or stat.ephemeral_owner not in previous_session_ids:
+            return
+        operations: list[MultiOperation] = [
+            Check(cluster.CONTROLLER_EPOCH_PATH, epoch.version),
+            Delete(cluster.CONTROLLER_PATH),
+        ]
+        with contextlib.suppress(NoNode, BadVersion):
+            await retrying(self.client.multi, operations)
+
+    async def report_log_dir_failure(self, broker_id: int) -> None:
+        """Tells the controller that a log directory of this broker has failed. A repeated write tells it twice."""
+        event = requests.encode_log_dir_event(broker_id)
+        await retrying(self.client.create, requests.LOG_DIR_EVENT_PREFIX, event, sequential=True)
 
     async def update_broker(self, registration: BrokerRegistration) -> None:
         """Replaces what the registered broker says about itself. NoNode when it is not registered."""

@@ -1,28 +1,50 @@
 """The metadata cache: snapshots never change, updates merge, deleted partitions go."""
 
+from collections.abc import Mapping
 from uuid import UUID
 
-from klamm.broker.metadata_cache import (
+from klamm.broker.metadata_cache import Endpoint, MetadataCache
+from klamm.protocol.update_metadata import (
     LEADER_DURING_DELETE,
-    BrokerMetadata,
-    Endpoint,
-    MetadataCache,
-    PartitionMetadata,
+    UpdateMetadataBroker,
+    UpdateMetadataEndpoint,
+    UpdateMetadataPartitionState,
+    UpdateMetadataRequest,
+    UpdateMetadataTopic,
 )
 
-BROKERS = {1: BrokerMetadata(1, {"PLAINTEXT": Endpoint("h", 9092)})}
+BROKER = UpdateMetadataBroker(1, (UpdateMetadataEndpoint(9092, "h", "PLAINTEXT", 0),))
 
 
-def leader(broker: int, epoch: int = 0) -> PartitionMetadata:
-    return PartitionMetadata(broker, epoch, (broker,), (broker,))
+def request(
+    controller_id: int,
+    leaders: Mapping[str, Mapping[int, tuple[int, int]]],
+    topic_ids: Mapping[str, UUID] | None = None,
+    brokers: list[UpdateMetadataBroker] | None = None,
+) -> UpdateMetadataRequest:
+    """`leaders`: topic -> partition -> (leader, leader epoch)."""
+    topics = [
+        UpdateMetadataTopic(
+            topic,
+            (topic_ids or {}).get(topic),
+            [
+                UpdateMetadataPartitionState(number, 1, leader, epoch, (leader,), 0, (leader,))
+                for number, (leader, epoch) in partitions.items()
+            ],
+        )
+        for topic, partitions in leaders.items()
+    ]
+    return UpdateMetadataRequest(controller_id, 1, -1, topics, [BROKER] if brokers is None else brokers)
 
 
 def test_updates_merge_and_leave_old_snapshots_alone() -> None:
     cache = MetadataCache()
-    assert cache.update(1, BROKERS, {"t": {1: leader(1), 0: leader(1)}}, {"t": UUID(int=5)}) == []
+    assert not cache.is_filled.is_set()
+    assert cache.update(request(1, {"t": {1: (1, 0), 0: (1, 0)}}, {"t": UUID(int=5)})) == []
+    assert cache.is_filled.is_set()
     first = cache.snapshot
     assert list(first.topics["t"]) == [0, 1]
-    cache.update(2, BROKERS, {"t": {1: leader(1, 7)}, "u": {0: leader(1)}}, {"u": UUID(int=6)})
+    cache.update(request(2, {"t": {1: (1, 7)}, "u": {0: (1, 0)}}, {"u": UUID(int=6)}))
     assert first.topics["t"][1].leader_epoch == 0
     assert "u" not in first.topics
     assert cache.snapshot.topics["t"][1].leader_epoch == 7
@@ -33,28 +55,34 @@ def test_updates_merge_and_leave_old_snapshots_alone() -> None:
 
 def test_an_update_without_partitions_keeps_them() -> None:
     cache = MetadataCache()
-    cache.update(1, BROKERS, {"t": {0: leader(1)}}, {})
+    cache.update(request(1, {"t": {0: (1, 0)}}))
     topics = cache.snapshot.topics
-    cache.update(3, {}, {}, {})
+    cache.update(request(3, {}, brokers=[]))
     assert cache.snapshot.topics is topics
     assert cache.snapshot.brokers == {}
 
 
 def test_deleted_partitions_go_and_with_the_last_one_the_topic() -> None:
     cache = MetadataCache()
-    cache.update(1, BROKERS, {"t": {0: leader(1), 1: leader(1)}}, {"t": UUID(int=5)})
-    gone = leader(LEADER_DURING_DELETE)
-    assert cache.update(1, BROKERS, {"t": {0: gone}}, {}) == [("t", 0)]
+    cache.update(request(1, {"t": {0: (1, 0), 1: (1, 0)}}, {"t": UUID(int=5)}))
+    assert cache.update(request(1, {"t": {0: (LEADER_DURING_DELETE, 0), 7: (LEADER_DURING_DELETE, 0)}})) == [("t", 0)]
     assert list(cache.snapshot.topics["t"]) == [1]
-    assert cache.update(1, BROKERS, {"t": {1: gone}}, {}) == [("t", 1)]
+    assert cache.update(request(1, {"t": {1: (LEADER_DURING_DELETE, 0)}})) == [("t", 1)]
     assert "t" not in cache.snapshot.topics
     assert not cache.snapshot.topic_ids
 
 
-def test_a_leader_is_found_only_where_it_lives_and_listens() -> None:
+def test_brokers_are_found_only_where_they_live_and_listen() -> None:
     cache = MetadataCache()
-    cache.update(1, BROKERS, {"t": {0: leader(1), 1: leader(2)}}, {})
+    unknown_protocol = UpdateMetadataEndpoint(9, "h", "FUTURE", 9)
+    cache.update(
+        request(
+            1, {}, brokers=[UpdateMetadataBroker(5, (unknown_protocol,)), UpdateMetadataBroker(1, BROKER.endpoints)]
+        )
+    )
     snapshot = cache.snapshot
-    assert snapshot.leader_endpoint(snapshot.topics["t"][0], "PLAINTEXT") == Endpoint("h", 9092)
-    assert snapshot.leader_endpoint(snapshot.topics["t"][0], "SSL") is None
-    assert snapshot.leader_endpoint(snapshot.topics["t"][1], "PLAINTEXT") is None
+    assert list(snapshot.brokers) == [1, 5]
+    assert snapshot.endpoint(1, "PLAINTEXT") == Endpoint("h", 9092)
+    assert snapshot.endpoint(1, "SSL") is None
+    assert snapshot.endpoint(2, "PLAINTEXT") is None
+    assert snapshot.endpoint(5, "FUTURE") is None

@@ -1,7 +1,9 @@
 """The APIs that a broker serves: one module per API key, each registering itself in `klamm.broker.registry`."""
 
 from klamm.broker.handlers import (
+    alter_isr,
     api_versions,
+    controlled_shutdown,
     create_partitions,
     create_topics,
     delete_topics,
@@ -11,10 +13,13 @@ from klamm.broker.handlers import (
     fetch,
     find_coordinator,
     init_producer_id,
+    leader_and_isr,
     list_offsets,
     metadata,
     offset_for_leader_epoch,
     produce,
+    stop_replica,
+    update_metadata,
 )
 from klamm.broker.registry import registered
 
@@ -23,7 +28,9 @@ APIS = registered()
 
 __all__ = [
     "APIS",
+    "alter_isr",
     "api_versions",
+    "controlled_shutdown",
     "create_partitions",
     "create_topics",
     "delete_topics",
@@ -33,8 +40,11 @@ __all__ = [
     "fetch",
     "find_coordinator",
     "init_producer_id",
+    "leader_and_isr",
     "list_offsets",
     "metadata",
     "offset_for_leader_epoch",
     "produce",
+    "stop_replica",
+    "update_metadata",
 ]

@@ -4,12 +4,13 @@ Broker loggers are not configurable, so their resource type is refused. A broker
 cluster-wide default (an empty name) has no entries yet, because brokers have no dynamic configs.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.broker.topic_admin import validate_topic_name
 from klamm.config.describe import DescribedConfig, describe_broker, describe_topic
+from klamm.config.topic import TopicConfig
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -35,13 +36,14 @@ def error_response(request: Request, error: KafkaError) -> Body:
     resource_type=ResourceType.TOPIC,
     error_response=error_response,
 )
-def handle(request: Request) -> Body:
+async def handle(request: Request) -> Body:
     # Each resource once, so that the response is not many thousand times as large as its request.
+    configs = await request.services.topic_configs.read(_topics(request))
     resources = {(resource.resource_type, resource.resource_name): resource for resource in request.body.resources}
     results = []
     for resource in resources.values():
         try:
-            entries = _entries(request, resource.configuration_keys, _describe(request, resource))
+            entries = _entries(request, resource.configuration_keys, _describe(request, resource, configs))
         except KafkaError as error:
             results.append(_failed(resource, error))
         else:
@@ -57,15 +59,21 @@ def handle(request: Request) -> Body:
     return Response(version=request.version, results=results)
 
 
-def _describe(request: Request, resource: Body) -> Sequence[DescribedConfig]:
+def _topics(request: Request) -> list[str]:
+    """Those that are asked for and exist."""
+    names = dict.fromkeys(one.resource_name for one in request.body.resources if one.resource_type == TOPIC)
+    return [name for name in names if name in request.services.metadata_cache.snapshot.topics]
+
+
+def _describe(request: Request, resource: Body, configs: Mapping[str, TopicConfig]) -> Sequence[DescribedConfig]:
     services, name = request.services, resource.resource_name
     if resource.resource_type == TOPIC:
         if not request.allows(name):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         validate_topic_name(name)
-        if name not in services.metadata_cache.snapshot.topics:
+        if name not in configs:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
-        return describe_topic(services.topic_configs.of(name))
+        return describe_topic(configs[name])
     if resource.resource_type == BROKER:
         if not request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)

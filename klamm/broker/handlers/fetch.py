@@ -1,17 +1,16 @@
-"""Fetch (key 1), versions 4 to 12: reads for consumers, with sessions, long poll and read_committed (KIP-74, 98, 227).
+"""Fetch (key 1), versions 4 to 12: reads for consumers and followers, with sessions and long poll (KIP-74, 98, 227).
 
-Versions 0 to 3, which would need batches converted down to message sets, are not served. Followers fetch with the
-replica's id; this broker has none to lead yet, and refuses them with NOT_LEADER_OR_FOLLOWER.
+Versions 0 to 3, which would need batches converted down to message sets, are not served. A follower fetches with its
+broker's id, reads up to the end of the log, and tells thereby what it has; it needs the right to act in the cluster.
 """
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchResponse, FetchResponsePartition
 from klamm.protocol.messages import ApiKey
 from klamm.replication.replica_manager import Wanted
 
-CONSUMER = -1
 # From this version on a response has room for an error of the session itself.
 FIRST_VERSION_WITH_SESSIONS = 7
 
@@ -30,19 +29,19 @@ def error_response(request: Request, error: KafkaError) -> FetchResponse:
 @handler(ApiKey.FETCH, operation=Operation.READ, resource_type=ResourceType.TOPIC, error_response=error_response)
 async def handle(request: Request) -> FetchResponse:
     body, services = request.body, request.services
-    if body.replica_id != CONSUMER:
-        raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"replica {body.replica_id} follows no partition here")
+    is_follower = body.replica_id >= 0
     exchange = services.fetch_sessions.begin(
         body.session_id,
         body.session_epoch,
         [(topic, want) for topic, partitions in body.topics for want in partitions],
         [(topic, number) for topic, numbers in body.forgotten_topics for number in numbers],
-        is_follower=False,
+        is_follower=is_follower,
     )
-    denied = _denied_topics(request, exchange.wanted)
+    denied, code = _denied_topics(request, exchange.wanted, is_follower)
     # What is denied would be answered at once, so it must not wait either.
     results = await services.replica_manager.fetch(
         [wanted for wanted in exchange.wanted if wanted[0] not in denied],
+        replica_id=body.replica_id,
         isolation_level=body.isolation_level,
         max_wait_ms=0 if denied else body.max_wait_ms,
         min_bytes=body.min_bytes,
@@ -51,7 +50,7 @@ async def handle(request: Request) -> FetchResponse:
     if denied:
         allowed = iter(results)
         results = [
-            FetchResponsePartition(want.partition, request.denied) if topic in denied else next(allowed)
+            FetchResponsePartition(want.partition, code) if topic in denied else next(allowed)
             for topic, want in exchange.wanted
         ]
     topics: dict[str, list[FetchResponsePartition]] = {}
@@ -60,6 +59,10 @@ async def handle(request: Request) -> FetchResponse:
     return FetchResponse(session_id=exchange.session_id, topics=list(topics.items()))
 
 
-def _denied_topics(request: Request, wanted: list[Wanted]) -> dict[str, None]:
+def _denied_topics(request: Request, wanted: list[Wanted], is_follower: bool) -> tuple[dict[str, None], ErrorCode]:
+    """The topics that must not be read, and what is answered for them."""
     topics = dict.fromkeys(topic for topic, _ in wanted)
-    return {topic: None for topic in topics if not request.allows(topic)}
+    if is_follower:
+        allowed = request.allows(CLUSTER_NAME, Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
+        return {} if allowed else topics, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return {topic: None for topic in topics if not request.allows(topic)}, request.denied

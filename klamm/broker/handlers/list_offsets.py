@@ -1,7 +1,7 @@
 """ListOffsets (key 2), versions 1 to 6: the first offset, the next offset, or the first at or after a timestamp.
 
-Version 0 (a list of segment boundaries) is not served. The next offset is the high watermark, or the last stable
-offset with isolation level read_committed.
+Version 0 (a list of segment boundaries) is not served. The next offset is the high watermark, with isolation level
+read_committed the last stable offset, and for a follower the log's end.
 """
 
 from klamm.broker.registry import Body, Request, handler
@@ -9,13 +9,14 @@ from klamm.broker.security import Operation, ResourceType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.replication.partition import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+from klamm.replication.replica_manager import CONSUMER
 
 Response = messages.response_class(ApiKey.LIST_OFFSETS)
 Topic = Response.ListOffsetsTopicResponse
 Partition = Topic.ListOffsetsPartitionResponse
 
-LATEST_TIMESTAMP = -1
-EARLIEST_TIMESTAMP = -2
+FIRST_VERSION_WITH_OFFSET_NOT_AVAILABLE = 5
 
 
 def error_response(request: Request, error: KafkaError) -> Body:
@@ -55,16 +56,16 @@ async def _list(request: Request, topic: str, wanted: Body) -> Body:
     number, timestamp = wanted.partition_index, wanted.timestamp
     partition = request.services.replica_manager.partition(topic, number)
     partition.require_leader(wanted.current_leader_epoch)
-    end = partition.fetch_upper_bound(request.body.isolation_level)
-    if timestamp == EARLIEST_TIMESTAMP:
-        start = partition.log.log_start_offset
-        return _partition(number, ErrorCode.NONE, offset=start, leader_epoch=partition.leader_epoch)
-    if timestamp == LATEST_TIMESTAMP:
-        return _partition(number, ErrorCode.NONE, offset=end, leader_epoch=partition.leader_epoch)
-    if timestamp < 0:
+    if timestamp < 0 and timestamp not in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"timestamp {timestamp}: allowed are -1, -2 and those from 0 on")
-    found = await partition.log.offset_for_timestamp(timestamp)
-    if found is None or found[1] >= end:
+    is_consumer = request.body.replica_id == CONSUMER
+    try:
+        found = await partition.list_offset(timestamp, request.body.isolation_level if is_consumer else None)
+    except KafkaError as error:
+        if error.code is ErrorCode.OFFSET_NOT_AVAILABLE and request.version < FIRST_VERSION_WITH_OFFSET_NOT_AVAILABLE:
+            raise KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, error.message) from None
+        raise
+    if found is None:
         return _partition(number, ErrorCode.NONE)
     return _partition(number, ErrorCode.NONE, timestamp=found[0], offset=found[1], leader_epoch=found[2])
 

@@ -7,13 +7,14 @@ found by name only; ids in requests come with version 12, which Kafka 2.8 does n
 
 from collections.abc import Sequence
 
-from klamm.broker.metadata_cache import MetadataSnapshot, PartitionMetadata
+from klamm.broker.metadata_cache import MetadataSnapshot
 from klamm.broker.registry import NO_BROKER, Body, Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.broker.topic_admin import INTERNAL_TOPICS, NewTopic, validate_topic_name
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.update_metadata import UpdateMetadataPartitionState
 
 Response = messages.response_class(ApiKey.METADATA)
 Topic = Response.MetadataResponseTopic
@@ -144,9 +145,11 @@ def _known(request: Request, snapshot: MetadataSnapshot, name: str) -> Body:
     )
 
 
-def _partition(request: Request, snapshot: MetadataSnapshot, number: int, partition: PartitionMetadata) -> Body:
+def _partition(
+    request: Request, snapshot: MetadataSnapshot, number: int, partition: UpdateMetadataPartitionState
+) -> Body:
     code, leader = ErrorCode.NONE, partition.leader
-    if snapshot.leader_endpoint(partition, request.listener_name) is None:
+    if snapshot.endpoint(partition.leader, request.listener_name) is None:
         leader = NO_BROKER
         has_listener = partition.leader not in snapshot.brokers
         if has_listener or request.version <= LAST_VERSION_WITHOUT_LISTENER_NOT_FOUND:

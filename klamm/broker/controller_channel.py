@@ -1,0 +1,58 @@
+"""The way from this broker to the controller's broker, whichever that is (`BrokerToControllerChannelManager`).
+
+What must stay true:
+- A request goes to the broker that the metadata cache names as the controller, over one connection to it; this
+  broker's own controller is reached in the same way.
+- When the cache names another controller, the next request goes there.
+"""
+
+import asyncio
+from typing import Any
+
+from klamm.broker.metadata_cache import MetadataCache
+from klamm.net.client import Address, BuildRequest, Connection, ConnectionOptions, NotSent, connect
+from klamm.protocol.messages import ApiKey
+
+
+class ControllerChannel:
+    """Sends requests to the controller. `listener_name` is the one that brokers use among themselves."""
+
+    def __init__(
+        self,
+        metadata_cache: MetadataCache,
+        broker_id: int,
+        listener_name: str,
+        request_timeout_ms: int,
+    ) -> None:
+        self._metadata_cache = metadata_cache
+        self._listener_name = listener_name
+        self._options = ConnectionOptions(client_id=str(broker_id), request_timeout_ms=request_timeout_ms)
+        self._lock = asyncio.Lock()
+        self._connection: Connection | None = None
+
+    async def send(self, api_key: ApiKey, build: BuildRequest) -> Any:
+        """The controller's response. Raises ClientError when no controller is known, or it does not answer."""
+        return await (await self._connected()).send(api_key, build)
+
+    async def _connected(self) -> Connection:
+        async with self._lock:
+            address = self._controller_address()
+            connection = self._connection
+            if connection is not None and connection.connected and connection.address == address:
+                return connection
+            self.close()
+            connection = self._connection = await connect(*address, self._options)
+            return connection
+
+    def _controller_address(self) -> Address:
+        snapshot = self._metadata_cache.snapshot
+        endpoint = snapshot.endpoint(snapshot.controller_id, self._listener_name)
+        if endpoint is None:
+            raise NotSent(f"no controller is known (broker {snapshot.controller_id}, listener {self._listener_name})")
+        return endpoint.host, endpoint.port
+
+    def close(self) -> None:
+        """Ends the connection; requests under way fail."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

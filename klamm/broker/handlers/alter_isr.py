@@ -1,0 +1,27 @@
+"""AlterIsr (key 56), version 0: a leader asks the controller to write changed in-sync replica sets (KIP-497).
+
+Served by the active controller, which checks each change against the leadership that it knows and ZooKeeper holds.
+"""
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.protocol import messages
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.ALTER_ISR)
+
+
+def error_response(request: Request, error: KafkaError) -> Body:
+    return Response(version=request.version, error_code=error.code, topics=[])
+
+
+@handler(
+    ApiKey.ALTER_ISR,
+    operation=Operation.CLUSTER_ACTION,
+    resource_type=ResourceType.CLUSTER,
+    error_response=error_response,
+)
+async def handle(request: Request) -> Body:
+    request.require_cluster()
+    return await request.services.controller.alter_isr(request.body)

@@ -1,0 +1,35 @@
+"""LeaderAndIsr (key 4), versions 0 to 5: the controller says which partitions this broker leads and which it follows.
+
+What the request as a whole is refused for: a controller that is not the latest, and a broker epoch from before this
+broker's last registration, since it was meant for its former life (KIP-380). All else is answered per partition.
+"""
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.leader_and_isr import LeaderAndIsrResponse, LeaderAndIsrTopicErrors
+from klamm.protocol.messages import ApiKey
+
+
+def error_response(request: Request, error: KafkaError) -> Body:
+    return LeaderAndIsrResponse(
+        error.code,
+        [
+            LeaderAndIsrTopicErrors(
+                topic.topic, topic.topic_id, [(state.partition, error.code) for state in topic.partitions]
+            )
+            for topic in request.body.topics
+        ],
+    )
+
+
+@handler(
+    ApiKey.LEADER_AND_ISR,
+    operation=Operation.CLUSTER_ACTION,
+    resource_type=ResourceType.CLUSTER,
+    error_response=error_response,
+)
+async def handle(request: Request) -> Body:
+    request.require_cluster()
+    request.services.registrar.require_broker_epoch(request.body.broker_epoch)
+    return await request.services.replica_manager.become_leader_or_follower(request.body)

@@ -1,0 +1,34 @@
+"""UpdateMetadata (key 6), versions 0 to 7: the controller tells who lives and who leads what.
+
+The only source of the metadata cache. Refused like LeaderAndIsr: stale controllers, and what was meant for this
+broker's former life. Whoever waits for a topic to come or to go looks again afterwards.
+"""
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.update_metadata import UpdateMetadataResponse
+
+
+def error_response(request: Request, error: KafkaError) -> Body:
+    return UpdateMetadataResponse(error.code)
+
+
+@handler(
+    ApiKey.UPDATE_METADATA,
+    operation=Operation.CLUSTER_ACTION,
+    resource_type=ResourceType.CLUSTER,
+    error_response=error_response,
+)
+async def handle(request: Request) -> Body:
+    body, services = request.body, request.services
+    request.require_cluster()
+    services.registrar.require_broker_epoch(body.broker_epoch)
+    await services.replica_manager.update_metadata(body.controller_epoch, lambda: services.metadata_cache.update(body))
+    known = services.metadata_cache.snapshot.topics
+    for topic in body.topics:
+        if topic.topic not in known:
+            services.topic_configs.forget(topic.topic)
+        services.topic_admin.metadata_changed(topic.topic)
+    return UpdateMetadataResponse()

@@ -1,0 +1,81 @@
+"""How this broker is known in ZooKeeper, and the broker epoch that it has thereby (KIP-380).
+
+What must stay true:
+- The session that owns the registration is written down (`session_file`) before the registration is made.
+- `broker_epoch` is that of the newest registration. What a controller sends for an older one was meant for a former
+  life of this broker and is refused.
+"""
+
+from collections.abc import Mapping
+
+from klamm.broker.metadata_cache import Endpoint
+from klamm.broker.session_file import read_session_ids, write_session_ids
+from klamm.environment import Environment
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.znodes import brokers as znodes
+from klamm.znodes.brokers import BrokerRegistration
+from klamm.znodes.store import KafkaZooKeeper
+
+NO_EPOCH = -1
+
+
+class BrokerStartError(Exception):
+    """The broker cannot be part of its cluster, or not any more; the message says why and what would be needed."""
+
+
+class Registrar:
+    """Registers one broker, once for each ZooKeeper session."""
+
+    def __init__(self, environment: Environment, broker_id: int, rack: str | None) -> None:
+        self._environment = environment
+        self._broker_id = broker_id
+        self._rack = rack
+        self.broker_epoch = NO_EPOCH
+
+    def require_broker_epoch(self, broker_epoch: int) -> None:
+        """Raises KafkaError STALE_BROKER_EPOCH for a request that was meant for this broker's former life.
+
+        One that is newer than ours is right: our registration is done, and we only have not heard of it yet.
+        """
+        if broker_epoch != NO_EPOCH and broker_epoch < self.broker_epoch:
+            raise KafkaError(
+                ErrorCode.STALE_BROKER_EPOCH, f"broker epoch {broker_epoch}, this broker's is {self.broker_epoch}"
+            )
+
+    async def register(self, store: KafkaZooKeeper, endpoints: Mapping[str, Endpoint], directory: str) -> None:
+        """Makes this broker known with these endpoints. `directory` is a log directory that it has locked.
+
+        Raises BrokerStartError when its id or an address is another broker's.
+        """
+        addresses = {(endpoint.host, endpoint.port) for endpoint in endpoints.values()}
+        for other, live in (await store.live_brokers()).items():
+            if other == self._broker_id:
+                continue
+            for endpoint in live.registration.endpoints:
+                if (endpoint.host, endpoint.port) in addresses:
+                    raise BrokerStartError(
+                        f"advertised.listeners: {endpoint.host}:{endpoint.port} belongs to broker {other} already"
+                    )
+        registration = BrokerRegistration(
+            self._broker_id,
+            tuple(
+                znodes.Endpoint(name, endpoint.host, endpoint.port, endpoint.security_protocol)
+                for name, endpoint in endpoints.items()
+            ),
+            self._rack,
+            timestamp_ms=self._environment.now_ms(),
+        )
+        previous_session_ids = await self._note_session(store.client.session_id, directory)
+        await store.delete_leftover_controller(previous_session_ids)
+        try:
+            self.broker_epoch = await store.register_broker(registration, previous_session_ids)
+        except KafkaError as error:
+            raise BrokerStartError(error.message) from None
+
+    async def _note_session(self, session_id: int, directory: str) -> list[int]:
+        """Writes the session down as this broker's, and returns those that were before it."""
+        file_system, run_blocking = self._environment.file_system, self._environment.run_blocking
+        known = await run_blocking(read_session_ids, file_system, directory)
+        previous = [other for other in known if other != session_id]
+        await run_blocking(write_session_ids, file_system, directory, [session_id, *previous[:1]])
+        return previous
