@@ -850,6 +850,19 @@ def test_a_partition_that_leads_before_its_fetcher_knows_is_left_alone():
     scenario(test)
 
 
+def test_a_partition_that_follows_a_newer_epoch_before_its_fetcher_knows_is_left_alone():
+    async def test(follower, leader):
+        partition = follower.host(T0, 1, 1)
+        follower.follow(T0, T1)
+        asked = await leader.asked()
+        partition.make_follower(state_of(0, LEADER, 2))
+        asked.answer_fetch([result(T0, diverging=(1, 1)), result(T1)])
+        assert (await leader.asked()).body.forgotten_topics == [("t", [0])]
+        assert partition.log.log_end_offset == 2
+
+    scenario(test)
+
+
 def test_adding_a_partition_again_in_the_same_epoch_changes_nothing():
     async def test(follower, leader):
         follower.follow(T0)
