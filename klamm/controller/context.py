@@ -295,9 +295,13 @@ class ControllerContext:
         return self._leadership
 
     def put_partition_leadership_info(self, partition: TopicPartition, leader_and_isr: LeaderAndIsr) -> None:
-        before = self._imbalance(partition)
+        before = self._leadership.get(partition)
         self._leadership[partition] = leader_and_isr
-        self.preferred_replica_imbalance_count += self._imbalance(partition) - before
+        if partition[0] not in self.topics_to_be_deleted:
+            assignment = self.partition_full_replica_assignment(partition)
+            self.preferred_replica_imbalance_count += _imbalance(assignment, leader_and_isr) - _imbalance(
+                assignment, before
+            )
 
     def clear_partition_leadership_info(self) -> None:
         self._leadership.clear()
@@ -330,6 +334,11 @@ class ControllerContext:
     def partition_state(self, partition: TopicPartition) -> PartitionState:
         return self._partition_states.get(partition, PartitionState.NON_EXISTENT)
 
+    @property
+    def partition_states(self) -> Mapping[TopicPartition, PartitionState]:
+        """Without those that are NON_EXISTENT."""
+        return self._partition_states
+
     def put_partition_state(self, partition: TopicPartition, state: PartitionState) -> None:
         before = self._offline(partition)
         if state is PartitionState.NON_EXISTENT:
@@ -351,15 +360,20 @@ class ControllerContext:
         return ReplicaState.NON_EXISTENT if states is None else states.get(replica[0], ReplicaState.NON_EXISTENT)
 
     def replica_states(self, broker_id: int) -> Mapping[TopicPartition, ReplicaState]:
-        """The states of the replicas on one broker."""
+        """The states of the replicas on one broker, without those that are NON_EXISTENT."""
         return self._replica_states.get(broker_id, {})
 
     def put_replica_state(self, replica: PartitionAndReplica, state: ReplicaState) -> None:
-        states = self._replica_states.setdefault(replica[1], {})
+        self.put_replica_states(replica[1], (replica[0],), state)
+
+    def put_replica_states(self, broker_id: int, partitions: Iterable[TopicPartition], state: ReplicaState) -> None:
+        """The replicas of these partitions on one broker."""
+        states = self._replica_states.setdefault(broker_id, {})
         if state is ReplicaState.NON_EXISTENT:
-            states.pop(replica[0], None)
+            for partition in partitions:
+                states.pop(partition, None)
         else:
-            states[replica[0]] = state
+            states.update(dict.fromkeys(partitions, state))
 
     def replicas_in_state(self, topic: str, state: ReplicaState) -> list[PartitionAndReplica]:
         return [replica for replica in self.replicas_for_topic(topic) if self.replica_state(replica) is state]
@@ -388,15 +402,20 @@ class ControllerContext:
         return int(offline and partition[0] not in self.topics_with_deletion_started)
 
     def _imbalance(self, partition: TopicPartition) -> int:
-        """1 if it counts as not led by its preferred replica.
-
-        While a reassignment adds the preferred replica, it counts from when that one is in the ISR.
-        """
-        state = self._leadership.get(partition)
-        assignment = self.partition_full_replica_assignment(partition)
-        if state is None or not assignment.replicas or partition[0] in self.topics_to_be_deleted:
+        """1 if it counts as not led by its preferred replica."""
+        if partition[0] in self.topics_to_be_deleted:
             return 0
-        preferred = assignment.replicas[0]
-        if preferred in assignment.adding_replicas:
-            return int(preferred in state.isr)
-        return int(state.leader != preferred)
+        return _imbalance(self.partition_full_replica_assignment(partition), self._leadership.get(partition))
+
+
+def _imbalance(assignment: ReplicaAssignment, state: LeaderAndIsr | None) -> int:
+    """1 if it is not led by its preferred replica.
+
+    While a reassignment adds the preferred replica, it counts from when that one is in the ISR.
+    """
+    replicas, adding_replicas, _ = assignment
+    if state is None or not replicas:
+        return 0
+    if replicas[0] in adding_replicas:
+        return int(replicas[0] in state.isr)
+    return int(state.leader != replicas[0])

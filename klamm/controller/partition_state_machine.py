@@ -118,13 +118,14 @@ class PartitionStateMachine:
         self._request_batch.send_requests_to_brokers(self._context.epoch)
         return outcomes
 
-    def _legal(self, partitions: Iterable[TopicPartition], target: PartitionState) -> list[TopicPartition]:
+    def _legal(self, partitions: Sequence[TopicPartition], target: PartitionState) -> list[TopicPartition]:
         return legal_transitions(
             partitions,
-            self._context.partition_state,
+            self._context.partition_states,
             target,
             VALID_PREVIOUS_PARTITION_STATES,
             self._on_illegal_transition,
+            "partitions",
         )
 
     def _change(

@@ -71,13 +71,13 @@ class ReplicaStateMachine:
         offline: dict[int, list[TopicPartition]] = {}
         async for piece in slices(context.all_partitions()):
             for partition in piece:
+                brokers = context.online_brokers(partition)
                 for broker_id in context.partition_replica_assignment(partition):
-                    if context.is_replica_online(broker_id, partition):
-                        context.put_replica_state((partition, broker_id), ReplicaState.ONLINE)
-                        online.setdefault(broker_id, []).append(partition)
-                    else:
-                        context.put_replica_state((partition, broker_id), ReplicaState.DELETION_INELIGIBLE)
-                        offline.setdefault(broker_id, []).append(partition)
+                    (online if broker_id in brokers else offline).setdefault(broker_id, []).append(partition)
+        for broker_id, partitions in online.items():
+            context.put_replica_states(broker_id, partitions, ReplicaState.ONLINE)
+        for broker_id, partitions in offline.items():
+            context.put_replica_states(broker_id, partitions, ReplicaState.DELETION_INELIGIBLE)
         await self._handle_state_changes(online, ReplicaState.ONLINE)
         await self._handle_state_changes(offline, ReplicaState.OFFLINE)
 
@@ -98,8 +98,9 @@ class ReplicaStateMachine:
                 await for_slices(partitions, partial(self._take_offline, broker_id))
                 continue
             async for piece in slices(partitions):
-                for replica in self._legal(broker_id, piece, target):
-                    self._change(replica, target)
+                legal = self._legal(broker_id, piece, target)
+                done = [partition for partition in legal if self._prepare(broker_id, partition, target)]
+                self._changed(broker_id, done, target)
         if self._failures:
             logger.error(
                 "%d replicas could not become %s, the first is %s", len(self._failures), target.name, self._failures[0]
@@ -107,43 +108,46 @@ class ReplicaStateMachine:
         self._request_batch.send_requests_to_brokers(self._context.epoch)
 
     def _legal(
-        self, broker_id: int, partitions: Iterable[TopicPartition], target: ReplicaState
-    ) -> list[PartitionAndReplica]:
+        self, broker_id: int, partitions: Sequence[TopicPartition], target: ReplicaState
+    ) -> list[TopicPartition]:
         return legal_transitions(
-            [(partition, broker_id) for partition in partitions],
-            self._context.replica_state,
+            partitions,
+            self._context.replica_states(broker_id),
             target,
             VALID_PREVIOUS_REPLICA_STATES,
             self._on_illegal_transition,
+            f"on broker {broker_id}, the replicas of",
         )
 
-    def _changed(
-        self, replica: PartitionAndReplica, target: ReplicaState, leadership: LeaderAndIsr | None = None
-    ) -> None:
+    def _changed(self, broker_id: int, partitions: Sequence[TopicPartition], target: ReplicaState) -> None:
         context = self._context
-        before = context.replica_state(replica)
-        context.put_replica_state(replica, target)
-        self._state_change_log.record(context.epoch, *replica, before, target, leadership)
+        epoch, record, leadership = context.epoch, self._state_change_log.record, context.partition_leadership_info
+        before = context.replica_states(broker_id)
+        for partition in partitions:
+            state = before.get(partition, ReplicaState.NON_EXISTENT)
+            record(epoch, partition, broker_id, state, target, leadership(partition))
+        context.put_replica_states(broker_id, partitions, target)
 
-    def _fail(self, replica: PartitionAndReplica, target: ReplicaState, why: str) -> None:
-        (topic, number), broker_id = replica
-        state = self._context.replica_state(replica)
+    def _fail(self, broker_id: int, partition: TopicPartition, target: ReplicaState, why: str) -> None:
+        topic, number = partition
+        state = self._context.replica_state((partition, broker_id))
         self._failures.append(f"replica {broker_id} of {topic}-{number} ({state.name}): {why}")
-        self._state_change_log.record(self._context.epoch, *replica, state, target, None, why)
+        leadership = self._context.partition_leadership_info(partition)
+        self._state_change_log.record(self._context.epoch, partition, broker_id, state, target, leadership, why)
 
     # -- changes of the context and of the requests only ------------------------------------------------------------
 
-    def _change(self, replica: PartitionAndReplica, target: ReplicaState) -> None:
-        partition, broker_id = replica
+    def _prepare(self, broker_id: int, partition: TopicPartition, target: ReplicaState) -> bool:
+        """All of a transition but the state itself; False when the replica must keep the one that it has."""
         leadership = self._context.partition_leadership_info(partition)
         if target is ReplicaState.NEW and leadership is not None:
             if leadership.leader == broker_id:
-                self._fail(replica, target, "it is the leader already")
-                return
+                self._fail(broker_id, partition, target, "it is the leader already")
+                return False
             self._send_leadership((broker_id,), partition, leadership, is_new=True)
         elif target is ReplicaState.ONLINE:
-            if self._context.replica_state(replica) is ReplicaState.NEW:
-                self._join_assignment(replica)
+            if self._context.replica_state((partition, broker_id)) is ReplicaState.NEW:
+                self._join_assignment(broker_id, partition)
             elif leadership is not None:
                 self._send_leadership((broker_id,), partition, leadership, is_new=False)
         elif target is ReplicaState.DELETION_STARTED:
@@ -151,7 +155,7 @@ class ReplicaStateMachine:
         elif target is ReplicaState.NON_EXISTENT:
             assignment = self._context.partition_full_replica_assignment(partition).remove_replica(broker_id)
             self._context.update_partition_full_replica_assignment(partition, assignment)
-        self._changed(replica, target)
+        return True
 
     def _send_leadership(
         self, broker_ids: Iterable[int], partition: TopicPartition, leadership: LeaderAndIsr, *, is_new: bool
@@ -161,8 +165,7 @@ class ReplicaStateMachine:
             broker_ids, partition, leadership, assignment, is_new
         )
 
-    def _join_assignment(self, replica: PartitionAndReplica) -> None:
-        partition, broker_id = replica
+    def _join_assignment(self, broker_id: int, partition: TopicPartition) -> None:
         assignment = self._context.partition_full_replica_assignment(partition)
         if broker_id not in assignment.replicas:
             logger.error("replica %d of %s was not part of its assignment %s", broker_id, partition, assignment)
@@ -175,13 +178,12 @@ class ReplicaStateMachine:
         context = self._context
         leaderships: dict[TopicPartition, LeaderAndIsr] = {}
         never_led = []
-        for replica in self._legal(broker_id, partitions, ReplicaState.OFFLINE):
-            partition = replica[0]
+        for partition in self._legal(broker_id, partitions, ReplicaState.OFFLINE):
             # Before the removal: the leader epoch is the one that the broker knows.
             self._request_batch.add_stop_replica_request_for_brokers((broker_id,), partition, delete_partition=False)
             leadership = context.partition_leadership_info(partition)
             if leadership is None:
-                never_led.append(replica)
+                never_led.append(partition)
             else:
                 leaderships[partition] = leadership
         removed = await self._remove_from_isr(broker_id, leaderships)
@@ -189,12 +191,11 @@ class ReplicaStateMachine:
             if not context.is_topic_queued_up_for_deletion(partition[0]):
                 others = [key for key in context.partition_replica_assignment(partition) if key != broker_id]
                 self._send_leadership(others, partition, leadership, is_new=False)
-            self._changed((partition, broker_id), ReplicaState.OFFLINE, leadership)
-        for replica in never_led:
+        if never_led:
             self._request_batch.add_update_metadata_request_for_brokers(
-                context.live_or_shutting_down_broker_ids, (replica[0],)
+                context.live_or_shutting_down_broker_ids, never_led
             )
-            self._changed(replica, ReplicaState.OFFLINE)
+        self._changed(broker_id, [*removed, *never_led], ReplicaState.OFFLINE)
 
     async def _remove_from_isr(
         self, broker_id: int, leaderships: Mapping[TopicPartition, LeaderAndIsr]
@@ -212,7 +213,7 @@ class ReplicaStateMachine:
                     why = (
                         f"its state was written by a controller of epoch {state.controller_epoch}, not {context.epoch}"
                     )
-                    self._fail((partition, broker_id), ReplicaState.OFFLINE, why)
+                    self._fail(broker_id, partition, ReplicaState.OFFLINE, why)
                 elif broker_id in state.isr:
                     updates[partition] = _without(state, broker_id, context.epoch)
                 elif state.controller_epoch == context.epoch:
@@ -240,7 +241,7 @@ class ReplicaStateMachine:
             if isinstance(result, BadVersion):
                 changed.append(partition)
             elif isinstance(result, ZooKeeperError):
-                self._fail((partition, broker_id), ReplicaState.OFFLINE, str(result))
+                self._fail(broker_id, partition, ReplicaState.OFFLINE, str(result))
             else:
                 new = updates[partition]
                 finished[partition] = LeaderAndIsr(new.leader, new.leader_epoch, new.isr, new.controller_epoch, result)
@@ -255,7 +256,7 @@ class ReplicaStateMachine:
                 states[partition] = state
             else:
                 why = str(state or "it has no state in ZooKeeper")
-                self._fail((partition, broker_id), ReplicaState.OFFLINE, why)
+                self._fail(broker_id, partition, ReplicaState.OFFLINE, why)
         return states
 
 

@@ -125,7 +125,7 @@ class ControllerBrokerRequestBatch:
         else:
             state = _leader_and_isr_state(number, leader_and_isr, assignment, is_new)
             self._made[partition] = (leader_and_isr, assignment, state)
-            self.add_update_metadata_request_for_brokers((), (partition,))
+            self._add_update_metadata(partition)
         for broker_id in broker_ids:
             if broker_id not in live:
                 continue
@@ -170,34 +170,33 @@ class ControllerBrokerRequestBatch:
         Partitions without leadership info are left out. With no partitions at all, the brokers learn who is alive.
         Thousands of partitions are added in slices (slices.py).
         """
-        context = self._context
-        live = context.live_or_shutting_down_broker_ids
+        live = self._context.live_or_shutting_down_broker_ids
         self._update_metadata_brokers.update((broker_id, None) for broker_id in broker_ids if broker_id in live)
         for partition in partitions:
-            leadership = context.partition_leadership_info(partition)
-            if leadership is not None:
-                topic, number = partition
-                states = self._update_metadata.get(topic)
-                if states is None:
-                    states = self._update_metadata[topic] = {}
-                states[number] = self._update_metadata_state(partition, leadership)
+            self._add_update_metadata(partition)
 
-    def _update_metadata_state(self, partition: TopicPartition, state: LeaderAndIsr) -> UpdateMetadataPartitionState:
+    def _add_update_metadata(self, partition: TopicPartition) -> None:
+        context = self._context
+        state = context.partition_leadership_info(partition)
+        if state is None:
+            return
         topic, number = partition
-        replicas = self._context.partition_replica_assignment(partition)
-        online = self._context.online_brokers(partition)
+        replicas = context.partition_full_replica_assignment(partition)[0]
+        online = context.online_brokers(partition)
         offline = tuple([broker_id for broker_id in replicas if broker_id not in online])
-        if topic in self._context.topics_to_be_deleted:
-            return UpdateMetadataPartitionState(
-                number, state.controller_epoch, LEADER_DURING_DELETE, 0, state.isr, 0, replicas, offline
-            )
-        return UpdateMetadataPartitionState(
+        leader, leader_epoch, zk_version = state.leader, state.leader_epoch, state.zk_version
+        if topic in context.topics_to_be_deleted:
+            leader, leader_epoch, zk_version = LEADER_DURING_DELETE, 0, 0
+        states = self._update_metadata.get(topic)
+        if states is None:
+            states = self._update_metadata[topic] = {}
+        states[number] = UpdateMetadataPartitionState(
             number,
             state.controller_epoch,
-            state.leader,
-            state.leader_epoch,
+            leader,
+            leader_epoch,
             state.isr,
-            state.zk_version,
+            zk_version,
             replicas,
             offline,
         )

@@ -5,13 +5,14 @@ done: partition_state_machine.py and replica_state_machine.py.
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import IntEnum
 from typing import TypeVar
 
+from klamm.znodes.topics import TopicPartition
+
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 S = TypeVar("S", bound=IntEnum)
 
 _NAMED = 10  # So many items a message names.
@@ -79,27 +80,31 @@ def log_illegal_transition(message: str) -> None:
 
 
 def legal_transitions(
-    items: Iterable[T],
-    state_of: Callable[[T], S],
+    partitions: Sequence[TopicPartition],
+    states: Mapping[TopicPartition, S],
     target: S,
     valid_previous_states: Mapping[S, Collection[S]],
     on_illegal_transition: OnIllegalTransition,
-) -> list[T]:
-    """Those of the items that may change to `target`; one message for each state from which others may not."""
+    whose: str,
+) -> list[TopicPartition]:
+    """Those that may change to `target`; one message for each state from which others may not.
+
+    `states` lacks those that are NON_EXISTENT. `whose` says in the message whose states these are.
+    """
     valid = valid_previous_states[target]
-    legal: list[T] = []
-    illegal: dict[S, list[T]] = {}
-    for item in items:
-        state = state_of(item)
-        if state in valid:
-            legal.append(item)
-        else:
-            illegal.setdefault(state, []).append(item)
-    for state, refused in illegal.items():
-        names = ", ".join(map(str, refused[:_NAMED]))
-        more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
-        on_illegal_transition(
-            f"{names}{more} cannot change from {type(target).__name__} {state.name} to {target.name};"
-            f" allowed is a change from {' or '.join(previous.name for previous in valid)}"
-        )
+    unknown = type(target)["NON_EXISTENT"]
+    legal = [partition for partition in partitions if states.get(partition, unknown) in valid]
+    if len(legal) < len(partitions):
+        illegal: dict[S, list[TopicPartition]] = {}
+        for partition in partitions:
+            state = states.get(partition, unknown)
+            if state not in valid:
+                illegal.setdefault(state, []).append(partition)
+        for state, refused in illegal.items():
+            names = ", ".join(f"{topic}-{number}" for topic, number in refused[:_NAMED])
+            more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
+            on_illegal_transition(
+                f"{whose} {names}{more} cannot change from {type(target).__name__} {state.name} to {target.name};"
+                f" allowed is a change from {' or '.join(previous.name for previous in valid)}"
+            )
     return legal
