@@ -3,8 +3,9 @@
     report = run(brokers, passes=[Pass(rounds=2, wait_for_isr=True), Pass(rounds=2, wait_for_isr=False)])
     assert not report.problems()
 
-A round kills every broker once, beginning with whoever is the controller. A pass that waits lets every replica catch up
-before the next kill; one that does not wait kills the next broker as soon as the last one serves again, in sync or not.
+A round kills every broker once, beginning with whoever is the controller. A pass that waits starts a killed broker when
+its ZooKeeper session has ended, and lets every replica catch up before the next kill. One that does not wait starts it
+whether its death has been noticed or not, and kills the next as soon as it serves again, in sync or not.
 """
 
 import dataclasses
@@ -141,6 +142,9 @@ class Run:
         brokers.kill(broker_id)
         self.report.kills.append(kill)
         self._tell(f"broker {broker_id} is dead")
+        if wait_for_isr:
+            # Else it could be back before anybody has noticed, and in sync only on paper.
+            brokers.wait_until_unregistered(broker_id)
         time.sleep(self._down_s)
         kill.started_at_s = self._now()
         self._tell(f"broker {broker_id} starts")
