@@ -15,6 +15,8 @@ What must stay true:
   comes before it is appended, and before the leader has found the two logs to agree (the epoch sent with it says so).
 - The high watermark does not move over records that may differ from the leader's: after a truncation it waits for a
   fetch that finds no more difference.
+- A partition that is added does not wait for the end of a long poll that began without it: that one is given up, and a
+  full fetch names everything anew.
 - A failure of one partition delays, or ends, the fetching of that partition only. Waits after failures grow from
   `FIRST_BACKOFF_MS` to replica.fetch.backoff.ms: most failures are a leader that has not heard of its leadership yet.
 
@@ -34,7 +36,13 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse, FetchResponsePartition
 from klamm.replication.fetch_session_client import INITIAL_EPOCH, FetchSessionClient
 from klamm.replication.fetch_state import FollowerPartition, PartitionFetch, truncation_offset
-from klamm.replication.leader_endpoint import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, LeaderEndpoint, LeaderOffset
+from klamm.replication.leader_endpoint import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    Interrupted,
+    LeaderEndpoint,
+    LeaderOffset,
+)
 from klamm.storage.leader_epoch_cache import NO_EPOCH
 from klamm.storage.log import Log
 from klamm.tasks import OnFailure, start_task
@@ -44,6 +52,10 @@ FIRST_BACKOFF_MS = 20
 # Work on more partitions, or more bytes, than this lets others have their turn in between.
 PARTITIONS_PER_SLICE = 500
 BYTES_PER_SLICE = 4 * 1024 * 1024
+# A fetch without an answer for so long is waiting at the leader. With more partitions than this, naming all of them
+# anew costs more than to wait for its end.
+LONG_POLL_MS = 5
+INTERRUPTIBLE_PARTITIONS = 1_000
 
 # What an append or a truncation may raise and another try may mend. A full disk is a KAFKA_STORAGE_ERROR, too.
 _PASSING_ERRORS = (
@@ -87,6 +99,7 @@ class ReplicaFetcher:
         self._unconfirmed: dict[TopicPartition, int] = {}
         self._failures = 0
         self._news: asyncio.Future[None] | None = None
+        self._in_flight: FetchRequest | None = None
         self._task = start_task(self._run(), on_failure)
 
     # -- what the manager does ------------------------------------------------------------------------------------
@@ -113,6 +126,12 @@ class ReplicaFetcher:
         self._resume(topic_partition, fetch)
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
+        if self._in_flight is not None and len(self._fetches) <= INTERRUPTIBLE_PARTITIONS:
+            asyncio.get_running_loop().call_later(LONG_POLL_MS / 1000, self._end_long_poll, self._in_flight)
+
+    def _end_long_poll(self, request: FetchRequest) -> None:
+        if self._in_flight is request:
+            self.endpoint.interrupt()
 
     def remove(self, topic_partitions: Iterable[TopicPartition]) -> bool:
         """Stops to copy, and an answer under way changes nothing any more; whether any of these was copied here."""
@@ -138,6 +157,8 @@ class ReplicaFetcher:
         while True:
             try:
                 await self._round()
+            except Interrupted:
+                continue
             except ClientError as error:
                 await self._back_off(str(error))
 
@@ -254,11 +275,14 @@ class ReplicaFetcher:
             config.replica_fetch_response_max_bytes,
         )
         self._session.fill(request)
+        self._in_flight = request
         try:
             response = await self.endpoint.fetch(request)
         except ClientError:
             self._session.request_failed()
             raise
+        finally:
+            self._in_flight = None
         if self._session.accept(response):
             if self._failures:
                 _LOGGER.info("Fetching from %s goes on", self.endpoint)

@@ -38,6 +38,10 @@ class EpochEndOffset(NamedTuple):
     end_offset: int
 
 
+class Interrupted(ClientError):
+    """The follower itself has given the request up."""
+
+
 class LeaderEndpoint:
     """A leader broker as a follower sees it. Its methods raise ClientError when there is no answer."""
 
@@ -59,6 +63,7 @@ class LeaderEndpoint:
             negotiate_versions=False,
         )
         self._connection: Connection | None = None
+        self._is_interrupted = False
 
     def __str__(self) -> str:
         return f"leader {self.leader_id} at {self.address[0]}:{self.address[1]}"
@@ -120,6 +125,12 @@ class LeaderEndpoint:
             for answer in topic.partitions
         }
 
+    def interrupt(self) -> None:
+        """Gives up the request under way, if any, which raises Interrupted; the leader ends it with the connection."""
+        if self._connection is not None:
+            self._is_interrupted = True
+            self._connection.close()
+
     async def close(self) -> None:
         """Returns when the connection is gone."""
         connection, self._connection = self._connection, None
@@ -129,10 +140,13 @@ class LeaderEndpoint:
 
     async def _send(self, api_key: ApiKey, version: int, body: Any) -> Any:
         if self._connection is None:
+            self._is_interrupted = False
             self._connection = await connect(*self.address, self._options)
         try:
             return await self._connection.send(api_key, lambda _: body, version=version)
-        except ClientError:
+        except ClientError as error:
             self._connection.close()
             self._connection = None
+            if self._is_interrupted:
+                raise Interrupted(*error.args) from None
             raise

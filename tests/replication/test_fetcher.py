@@ -16,6 +16,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchResponse, FetchResponsePartition
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
 from klamm.protocol.messages import ApiKey, response_class
+from klamm.replication import fetcher
 from klamm.replication.fetch_state import InitialFetchState
 from klamm.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.replication.partition import Partition
@@ -23,6 +24,12 @@ from klamm.replication.partition import Partition
 LEADER = 2
 FOLLOWER = 1
 T0, T1, U0 = ("t", 0), ("t", 1), ("u", 0)
+
+
+@pytest.fixture(autouse=True)
+def leaders_may_take_their_time(monkeypatch):
+    """Here a leader's answer comes when the test says so; no fetch is given up because it takes long."""
+    monkeypatch.setattr(fetcher, "LONG_POLL_MS", 60_000)
 
 
 class Asked:
@@ -984,6 +991,27 @@ def test_a_fetcher_that_waits_for_partitions_hears_of_them():
         assert leader.requests.empty()
         follower.follow(T1)
         assert (await leader.asked()).wanted == {T1: (1, 0, -1)}
+
+    scenario(test)
+
+
+def test_a_new_partition_does_not_wait_for_the_end_of_a_long_poll(monkeypatch):
+    monkeypatch.setattr(fetcher, "LONG_POLL_MS", 1)
+
+    async def test(follower, leader):
+        follower.follow(T0)
+        (await leader.asked()).answer_fetch([result(T0, records(0, b"a"))])
+        waiting = await leader.asked()
+        follower.follow(T1)
+        asked = await leader.asked()
+        assert (asked.session, asked.wanted) == ((7, 0), {T0: (1, 1, 1), T1: (1, 0, -1)})
+        await waiting.connection.closed.wait()
+        # With many partitions it does.
+        monkeypatch.setattr(fetcher, "INTERRUPTIBLE_PARTITIONS", 2)
+        follower.follow(U0)
+        await asyncio.sleep(0.02)
+        asked.answer_fetch([result(T0), result(T1)])
+        assert (await leader.asked()).session == (7, 1)
 
     scenario(test)
 
