@@ -1,0 +1,149 @@
+"""The queue of events: order, preemption, faults, and the end."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from klamm.controller.event_manager import ControllerEventManager
+from klamm.controller.events import ControllerEvent, ControllerState
+
+
+class Log(list[str]):
+    """Can be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grown = asyncio.Event()
+
+    def append(self, entry: str) -> None:
+        super().append(entry)
+        self.grown.set()
+
+    async def wait_for(self, entry: str) -> None:
+        async with asyncio.timeout(10):
+            while entry not in self:
+                self.grown.clear()
+                await self.grown.wait()
+
+
+class Event(ControllerEvent):
+    """Writes down what becomes of it. Its processing waits for `gate`, if it has one, and then raises `error`."""
+
+    state = ControllerState.TOPIC_CHANGE
+
+    def __init__(self, name: str, log: Log, gate: asyncio.Event | None = None, error: Exception | None = None) -> None:
+        self.name = name
+        self.log = log
+        self.gate = gate
+        self.error = error
+
+    def preempt(self) -> None:
+        self.log.append(f"preempt {self.name}")
+
+    async def process(self) -> None:
+        self.log.append(f"begin {self.name}")
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        self.log.append(f"end {self.name}")
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.log = Log()
+        self.failures: list[BaseException] = []
+        self.manager = ControllerEventManager(self._process, self.failures.append)
+
+    async def _process(self, event: ControllerEvent) -> None:
+        assert isinstance(event, Event)
+        assert self.manager.state is ControllerState.TOPIC_CHANGE
+        await event.process()
+
+    def put(self, name: str, gate: asyncio.Event | None = None, error: Exception | None = None) -> None:
+        self.manager.put(Event(name, self.log, gate, error))
+
+
+def play(scenario: Callable[[Scene], Awaitable[None]]) -> None:
+    async def main() -> None:
+        scene = Scene()
+        try:
+            await scenario(scene)
+        finally:
+            await scene.manager.close()
+
+    asyncio.run(main())
+
+
+def test_one_after_another_in_order() -> None:
+    async def scenario(scene: Scene) -> None:
+        gate = asyncio.Event()
+        scene.put("early")
+        assert scene.manager.state is ControllerState.IDLE
+        scene.manager.start()
+        scene.put("a", gate)
+        scene.put("b")
+        await scene.log.wait_for("begin a")
+        assert (scene.manager.state, scene.manager.queue_size) == (ControllerState.TOPIC_CHANGE, 1)
+        gate.set()
+        await scene.log.wait_for("end b")
+        assert scene.log == [f"{what} {name}" for name in ("early", "a", "b") for what in ("begin", "end")]
+        assert (scene.manager.state, scene.manager.queue_size) == (ControllerState.IDLE, 0)
+        scene.put("later")
+        await scene.log.wait_for("end later")
+
+    play(scenario)
+
+
+def test_clearing_preempts_what_waits_but_not_what_runs() -> None:
+    async def scenario(scene: Scene) -> None:
+        gate = asyncio.Event()
+        scene.manager.start()
+        scene.put("a", gate)
+        await scene.log.wait_for("begin a")
+        scene.put("b")
+        scene.put("c")
+        scene.manager.clear_and_put(Event("last", scene.log))
+        assert scene.log == ["begin a", "preempt b", "preempt c"]
+        gate.set()
+        await scene.log.wait_for("end last")
+        assert scene.log[3:] == ["end a", "begin last", "end last"]
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_closing_preempts_everything(started: bool) -> None:
+    async def scenario(scene: Scene) -> None:
+        if started:
+            scene.manager.start()
+        scene.put("a", asyncio.Event())
+        scene.put("b")
+        if started:
+            await scene.log.wait_for("begin a")
+        await scene.manager.close()
+        await scene.manager.close()
+        assert scene.log == (["begin a"] if started else []) + ["preempt a", "preempt b"]
+        assert scene.manager.state is ControllerState.CONTROLLER_SHUTDOWN
+        scene.put("late")
+        assert scene.log[-1] == "preempt late"
+        assert scene.failures == []
+
+    play(scenario)
+
+
+def test_a_fault_ends_the_processing() -> None:
+    async def scenario(scene: Scene) -> None:
+        error = ValueError("broken")
+        scene.manager.start()
+        scene.put("a", error=error)
+        scene.put("b")
+        await scene.log.wait_for("preempt a")
+        await asyncio.sleep(0)
+        assert scene.failures == [error]
+        assert scene.log == ["begin a", "preempt a"]
+        await scene.manager.close()
+        assert scene.log[-1] == "preempt b"
+
+    play(scenario)
