@@ -3,12 +3,13 @@
 Source: kafka.server.DelayedProduce, kafka.server.DelayedFetch.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.fetch import FetchPartition
-from klamm.replication.partition import Partition
+from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
+from klamm.replication.partition import READ_COMMITTED, Partition
 from klamm.replication.purgatory import DelayedOperation
 from klamm.znodes.topics import TopicPartition
 
@@ -19,9 +20,6 @@ Wanted = tuple[str, FetchPartition]
 FindPartition = Callable[[str, int], Partition]
 
 CONSUMER = -1
-
-# What `DelayedFetch` finds in a partition that must be answered at once, whatever the others have.
-_MUST_ANSWER = -1
 
 
 @dataclass(slots=True)
@@ -74,8 +72,24 @@ class DelayedProduce(DelayedOperation):
                 result.required_offset = -1
 
 
+class Readable(NamedTuple):
+    """Something to read: from a partition that leads in this epoch, before this offset, about so many bytes."""
+
+    partition: Partition
+    leader_epoch: int
+    upper_bound: int
+    size_bytes: int
+
+
 class DelayedFetch(DelayedOperation):
-    """Ready when `min_bytes` can be read, or any partition would answer an error or a diverging epoch."""
+    """Ready when `min_bytes` can be read, or any partition has an error or a diverging epoch to tell.
+
+    Every partition is looked at once, when this is made, and again when it changes: a fetch of many partitions that has
+    to wait for one of them costs what that one costs. `results` has an answer for each of `wanted`, without records;
+    `readable` says, by its index, where there are some.
+
+    With `follower_now_ms` the first look tells each partition how far the follower is, if its log agrees.
+    """
 
     def __init__(
         self,
@@ -84,69 +98,77 @@ class DelayedFetch(DelayedOperation):
         replica_id: int,
         isolation_level: int,
         min_bytes: int,
+        follower_now_ms: float,
     ) -> None:
         self._partition = partition
         self._wanted = wanted
         self._replica_id = replica_id
         self._isolation_level = isolation_level
         self._min_bytes = min_bytes
-        self.keys: dict[TopicPartition, Wanted] = {}
-
-    def record_follower(self, now_ms: float) -> bool:
-        """Takes note of how far the follower is in each partition, if that agrees with this leader; else `is_ready`."""
-        readable_bytes = 0
-        must_answer = False
-        for wanted in self._wanted:
-            size_bytes = self._readable_bytes(wanted, now_ms)
-            if size_bytes < 0:
-                must_answer = True
-            readable_bytes += size_bytes
-        return must_answer or readable_bytes >= self._min_bytes
+        self._readable_bytes = 0
+        self._must_answer = False
+        self._indexes: dict[TopicPartition, int] = {}
+        self.results: list[FetchResponsePartition] = []
+        self.readable: dict[int, Readable] = {}
+        for index, want in enumerate(wanted):
+            self.results.append(self._look(index, *want, follower_now_ms))
 
     def is_ready(self) -> bool:
-        readable_bytes = 0
-        for wanted in self._wanted:
-            size_bytes = self._readable_bytes(wanted)
-            if size_bytes < 0:
-                return True
-            readable_bytes += size_bytes
-            if readable_bytes >= self._min_bytes:
-                return True
-        return readable_bytes >= self._min_bytes
+        return self._must_answer or self._readable_bytes >= self._min_bytes
 
-    def watch_keys(self) -> dict[TopicPartition, Wanted]:
+    def keys(self) -> Collection[TopicPartition]:
         """What to wait for."""
-        self.keys = {(wanted[0], wanted[1].partition): wanted for wanted in self._wanted}
-        return self.keys
+        self._indexes = {(topic, want.partition): index for index, (topic, want) in enumerate(self._wanted)}
+        return self._indexes
 
     def has_become_ready(self, key: Hashable) -> bool:
-        """Mostly one byte is enough; then no other partition needs a look than the one that has changed."""
-        size_bytes = self._readable_bytes(self.keys[key])  # type: ignore[index]  # keys are TopicPartitions
-        if size_bytes < 0 or size_bytes >= self._min_bytes:
-            return True
-        return size_bytes > 0 and self.is_ready()
+        index = self._indexes[key]  # type: ignore[index]  # a TopicPartition: one of `keys`
+        readable = self.readable.pop(index, None)
+        if readable is not None:
+            self._readable_bytes -= readable.size_bytes
+        self.results[index] = self._look(index, *self._wanted[index], None)
+        return self.is_ready()
 
-    def _readable_bytes(self, wanted: Wanted, follower_now_ms: float | None = None) -> int:
-        topic, want = wanted
+    def _look(
+        self, index: int, topic: str, want: FetchPartition, follower_now_ms: float | None
+    ) -> FetchResponsePartition:
         try:
             partition = self._partition(topic, want.partition)
             partition.require_leader(want.current_leader_epoch)
-            if partition.diverging_epoch(want.fetch_offset, want.last_fetched_epoch) is not None:
-                return _MUST_ANSWER
-            is_follower = self._replica_id > CONSUMER
-            if is_follower:
-                partition.require_replica(self._replica_id)
-        except KafkaError:
-            return _MUST_ANSWER
+            diverging_epoch = partition.diverging_epoch(want.fetch_offset, want.last_fetched_epoch)
+            if diverging_epoch is None:
+                self._look_for_records(index, want, partition, follower_now_ms)
+            else:
+                self._must_answer = True
+        except KafkaError as error:
+            self._must_answer = True
+            return FetchResponsePartition(want.partition, error.code)
+        # Taken before the read: an append meanwhile must not make the response claim more than it carries.
         log = partition.log
-        end_offset = log.log_end_offset
-        if not log.log_start_offset <= want.fetch_offset <= end_offset:
-            return _MUST_ANSWER
-        if follower_now_ms is not None:
-            partition.update_follower_fetch_state(
-                self._replica_id, want.fetch_offset, want.log_start_offset, follower_now_ms
-            )
-        upper_bound = end_offset if is_follower else partition.fetch_upper_bound(self._isolation_level)
-        if want.fetch_offset >= upper_bound:
-            return 0
-        return min(want.partition_max_bytes, log.readable_bytes(want.fetch_offset, upper_bound))
+        return FetchResponsePartition(
+            want.partition,
+            ErrorCode.NONE,
+            log.high_watermark,
+            log.last_stable_offset,
+            log.log_start_offset,
+            [] if self._isolation_level == READ_COMMITTED else None,
+            diverging_epoch=diverging_epoch,
+        )
+
+    def _look_for_records(
+        self, index: int, want: FetchPartition, partition: Partition, follower_now_ms: float | None
+    ) -> None:
+        log, offset = partition.log, want.fetch_offset
+        if not log.log_start_offset <= offset <= log.log_end_offset:
+            raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
+        if self._replica_id > CONSUMER:
+            partition.require_replica(self._replica_id)
+            if follower_now_ms is not None:
+                partition.update_follower_fetch_state(self._replica_id, offset, want.log_start_offset, follower_now_ms)
+            upper_bound = log.log_end_offset
+        else:
+            upper_bound = partition.fetch_upper_bound(self._isolation_level)
+        if offset < upper_bound:
+            size_bytes = min(want.partition_max_bytes, log.readable_bytes(offset, upper_bound))
+            self.readable[index] = Readable(partition, partition.leader_epoch, upper_bound, size_bytes)
+            self._readable_bytes += size_bytes

@@ -27,10 +27,11 @@ from klamm.replication.delayed_operations import (
     DelayedFetch,
     DelayedProduce,
     ProduceResult,
+    Readable,
     Wanted,
 )
 from klamm.replication.hosted_partitions import HostedPartitions, log_config
-from klamm.replication.partition import READ_COMMITTED, Partition
+from klamm.replication.partition import Partition
 from klamm.replication.ports import FollowerFetchers, IsKnownPartition, IsrChanges, LiveBroker, TopicConfigSource
 from klamm.replication.purgatory import Purgatory
 from klamm.replication.state_changes import StateChanges
@@ -191,55 +192,23 @@ class ReplicaManager:
         one batch, so that a batch larger than the limits can still be consumed (KIP-74). No more than `max_bytes` are
         waited for.
         """
-        delayed = DelayedFetch(self.partition, wanted, replica_id, isolation_level, min(min_bytes, max_bytes))
-        if replica_id > CONSUMER:
-            is_ready = delayed.record_follower(self._clock_ms())
-            purgatory = self.follower_fetch_purgatory
-        else:
-            is_ready = delayed.is_ready()
-            purgatory = self.fetch_purgatory
-        if not is_ready and wanted and max_wait_ms > 0:
-            await purgatory.watch(delayed, delayed.watch_keys(), max_wait_ms)
-        results = []
+        delayed = DelayedFetch(
+            self.partition, wanted, replica_id, isolation_level, min(min_bytes, max_bytes), self._clock_ms()
+        )
+        if wanted and max_wait_ms > 0 and not delayed.is_ready():
+            purgatory = self.follower_fetch_purgatory if replica_id > CONSUMER else self.fetch_purgatory
+            await purgatory.watch(delayed, delayed.keys(), max_wait_ms)
+        results = delayed.results
         read_bytes = 0
-        for index, (topic, want) in enumerate(wanted, 1):
-            result, partition, upper_bound = self._begin_read(topic, want, replica_id, isolation_level)
-            if partition is not None:
-                limit_bytes = min(want.partition_max_bytes, max(0, max_bytes - read_bytes))
-                result = await _read(partition, want, result, limit_bytes, upper_bound, first=read_bytes == 0)
-                read_bytes += len(result.records or b"")
-            results.append(result)
-            if index % PARTITIONS_PER_SLICE == 0:
+        for count, index in enumerate(sorted(delayed.readable), 1):
+            want = wanted[index][1]
+            limit_bytes = min(want.partition_max_bytes, max(0, max_bytes - read_bytes))
+            readable = delayed.readable[index]
+            results[index] = await _read(readable, want, results[index], limit_bytes, first=read_bytes == 0)
+            read_bytes += len(results[index].records or b"")
+            if count % PARTITIONS_PER_SLICE == 0:
                 await asyncio.sleep(0)  # other requests of this process have their turn
         return results
-
-    def _begin_read(
-        self, topic: str, want: FetchPartition, replica_id: int, isolation_level: int
-    ) -> tuple[FetchResponsePartition, Partition | None, int]:
-        """(the answer without records, the partition if there is something to read, the first offset not to read)."""
-        try:
-            partition = self.partition(topic, want.partition)
-            partition.require_leader(want.current_leader_epoch)
-            diverging_epoch = partition.diverging_epoch(want.fetch_offset, want.last_fetched_epoch)
-            if replica_id > CONSUMER:
-                partition.require_replica(replica_id)
-        except KafkaError as error:
-            return FetchResponsePartition(want.partition, error.code), None, 0
-        log = partition.log
-        # Taken before the read: an append meanwhile must not make the response claim more than it carries.
-        result = FetchResponsePartition(
-            want.partition,
-            ErrorCode.NONE,
-            log.high_watermark,
-            log.last_stable_offset,
-            log.log_start_offset,
-            [] if isolation_level == READ_COMMITTED else None,
-            diverging_epoch=diverging_epoch,
-        )
-        upper_bound = log.log_end_offset if replica_id > CONSUMER else partition.fetch_upper_bound(isolation_level)
-        if diverging_epoch is not None or want.fetch_offset == upper_bound:
-            return result, None, upper_bound
-        return result, partition, upper_bound
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -288,20 +257,14 @@ class ReplicaManager:
 
 
 async def _read(
-    partition: Partition,
-    want: FetchPartition,
-    result: FetchResponsePartition,
-    max_bytes: int,
-    upper_bound: int,
-    *,
-    first: bool,
+    readable: Readable, want: FetchPartition, result: FetchResponsePartition, max_bytes: int, *, first: bool
 ) -> FetchResponsePartition:
     """`result` with records, or an error instead."""
-    log, leader_epoch = partition.log, partition.leader_epoch
+    log = readable.partition.log
     try:
-        fetched = await log.read(want.fetch_offset, max_bytes, max_offset=upper_bound, minimum_one_batch=first)
+        fetched = await log.read(want.fetch_offset, max_bytes, max_offset=readable.upper_bound, minimum_one_batch=first)
         # What was read while another became the leader may have been truncated and replaced below the bound.
-        partition.require_leader(leader_epoch)
+        readable.partition.require_leader(readable.leader_epoch)
     except KafkaError as error:
         return FetchResponsePartition(want.partition, error.code)
     result.records = fetched.data
