@@ -10,11 +10,14 @@ from durability.brokers import KlammBrokers
 from durability.kills import Pass, run
 
 
-@pytest.mark.parametrize("wait_for_isr", [True, False], ids=["in sync between kills", "in sync or not"])
-def test_nothing_acknowledged_is_lost(wait_for_isr: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "each",
+    [Pass(rounds=1, wait_for_isr=True), Pass(rounds=3, wait_for_isr=False)],
+    ids=["in sync between kills", "in sync or not"],
+)
+def test_nothing_acknowledged_is_lost(each: Pass, tmp_path: Path) -> None:
     with KlammBrokers.running(tmp_path) as brokers:
-        report = run(brokers, [Pass(1, wait_for_isr)], down_s=1.0)
+        report = run(brokers, [each], down_s=1.0)
     print("\n".join([*map(str, report.kills), *report.lines()]))
     assert report.problems() == []
-    assert all(writer.written_per_s.minimum >= 2000 for writer in report.writers)
     assert all(writer.acknowledged > 0 for writer in report.writers)
