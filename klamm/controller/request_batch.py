@@ -261,6 +261,8 @@ class ControllerBrokerRequestBatch:
             )
 
     def _send_stop_replica_requests(self, controller_epoch: int) -> None:
+        if not self._stop_replica:
+            return
         version = inter_broker_version(ApiKey.STOP_REPLICA, self._config.inter_broker_protocol_version)
         request = request_class(ApiKey.STOP_REPLICA)
         for broker_id, topics in sorted(self._stop_replica.items()):

@@ -226,6 +226,8 @@ def test_a_topic_that_is_queued_twice_is_taken_off_the_count_once() -> None:
     context.queue_topic_deletion(["t"])
     context.queue_topic_deletion(["t"])
     assert context.preferred_replica_imbalance_count == 1
+    context.put_partition_leadership_info(("t", 0), led(1))
+    assert context.preferred_replica_imbalance_count == 1
 
 
 PARTITIONS = st.tuples(st.sampled_from("tu"), st.integers(0, 1))

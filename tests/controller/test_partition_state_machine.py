@@ -11,7 +11,7 @@ from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.states import PartitionState, StateChangeFailed
 from klamm.znodes.batches import ControllerMoved
 from klamm.znodes.configs import config_path, encode_config, topic_entity
-from klamm.znodes.topics import LeaderAndIsr, partition_state_path
+from klamm.znodes.topics import LeaderAndIsr, partition_state_path, topic_path
 from klamm.zookeeper.errors import NoNode
 
 NEW, ONLINE, OFFLINE, NON_EXISTENT = (
@@ -108,6 +108,14 @@ def test_others_go_on_beside_an_illegal_transition(tmp_path: Path) -> None:
         assert scene.context.partition_state(("t", 1)) is ONLINE
         assert scene.context.partition_state(("t", 2)) is NEW
         assert len(scene.illegal) == 1
+
+    play(tmp_path, scenario)
+
+
+def test_a_partition_that_is_named_twice_changes_once(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.partitions.handle_state_changes([PARTITION, PARTITION], NEW)
+        assert len(scene.log.changes()) == 1
 
     play(tmp_path, scenario)
 
@@ -331,6 +339,7 @@ def test_after_an_election_of_the_controller_everything_gets_a_leader(
         scene.assign(("u", 0), 1, 2)
         await scene.led(("u", 0), 1, 1)
         scene.assign(("deleted", 0), 1, 2)
+        await scene.store.client.ensure_path(topic_path("deleted"))
         scene.context.queue_topic_deletion(["deleted"])
         await scene.partitions.startup()
         states = {key: scene.context.partition_state(key) for key in scene.context.all_partitions()}

@@ -104,6 +104,17 @@ def test_the_later_change_counts_but_new_stays_new() -> None:
     assert {states[T0].leader_epoch for states in collected.update_metadata.values()} == {11}
 
 
+def test_a_change_of_the_assignment_alone_is_told() -> None:
+    context, collected = batch_of()
+    moving = ASSIGNMENT.reassign_to((1, 2))
+    collected.batch.add_leader_and_isr_request_for_brokers((1,), T0, STATE, ASSIGNMENT, is_new=False)
+    context.update_partition_full_replica_assignment(T0, moving)
+    collected.batch.add_leader_and_isr_request_for_brokers((1,), T0, STATE, moving, is_new=False)
+    collected.batch.send_requests_to_brokers(EPOCH)
+    assert collected.leader_and_isr[1][T0].removing_replicas == (3,)
+    assert collected.update_metadata[1][T0].replicas == (1, 2, 3)
+
+
 def test_the_same_leadership_is_new_for_one_and_not_for_another() -> None:
     _, collected = batch_of()
     for broker_id, is_new in ((1, False), (2, True), (2, False), (3, False), (1, True)):
