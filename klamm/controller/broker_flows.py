@@ -16,6 +16,7 @@ from klamm.controller.context import PartitionAndReplica
 from klamm.controller.events import LeaderAndIsrResponseReceived
 from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
+from klamm.controller.slices import slices
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes.topics import TopicPartition
@@ -105,7 +106,7 @@ async def on_replicas_become_offline(parts: ControllerParts, replicas: Collectio
     await parts.replicas.handle_state_changes(others, ReplicaState.OFFLINE)
     if deleting:
         await deletions.fail_replica_deletion(deleting)
-    if not leaderless:
+    if all(context.partition_state(partition) is PartitionState.OFFLINE for partition in leaderless):
         # Nobody was told of a new leader, and with it of the dead brokers.
         await parts.send_update_metadata(context.live_or_shutting_down_broker_ids, ())
 
@@ -186,19 +187,18 @@ async def controlled_shutdown(parts: ControllerParts, broker_id: int, broker_epo
     context.add_shutting_down_broker(broker_id)
     led: list[TopicPartition] = []
     followed: list[TopicPartition] = []
-    for partition in context.partitions_on_broker(broker_id):
-        state = context.partition_leadership_info(partition)
-        if (
-            state is None
-            or len(context.partition_replica_assignment(partition)) < 2
-            or parts.deletions.is_topic_queued_up_for_deletion(partition[0])
-        ):
-            continue
-        (led if state.leader == broker_id else followed).append(partition)
+    async for piece in slices(context.partitions_on_broker(broker_id)):
+        for partition in piece:
+            state = context.partition_leadership_info(partition)
+            has_others = len(context.partition_replica_assignment(partition)) > 1
+            if state is None or not has_others or parts.deletions.is_topic_queued_up_for_deletion(partition[0]):
+                continue
+            (led if state.leader == broker_id else followed).append(partition)
     await parts.partitions.handle_state_changes(led, PartitionState.ONLINE, ElectionStrategy.CONTROLLED_SHUTDOWN)
     parts.batch.new_batch()
-    for partition in followed:
-        parts.batch.add_stop_replica_request_for_brokers((broker_id,), partition, delete_partition=False)
+    async for piece in slices(followed):
+        for partition in piece:
+            parts.batch.add_stop_replica_request_for_brokers((broker_id,), partition, delete_partition=False)
     parts.batch.send_requests_to_brokers(context.epoch)
     await parts.replicas.handle_state_changes([(p, broker_id) for p in followed], ReplicaState.OFFLINE)
     return context.partition_leaders_on_broker(broker_id)

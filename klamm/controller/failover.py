@@ -20,6 +20,7 @@ What must stay true:
 - After a resignation nothing is sent any more, and nothing is known.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 
@@ -69,6 +70,7 @@ async def _initialize_context(parts: ControllerParts) -> None:
     context.set_live_brokers(await store.watched_brokers(parts.on_brokers, parts.on_broker))
     partitions = await load_topics(parts, legal_topics(await store.topic_names(parts.on_topics)))
     for states in await for_slices(partitions, store.partition_states):
+        await asyncio.sleep(0)  # What was read in slices is taken up in slices.
         for partition, state in states.items():
             if isinstance(state, ZnodeError):
                 # It stays without a leader: to take the state for absent would begin its epochs anew.

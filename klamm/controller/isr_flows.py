@@ -41,11 +41,11 @@ async def alter_isr(parts: ControllerParts, request: Any) -> Any:
             if isinstance(decision, LeaderAndIsr) and decision is not context.partition_leadership_info(partition):
                 changes[partition] = decision
             results[partition] = decision
-    results.update(await _write(parts, changes))
-    await parts.send_update_metadata(
-        context.live_or_shutting_down_broker_ids,
-        [partition for partition in results if context.partition_leadership_info(partition) is not None],
-    )
+    written = await _write(parts, changes)
+    results.update(written)
+    changed = [partition for partition, result in written.items() if isinstance(result, LeaderAndIsr)]
+    if changed:
+        await parts.send_update_metadata(context.live_or_shutting_down_broker_ids, changed)
     # The place of: reassignments that a new member of the ISR completes.
     return _response(results)
 

@@ -14,7 +14,7 @@ from klamm.config.versions import ApiVersion
 from klamm.controller.context import ReplicaAssignment
 from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
-from klamm.controller.slices import for_slices
+from klamm.controller.slices import for_slices, slices
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, TopicPartition, is_legal_topic_name
 
@@ -60,12 +60,12 @@ async def load_topics(parts: ControllerParts, names: Sequence[str]) -> list[Topi
     assignments = {topic: assignment for piece in await for_slices(names, load) for topic, assignment in piece.items()}
     # One whose znode cannot be read counts as known: it has no partitions until somebody mends the znode.
     context.all_topics.update(names)
-    partitions = []
     for topic, assignment in assignments.items():
         _add_topic_id(parts, topic, assignment)
-        for number in assignment.partitions:
-            _add_partition(parts, (topic, number), assignment)
-            partitions.append((topic, number))
+    partitions = [(topic, number) for topic, assignment in assignments.items() for number in assignment.partitions]
+    async for part in slices(partitions):
+        for partition in part:
+            _add_partition(parts, partition, assignments[partition[0]])
     return partitions
 
 

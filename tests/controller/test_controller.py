@@ -627,6 +627,20 @@ def test_a_broker_dies_and_comes_back(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def test_everybody_hears_of_a_death_that_changes_no_leader(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.start(1, 2, 3)
+        await scene.create("alone", [2])
+        await scene.kill(2)
+        scene.take()
+        # One partition has no leader, and does not get one: that does not hide the death of a broker.
+        await scene.kill(3)
+        [request] = of(scene.take(), ApiKey.UPDATE_METADATA)
+        assert [broker.id for broker in request.live_brokers] == [1]
+
+    play(tmp_path, scenario)
+
+
 def test_a_bounce_is_a_death_first(tmp_path: Path) -> None:
     """The broker registers anew faster than the controller looks."""
 
@@ -762,9 +776,10 @@ def test_alter_isr(tmp_path: Path) -> None:
         assert (item.isr, item.current_isr_version) == ([2, 3], 1)
         assert await scene.state("t") == (2, 0, (2, 3))
         assert summary(scene.take()) == [(n, "UpdateMetadata", [("t", 0, 2, 0)]) for n in (1, 2, 3)]
-        # Again: nothing is written, the answer is the same.
+        # Again: nothing is written, the answer is the same, and there is nothing to tell.
         error, [item] = await scene.alter_isr("t", [2, 3])
         assert (item.error_code, item.isr, item.current_isr_version) == (0, [2, 3], 1)
+        assert scene.take() == []
         error, [item] = await scene.alter_isr("t", [2, 3, 1])
         assert (item.error_code, item.isr, item.current_isr_version) == (0, [2, 3, 1], 2)
 
