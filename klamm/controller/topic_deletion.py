@@ -20,6 +20,7 @@ What must stay true:
 - With delete.topic.enable=false no topic is ever queued.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 
@@ -32,6 +33,8 @@ from klamm.znodes.controller_store import ControllerStore
 from klamm.znodes.topics import TopicPartition
 
 _log = logging.getLogger(__name__)
+
+TOPICS_DELETED_AT_ONCE = 50
 
 SendUpdateMetadata = Callable[[Iterable[int], Collection[TopicPartition]], Awaitable[None]]
 
@@ -131,13 +134,16 @@ class TopicDeletionManager:
         context = self._context
         to_retry: list[PartitionAndReplica] = []
         eligible = []
+        deleted = []
         for topic in sorted(context.topics_to_be_deleted):
             if context.are_all_replicas_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):
-                await self._complete_delete_topic(topic)
+                deleted.append(topic)
             elif not context.is_any_replica_in_state(topic, ReplicaState.DELETION_STARTED):
                 to_retry += context.replicas_in_state(topic, ReplicaState.DELETION_INELIGIBLE)
                 if context.is_topic_eligible_for_deletion(topic):
                     eligible.append(topic)
+        for start in range(0, len(deleted), TOPICS_DELETED_AT_ONCE):
+            await self._complete_delete_topics(deleted[start : start + TOPICS_DELETED_AT_ONCE])
         if to_retry:
             # D5
             await self._replicas.handle_state_changes(to_retry, ReplicaState.OFFLINE)
@@ -171,10 +177,18 @@ class TopicDeletionManager:
         await self._replicas.handle_state_changes(alive, ReplicaState.OFFLINE)
         await self._replicas.handle_state_changes(alive, ReplicaState.DELETION_STARTED)
 
-    async def _complete_delete_topic(self, topic: str) -> None:
+    async def _complete_delete_topics(self, topics: list[str]) -> None:
         # D7
-        replicas = self._context.replicas_in_state(topic, ReplicaState.DELETION_SUCCESSFUL)
+        context, store = self._context, self._store()
+        replicas = [r for topic in topics for r in context.replicas_in_state(topic, ReplicaState.DELETION_SUCCESSFUL)]
         await self._replicas.handle_state_changes(replicas, ReplicaState.NON_EXISTENT)
-        await self._store().delete_topic_guarded(topic, self._context.epoch_zk_version)
-        self._context.remove_topic(topic)
-        _log.info("topic %s is deleted", topic)
+        results = await asyncio.gather(
+            *(store.delete_topic_guarded(topic, context.epoch_zk_version) for topic in topics), return_exceptions=True
+        )
+        # Only now that nothing goes on behind us.
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        for topic in topics:
+            context.remove_topic(topic)
+        _log.info("topics %s are deleted", topics)

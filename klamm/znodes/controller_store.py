@@ -209,16 +209,13 @@ class ControllerStore(KafkaZooKeeper):
     async def delete_topic_guarded(self, topic: str, guard: int) -> None:
         """Removes a topic, its configuration, and last the mark for deletion, so that a crash in between is made good
         by whoever finds the mark."""
-        while True:
-            levels = [[topics.topic_path(topic)]]
+        left = True
+        while left:
+            levels = [[configs.config_path(configs.topic_entity(topic)), topics.topic_path(topic)]]
             while levels[-1]:
                 levels.append(await self._children_of(levels[-1]))
-            left = False
-            for level in reversed(levels):
-                left |= await self._delete_all(level, guard)
-            if not left:
-                break
-        await self._delete_all([configs.config_path(configs.topic_entity(topic))], guard)
+            # Somebody may have put something below a znode since.
+            left = await self._delete_all([path for level in reversed(levels) for path in level], guard)
         await self.delete_topic_deletions([topic], guard)
 
     async def _children_of(self, paths: Sequence[str]) -> list[str]:
