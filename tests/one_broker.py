@@ -15,6 +15,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.environment import Environment, SystemEnvironment
 from klamm.protocol import messages
 from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponsePartition
+from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest, LeaderAndIsrTopic
 from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
 from klamm.protocol.produce import PartitionProduceResponse, ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
@@ -156,8 +157,25 @@ class OneBroker:
                 for (topic, number), state in leaderships.items()
             )
 
-        while controller.is_active and (controller.queue_size or not is_told()):
-            await asyncio.sleep(0.002)
+        await until(lambda: not controller.is_active or (controller.queue_size == 0 and is_told()))
+
+    @property
+    def controller_epoch(self) -> int:
+        """The latest that the broker has heard of."""
+        return self.broker._replica_manager.controller_epoch
+
+    @property
+    def broker_epoch(self) -> int:
+        return self.broker._registrar.broker_epoch
+
+    async def begin_leader_epoch(self, client: Client, topic: str, leader_epoch: int, **changes: Any) -> None:
+        """Has the broker lead partition 0 in this epoch, as if the controller had said so; `changes` to what it says."""
+        state = {"leader": 0, "isr": (0,), "zk_version": 0, "replicas": (0,)} | changes
+        partition = LeaderAndIsrPartitionState(0, self.controller_epoch, leader_epoch=leader_epoch, **state)
+        topics = [LeaderAndIsrTopic(topic, self.broker._metadata_cache.snapshot.topic_ids.get(topic), [partition])]
+        body = LeaderAndIsrRequest(0, self.controller_epoch, self.broker_epoch, topics)
+        response = await client.request(ApiKey.LEADER_AND_ISR, 5, body)
+        assert (response.error_code, response.topics[0].partitions) == (0, [(0, 0)])
 
     async def restart_broker(self) -> Broker:
         await self.broker.stop()
@@ -171,6 +189,14 @@ class OneBroker:
 
 
 Scenario = Callable[[OneBroker, Client], Awaitable[None]]
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    """Waits for what no event tells of; the scenario's time limit ends it."""
+    while True:
+        if is_true():
+            return
+        await asyncio.sleep(0.002)
 
 
 def run(tmp_path: Path, scenario: Scenario, *, may_fail: bool = False, **properties: Any) -> None:

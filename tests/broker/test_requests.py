@@ -15,9 +15,11 @@ from klamm.broker.security import Operation, ResourceType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.fetch import FetchPartition, FetchRequest
+from klamm.protocol.leader_and_isr import LeaderAndIsrRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.update_metadata import UpdateMetadataRequest
 
 # -- the road of the records
 
@@ -185,8 +187,7 @@ def test_leader_epochs_are_checked(tmp_path: Path) -> None:
             body = FetchRequest(topics=[("t", [FetchPartition(0, epoch, 0, -1, -1, 1000)])], max_wait_ms=0)
             response = await client.request(ApiKey.FETCH, 12, body)
             assert response.topics[0][1][0].error_code == code
-        await cluster.restart_broker()
-        client = await cluster.connect()
+        await cluster.begin_leader_epoch(client, "t", 1)
         response = await client.request(
             ApiKey.FETCH, 12, FetchRequest(topics=[("t", [FetchPartition(0, 0, 0, -1, -1, 9)])])
         )
@@ -199,8 +200,7 @@ def test_a_reader_learns_where_its_log_differs(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")
         await client.produce("t", 0, batch(b"a", b"b"))
-        await cluster.restart_broker()
-        client = await cluster.connect()
+        await cluster.begin_leader_epoch(client, "t", 1)
         await client.produce("t", 0, batch(b"c"))
 
         async def fetch(offset: int, last_epoch: int) -> Any:
@@ -434,8 +434,9 @@ def test_api_versions_lists_the_registrations(tmp_path: Path) -> None:
             assert answer.error_code == ErrorCode.NONE
             listed = {one.api_key: (one.min_version, one.max_version) for one in answer.api_keys}
             assert listed == {
-                0: (0, 9), 1: (4, 12), 2: (1, 6), 3: (0, 11), 10: (0, 3), 18: (0, 3), 19: (2, 7), 20: (1, 6),
-                22: (0, 4), 23: (2, 4), 32: (1, 4), 35: (1, 2), 37: (0, 3), 60: (0, 0),
+                0: (0, 9), 1: (4, 12), 2: (1, 6), 3: (0, 11), 4: (0, 5), 5: (0, 3), 6: (0, 7), 7: (0, 3), 10: (0, 3),
+                18: (0, 3), 19: (2, 7), 20: (1, 6), 22: (0, 4), 23: (2, 4), 32: (1, 4), 35: (1, 2), 37: (0, 3),
+                56: (0, 0), 60: (0, 0),
             }  # fmt: skip
         bad = await client.ask(ApiKey.API_VERSIONS, 3, client_software_name="-", client_software_version="1")
         assert bad.error_code == ErrorCode.INVALID_REQUEST
@@ -605,6 +606,7 @@ def test_every_version_of_delete_topics(tmp_path: Path, version: int) -> None:
         answer = await client.ask(ApiKey.DELETE_TOPICS, version, timeout_ms=10_000, **wanted)
         codes = {one.name: one.error_code for one in answer.responses}
         assert codes == {"t": ErrorCode.NONE, "absent": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        await cluster.wait_until_told()
         assert (await client.fetch("t", 0, 0)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         # A new topic of the same name is another one.
         again = await client.create_topic("t")
@@ -715,8 +717,7 @@ def test_offset_for_leader_epoch(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")
         await client.produce("t", 0, batch(b"a", b"b"))
-        await cluster.restart_broker()
-        client = await cluster.connect()
+        await cluster.begin_leader_epoch(client, "t", 1)
         await client.produce("t", 0, batch(b"c"))
         request = messages.request_class(ApiKey.OFFSET_FOR_LEADER_EPOCH)
 
@@ -758,9 +759,13 @@ def test_describe_cluster_and_log_dirs(tmp_path: Path) -> None:
 
 
 class DenyEverything:
+    """Once `is_on`: before, the controller must be able to tell the broker of the cluster."""
+
+    is_on = False
+
     def allows(self, client: Principal, operation: Operation, resource_type: ResourceType, name: str) -> bool:
         assert client.principal == "User:ANONYMOUS"
-        return False
+        return not self.is_on
 
 
 class DenyTopicT:
@@ -776,6 +781,11 @@ def every_request() -> dict[ApiKey, Any]:
         request[ApiKey.OFFSET_FOR_LEADER_EPOCH].OffsetForLeaderTopic,
     )
     return {
+        ApiKey.LEADER_AND_ISR: LeaderAndIsrRequest(0, 1),
+        ApiKey.STOP_REPLICA: {"controller_id": 0, "controller_epoch": 1, "topic_states": []},
+        ApiKey.UPDATE_METADATA: UpdateMetadataRequest(0, 1),
+        ApiKey.CONTROLLED_SHUTDOWN: {"broker_id": 0},
+        ApiKey.ALTER_ISR: {"broker_id": 0, "topics": []},
         ApiKey.PRODUCE: ProduceRequest(None, -1, 1000, [("t", [(0, batch(b"a"))])]),
         ApiKey.FETCH: FetchRequest(topics=[("t", [FetchPartition(0, -1, 0, -1, -1, 1000)])], max_wait_ms=60_000),
         ApiKey.LIST_OFFSETS: {
@@ -818,6 +828,11 @@ def error_codes(answer: Any) -> set[int]:
 
 
 DENIALS = {
+    ApiKey.LEADER_AND_ISR: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ApiKey.STOP_REPLICA: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ApiKey.UPDATE_METADATA: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ApiKey.CONTROLLED_SHUTDOWN: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ApiKey.ALTER_ISR: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ApiKey.PRODUCE: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ApiKey.FETCH: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ApiKey.LIST_OFFSETS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
@@ -837,6 +852,7 @@ DENIALS = {
 
 def test_every_api_asks_the_authorizer(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
+        authorizer.is_on = True
         requests = every_request()
         assert set(requests) == set(APIS) == set(DENIALS)
         for key, body in requests.items():
@@ -851,8 +867,13 @@ def test_every_api_asks_the_authorizer(tmp_path: Path) -> None:
             if key is ApiKey.DESCRIBE_CLUSTER:
                 assert answer.authorized_operations == set()
         assert (await client.ask(ApiKey.METADATA, topics=None)).topics == []
+        # A follower reads by its right to act in the cluster.
+        wants = [("t", [FetchPartition(0, -1, 0, -1, -1, 1000)])]
+        answer = await client.request(ApiKey.FETCH, 12, FetchRequest(replica_id=1, topics=wants))
+        assert error_codes(answer) == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
 
-    run(tmp_path, scenario, authorizer=DenyEverything())
+    authorizer = DenyEverything()
+    run(tmp_path, scenario, authorizer=authorizer)
 
 
 def test_what_is_denied_does_not_disturb_what_is_allowed(tmp_path: Path) -> None:
