@@ -79,7 +79,11 @@ async def on_broker_startup(parts: ControllerParts, new: Sequence[int]) -> None:
     existing = [id_ for id_ in context.live_or_shutting_down_broker_ids if id_ not in new]
     await parts.send_update_metadata(existing, ())
     await parts.send_update_metadata(new, context.partitions_with_leaders())
-    replicas = context.replicas_on_brokers(new)
+    await _on_replicas_become_online(parts, context.replicas_on_brokers(new))
+
+
+async def _on_replicas_become_online(parts: ControllerParts, replicas: Collection[PartitionAndReplica]) -> None:
+    """What has waited for these replicas goes on."""
     await parts.replicas.handle_state_changes(_not_deleted(parts, replicas), ReplicaState.ONLINE)
     await parts.partitions.trigger_online_partition_state_change()
     # The place of: reassignments whose target has one of these brokers go on.
@@ -134,7 +138,7 @@ async def log_dir_event_notification(parts: ControllerParts) -> None:
 
 
 async def leader_and_isr_response_received(parts: ControllerParts, event: LeaderAndIsrResponseReceived) -> None:
-    """A broker says which of its replicas are on disks that do not work."""
+    """A broker says which of its replicas are on disks that do not work, and which can be used (again)."""
     context, broker_id = parts.context, event.sender.broker_id
     if not parts.is_current(event.sender):
         return
@@ -164,6 +168,14 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
     if new:
         _log.info("%d replicas on broker %d are offline", len(new), broker_id)
         await on_replicas_become_offline(parts, new)
+    back = [(partition, broker_id) for partition in online if partition in before]
+    if back:
+        # Kafka waits for the broker's next start; a disk that works again would leave partitions without a leader.
+        _log.info("%d replicas on broker %d are online again", len(back), broker_id)
+        await _on_replicas_become_online(parts, back)
+    if not before.isdisjoint(online):
+        # Kafka 2.8.2 leaves those without a leader to the next event of some broker.
+        await parts.partitions.trigger_online_partition_state_change()
 
 
 # -- controlled shutdown ----------------------------------------------------------------------------------------------

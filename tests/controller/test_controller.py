@@ -709,6 +709,24 @@ def test_a_failed_log_directory(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def test_a_log_directory_that_works_again(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.start(1, 2)
+        await scene.create("t", [2])
+        scene.offline = {(("t", 0), 2)}
+        await scene.store.report_log_dir_failure(2)
+        await scene.until(lambda: scene.controller.context.replicas_on_offline_dirs)
+        await scene.settled()
+        assert await scene.state("t") == (-1, 1, (2,))
+        scene.offline = set()
+        await scene.store.report_log_dir_failure(2)
+        await scene.until(lambda: not scene.controller.context.replicas_on_offline_dirs)
+        await scene.settled()
+        assert await scene.state("t") == (2, 2, (2,))
+
+    play(tmp_path, scenario)
+
+
 # -- controlled shutdown ----------------------------------------------------------------------------------------------
 
 
