@@ -22,6 +22,7 @@ from replicas import (
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.replication import state_changes
 from klamm.replication.fetch_state import InitialFetchState
 from klamm.replication.ports import WrittenIsr
 from klamm.replication.replica_manager import log_config
@@ -207,6 +208,31 @@ async def test_many_partitions_at_once(broker):
     assert len(broker.manager.partitions) == 300
     assert sum(partition.is_leader for partition in broker.manager.partitions.values()) == 100
     assert len(broker.fetchers.following) == 200
+
+
+def test_a_directory_may_fail_while_many_partitions_change(tmp_path, monkeypatch):
+    monkeypatch.setattr(state_changes, "SLICE_MS", 0)  # others have the loop after every partition
+
+    async def run(broker):
+        await broker.tell(*(state(number, leader=2 - number % 2) for number in range(20)))
+        telling = asyncio.ensure_future(
+            broker.tell(*(state(number, leader=1 + number % 2, epoch=1) for number in range(20)))
+        )
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not telling.done()
+        broker.log_manager.directories[0].fail(OSError(errno.EIO, "gone"), "test")
+        codes = await telling
+        await settle()
+        hosted = broker.manager.partitions
+        assert len(hosted) == 10
+        assert all(partition.log.log_directory.is_online for partition in hosted.values())
+        assert all(partition.leader_epoch == 1 for partition in hosted.values())
+        assert sorted(broker.fetchers.following) == sorted(key for key in hosted if not hosted[key].is_leader)
+        assert all(codes[number] == OK for _, number in hosted)
+        assert ErrorCode.KAFKA_STORAGE_ERROR in codes
+
+    with_broker(tmp_path, run, directories=2)
 
 
 @scenario
