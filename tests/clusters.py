@@ -20,7 +20,7 @@ class KlammCluster:
         self.process: ManagedProcess | None = None
 
     def start(self) -> None:
-        command = [KLAMM, "up", "--dir", self.directory / "data", "--port", "0"]
+        command = [KLAMM, "up", "--dir", self.directory / "data", "--port", "0", "--brokers", "1"]
         self.process = ManagedProcess("klamm up", command, self.directory / "up.log")
         self.bootstrap = self.process.wait_for(r"clients can connect to (\S+)").group(1)
 

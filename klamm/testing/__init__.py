@@ -1,0 +1,34 @@
+"""Real klamm clusters in tests: `Cluster`, and a pytest plugin with the fixture `klamm_cluster`.
+
+See docs/testing.md.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from klamm.protocol.errors import ErrorCode, KafkaError
+    from klamm.testing.async_cluster import AsyncCluster
+    from klamm.testing.cluster import Broker, Cluster
+    from klamm.testing.errors import ClusterError, NotInTime
+    from klamm.tools.helper import Helper
+
+__all__ = ["AsyncCluster", "Broker", "Cluster", "ClusterError", "ErrorCode", "Helper", "KafkaError", "NotInTime"]
+
+_MODULES = {
+    "AsyncCluster": "klamm.testing.async_cluster",
+    "Broker": "klamm.testing.cluster",
+    "Cluster": "klamm.testing.cluster",
+    "ClusterError": "klamm.testing.errors",
+    "ErrorCode": "klamm.protocol.errors",
+    "Helper": "klamm.tools.helper",
+    "KafkaError": "klamm.protocol.errors",
+    "NotInTime": "klamm.testing.errors",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when first used: pytest imports this package with the plugin in every run, also where nobody needs it.
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES[name]), name)

@@ -18,7 +18,7 @@ import contextlib
 import os
 import shutil
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -206,11 +206,16 @@ class Processes:
         """Waits until the condition, looked at whenever a server's state has changed, is true; False when it is not."""
         return self._helper.wait(condition, timeout_s)
 
-    def close(self, timeout_s: float = STOP_TIMEOUT_S) -> None:
-        """Stops all servers, the last started first. Idempotent.
+    def close(self, timeout_s: float = STOP_TIMEOUT_S, *, together: Sequence[ServerProcess] = ()) -> None:
+        """Stops all servers: some first and together, then one by one, the last started first. Idempotent.
 
         A server that does not stop within `timeout_s` is killed.
         """
+        for server in together:
+            server.end()
+        self.wait(lambda: not any(server.running for server in together), timeout_s)
+        for server in together:
+            server.kill()
         for server in reversed(list(self.servers.values())):
             if server.running:
                 try:

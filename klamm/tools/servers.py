@@ -59,12 +59,17 @@ class BrokerServer:
 
 
 class EmbeddedZooKeeper:
-    """The embedded ZooKeeper server over one directory (absolute); port 0 is any free one."""
+    """The embedded ZooKeeper server over one directory (absolute); port 0 is any free one.
 
-    def __init__(self, directory: str, host: str, port: int) -> None:
+    `min_session_timeout_ms`: the shortest session that it grants, its own default if None.
+    """
+
+    def __init__(self, directory: str, host: str, port: int, min_session_timeout_ms: int | None = None) -> None:
         self._directory = directory
         self._environment = SystemEnvironment()
-        self._server = ZooKeeperServer(self._environment, directory, host, port)
+        self._server = ZooKeeperServer(
+            self._environment, directory, host, port, min_session_timeout_ms=min_session_timeout_ms
+        )
         self._started = False
 
     async def start(self) -> dict[str, Any]:

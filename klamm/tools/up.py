@@ -17,9 +17,11 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.definition import ConfigError
 from klamm.tools.clients import AsJson
 from klamm.tools.errors import ToolError
+from klamm.tools.local_cluster import HOST, address_of, broker_properties
 from klamm.tools.processes import (
     BROKER,
     EMBEDDED_ZOOKEEPER,
+    READY_TIMEOUT_S,
     Processes,
     ServerFailed,
     ServerProcess,
@@ -27,12 +29,11 @@ from klamm.tools.processes import (
 from klamm.tools.properties import parse_pairs
 from klamm.tools.up_view import View, make_view
 
-HOST = "127.0.0.1"
 REFRESH_S = 1.0
 
 
 def up(
-    brokers: Annotated[int, typer.Option(min=1, max=1000, help="How many brokers.")] = 1,
+    brokers: Annotated[int, typer.Option(min=1, max=1000, help="How many brokers.")] = 3,
     directory: Annotated[Path, typer.Option("--dir", help="Directory of all data and logs.")] = Path("klamm-data"),
     port: Annotated[
         int, typer.Option(min=0, max=65535, help="Port of the first broker, the others follow; 0: any free ones.")
@@ -63,6 +64,7 @@ def up(
             "ready",
             bootstrap=cluster.bootstrap,
             zookeeper=cluster.zookeeper_address,
+            controller=cluster.controller_id,
             seconds=round(time.monotonic() - started_at, 3),
         )
         with view.watching(cluster.bootstrap):
@@ -79,7 +81,7 @@ def up(
         try:
             view.told("stopping")
         finally:
-            stop(processes)
+            stop(cluster)
         view.told("stopped")
 
 
@@ -101,13 +103,14 @@ class Cluster:
         self.processes = processes
         self.brokers: list[ServerProcess] = []
         self.zookeeper_address = ""
+        self.controller_id: int | None = None
         self.ready = False
         self.dead: dict[str, ServerProcess] = {}
         self._count, self._port, self._zookeeper_port = brokers, port, zookeeper_port
         self._overrides = overrides
 
     def start(self, view: View) -> None:
-        """Returns when clients can connect to every broker. Raises ServerFailed."""
+        """Returns when every broker serves clients and knows all the others. Raises ServerFailed."""
         directory = self.processes.directory
         view.told("starting", brokers=self._count, directory=str(directory))
         zookeeper = self.processes.start(
@@ -120,7 +123,12 @@ class Cluster:
         view.told("zookeeper_ready", address=self.zookeeper_address, pid=zookeeper.pid)
         for broker_id in range(self._count):
             properties = broker_properties(
-                broker_id, self._count, directory, self._port, self.zookeeper_address, self._overrides
+                broker_id,
+                self._count,
+                port=self._port + broker_id if self._port else 0,
+                directory=directory / f"broker-{broker_id}",
+                zookeeper=self.zookeeper_address,
+                overrides=self._overrides,
             )
             self.brokers.append(self.processes.start(f"broker-{broker_id}", BROKER, {"properties": properties}))
         # Any of them may fail first, so they are waited for together.
@@ -128,18 +136,35 @@ class Cluster:
             lambda: (
                 all(broker.details for broker in self.brokers) or not all(broker.running for broker in self.brokers)
             ),
-            timeout_s=60,
+            READY_TIMEOUT_S,
         )
         for broker in sorted(self.brokers, key=lambda broker: broker.running):
             broker.wait_ready(timeout_s=0)
         for broker_id, broker in enumerate(self.brokers):
-            view.told("broker_ready", broker_id=broker_id, address=address_of(broker), pid=broker.pid)
+            view.told("broker_ready", broker_id=broker_id, address=text_of(broker), pid=broker.pid)
+        self.controller_id = self._wait_until_ready()
         self.ready = True
+
+    def _wait_until_ready(self) -> int:
+        import asyncio
+
+        from klamm.tools.readiness import NotReady, wait_until_ready
+
+        addresses = {broker_id: address_of(broker) for broker_id, broker in enumerate(self.brokers)}
+        try:
+            return asyncio.run(wait_until_ready(addresses, READY_TIMEOUT_S, self._check_alive))
+        except NotReady as error:
+            raise ServerFailed(str(error)) from error
+
+    def _check_alive(self) -> None:
+        for broker in self.brokers:
+            if not broker.running:
+                raise ServerFailed(broker.obituary())
 
     @property
     def bootstrap(self) -> str:
         """The addresses of all brokers."""
-        return ",".join(map(address_of, self.brokers))
+        return ",".join(map(text_of, self.brokers))
 
     def newly_dead(self) -> list[ServerProcess]:
         """The servers that have ended and are not in `dead` yet."""
@@ -148,31 +173,15 @@ class Cluster:
         ]
 
 
-def broker_properties(
-    broker_id: int, count: int, directory: Path, port: int, zookeeper: str, overrides: Mapping[str, str]
-) -> dict[str, str]:
-    """The properties of one broker; the overrides win."""
-    return {
-        "broker.id": str(broker_id),
-        "listeners": f"PLAINTEXT://{HOST}:{port + broker_id if port else 0}",
-        "log.dirs": str(directory / f"broker-{broker_id}"),
-        "zookeeper.connect": zookeeper,
-        # The internal topics cannot have more replicas than there are brokers.
-        "offsets.topic.replication.factor": str(min(3, count)),
-        "transaction.state.log.replication.factor": str(min(3, count)),
-        "transaction.state.log.min.isr": str(min(2, count)),
-        "group.initial.rebalance.delay.ms": "0",
-        **overrides,
-    }
-
-
 def check_overrides(overrides: Mapping[str, str], directory: Path, brokers: int) -> None:
     """Tells of bad overrides before anything is started. Raises ToolError."""
     own = [key for key in ("broker.id", "zookeeper.connect", "log.dirs", "log.dir") if key in overrides]
     if own:
         raise ToolError(f"{own[0]} cannot be overridden: klamm up sets it for each broker (use klamm broker instead)")
     try:
-        config = BrokerConfig.from_properties(broker_properties(0, brokers, directory, 0, HOST, overrides))
+        config = BrokerConfig.from_properties(
+            broker_properties(0, brokers, port=0, directory=directory, zookeeper=HOST, overrides=overrides)
+        )
     except ConfigError as error:
         raise ToolError(str(error)) from error
     unknown = [key for key in overrides if key in config.unknown_keys]
@@ -182,11 +191,10 @@ def check_overrides(overrides: Mapping[str, str], directory: Path, brokers: int)
         raise ToolError("; ".join(reasons))
 
 
-def address_of(broker: ServerProcess) -> str:
-    """Host and port of a broker's first listener."""
-    assert broker.details is not None
-    host, port = next(iter(broker.details["listeners"].values()))
-    return f"{host or HOST}:{port}"
+def text_of(broker: ServerProcess) -> str:
+    """The address of a ready broker, as clients take it."""
+    host, port = address_of(broker)
+    return f"{host}:{port}"
 
 
 def watch(cluster: Cluster, view: View) -> None:
@@ -207,14 +215,10 @@ def watch(cluster: Cluster, view: View) -> None:
             raise ServerFailed("the cluster cannot go on without " + ", ".join(cluster.dead))
 
 
-def stop(processes: Processes) -> None:
+def stop(cluster: Cluster) -> None:
     """Stops the brokers together, then ZooKeeper. A second Ctrl-C kills what is left."""
     try:
-        brokers = [server for server in processes.servers.values() if server.name != "zookeeper" and server.running]
-        for broker in brokers:
-            broker.end()
-        processes.wait(lambda: not any(broker.running for broker in brokers), timeout_s=30)
-        processes.close()
+        cluster.processes.close(together=cluster.brokers)
     except KeyboardInterrupt:
-        processes.close(timeout_s=0)
+        cluster.processes.kill()
         raise

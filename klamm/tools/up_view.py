@@ -163,7 +163,10 @@ def sentence(event: str, details: dict[str, Any]) -> str:
         case "broker_ready":
             return f"broker {details['broker_id']} is ready at {details['address']} (pid {details['pid']})"
         case "ready":
-            return f"clients can connect to {details['bootstrap']} (after {details['seconds']} s)"
+            return (
+                f"clients can connect to {details['bootstrap']}"
+                f" (the controller is broker {details['controller']}; after {details['seconds']} s)"
+            )
         case "died":
             return f"{details['name']} HAS DIED: {details['reason']}"
         case "status":

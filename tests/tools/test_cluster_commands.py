@@ -22,12 +22,13 @@ KLAMM = [sys.executable, "-m", "klamm.tools.main"]
 
 
 class Up:
-    """A running `klamm up --json`."""
+    """A running `klamm up --json`, with one broker unless the options say otherwise."""
 
     def __init__(self, directory: Path, *options: str) -> None:
         self.directory = directory
         log = directory.with_suffix(".out")
-        self.process = ManagedProcess("up", [*KLAMM, "up", "--json", "--dir", directory, *options], log)
+        command = [*KLAMM, "up", "--json", "--dir", directory, "--brokers", "1", *options]
+        self.process = ManagedProcess("up", command, log)
 
     def event(self, name: str) -> dict[str, Any]:
         """Waits for an event's first line."""
@@ -310,7 +311,7 @@ def test_one_of_several_brokers_dies(up: Callable[..., Up]) -> None:
 
 def test_on_a_terminal_the_status_is_live(tmp_path: Path) -> None:
     terminal, inside = pty.openpty()
-    command = [*KLAMM, "up", "--port", "0", "--dir", str(tmp_path / "data")]
+    command = [*KLAMM, "up", "--brokers", "1", "--port", "0", "--dir", str(tmp_path / "data")]
     process = subprocess.Popen(command, stdin=inside, stdout=inside, stderr=inside, env={**os.environ, "TERM": "xterm"})
     os.close(inside)
     shown = b""
@@ -357,17 +358,18 @@ def test_a_port_in_use_is_told(up: Callable[..., Up], cluster: Up) -> None:
 
 
 def test_a_directory_in_use_is_told(cluster: Up) -> None:
-    command = [*KLAMM, "up", "--port", "0", "--dir", str(cluster.directory)]
+    command = [*KLAMM, "up", "--brokers", "1", "--port", "0", "--dir", str(cluster.directory)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == f"klamm: zookeeper: {cluster.directory / 'zookeeper'} is in use by another server\n"
 
 
 def test_plain_words_when_it_is_not_a_terminal(tmp_path: Path) -> None:
-    process = ManagedProcess("up", [*KLAMM, "up", "--port", "0", "--dir", tmp_path / "data"], tmp_path / "out")
+    command = [*KLAMM, "up", "--brokers", "1", "--port", "0", "--dir", tmp_path / "data"]
+    process = ManagedProcess("up", command, tmp_path / "out")
     try:
         process.wait_for(r"^ZooKeeper is ready at 127\.0\.0\.1:\d+ \(pid \d+\)$")
-        process.wait_for(r"^clients can connect to 127\.0\.0\.1:\d+ \(after [\d.]+ s\)$")
+        process.wait_for(r"^clients can connect to 127\.0\.0\.1:\d+ \(the controller is broker 0; after [\d.]+ s\)$")
         process.wait_for(r"^1 broker up, 0 topics with 0 partitions, for 0:00:\d\d$")
         assert process.stop() == 0
         assert process.output().endswith("stopping\nstopped\n")

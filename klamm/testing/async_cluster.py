@@ -1,0 +1,135 @@
+"""The cluster's methods as coroutines: each runs in a thread, so that the test's event loop goes on meanwhile."""
+
+import asyncio
+import contextlib
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from klamm.testing.cluster import TIMEOUT_S, Broker, Cluster, Server
+from klamm.testing.conditions import Wait
+from klamm.znodes.topics import TopicPartition
+
+
+async def open_in_thread(cluster: Cluster) -> "AsyncCluster":
+    """Opens a cluster. When it is cancelled, the cluster is closed again."""
+    opening = asyncio.ensure_future(asyncio.to_thread(cluster.open))
+    try:
+        await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        with contextlib.suppress(Exception):
+            await opening
+        await asyncio.to_thread(cluster.close)
+        raise
+    return AsyncCluster(cluster)
+
+
+async def close_in_thread(cluster: Cluster, error: BaseException | None = None) -> None:
+    """Closes a cluster; a cancellation does not stop that."""
+    await asyncio.shield(asyncio.to_thread(cluster.close, error))
+
+
+class AsyncCluster:
+    """A running cluster; what `async with Cluster(...) as c` gives. See Cluster for what each method does."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    @property
+    def bootstrap(self) -> str:
+        return self.cluster.bootstrap
+
+    @property
+    def zookeeper(self) -> str:
+        return self.cluster.zookeeper
+
+    @property
+    def servers(self) -> list[Server]:
+        return self.cluster.servers
+
+    @property
+    def broker_ids(self) -> list[int]:
+        return self.cluster.broker_ids
+
+    @property
+    def brokers(self) -> list[Broker]:
+        return self.cluster.brokers
+
+    def broker(self, broker: int) -> Broker:
+        return self.cluster.broker(broker)
+
+    @property
+    def directory(self) -> Path:
+        return self.cluster.directory
+
+    def data_directory(self, server: Server) -> Path:
+        return self.cluster.data_directory(server)
+
+    def log(self, server: Server, lines: int = 50) -> str:
+        return self.cluster.log(server, lines)
+
+    def describe(self) -> str:
+        return self.cluster.describe()
+
+    async def controller_id(self) -> int | None:
+        return await asyncio.to_thread(self.cluster.controller_id)
+
+    async def topics(self) -> list[str]:
+        return await asyncio.to_thread(self.cluster.topics)
+
+    async def leader(self, topic: str, partition: int = 0) -> int | None:
+        return await asyncio.to_thread(self.cluster.leader, topic, partition)
+
+    async def isr(self, topic: str, partition: int = 0) -> list[int]:
+        return await asyncio.to_thread(self.cluster.isr, topic, partition)
+
+    async def replicas(self, topic: str, partition: int = 0) -> list[int]:
+        return await asyncio.to_thread(self.cluster.replicas, topic, partition)
+
+    async def under_replicated(self) -> list[TopicPartition]:
+        return await asyncio.to_thread(self.cluster.under_replicated)
+
+    async def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        configs: Mapping[str, object] | None = None,
+    ) -> None:
+        await asyncio.to_thread(self.cluster.create_topic, name, partitions, replication_factor, configs)
+
+    async def delete_topic(self, name: str) -> None:
+        await asyncio.to_thread(self.cluster.delete_topic, name)
+
+    async def kill(self, server: Server) -> None:
+        await asyncio.to_thread(self.cluster.kill, server)
+
+    async def stop(self, server: Server) -> None:
+        await asyncio.to_thread(self.cluster.stop, server)
+
+    async def start(self, server: Server, properties: Mapping[str, object] | None = None) -> None:
+        await asyncio.to_thread(self.cluster.start, server, properties)
+
+    async def restart(self, server: Server, properties: Mapping[str, object] | None = None) -> None:
+        await asyncio.to_thread(self.cluster.restart, server, properties)
+
+    async def pause(self, server: Server) -> None:
+        await asyncio.to_thread(self.cluster.pause, server)
+
+    async def resume(self, server: Server) -> None:
+        await asyncio.to_thread(self.cluster.resume, server)
+
+    async def add_broker(self, properties: Mapping[str, object] | None = None) -> int:
+        return await asyncio.to_thread(self.cluster.add_broker, properties)
+
+    async def until(self, condition: Callable[[], Awaitable[Any] | Any], timeout: float = TIMEOUT_S) -> Any:  # noqa: ASYNC109
+        """As Cluster.until; the condition may be a coroutine function, as it must be to ask this object."""
+        wait = Wait(condition, timeout, self.describe)
+        while True:
+            with wait.look() as look:
+                value = condition()
+                look.value = await value if inspect.isawaitable(value) else value
+            if look.value:
+                return look.value
+            await asyncio.sleep(wait.pause_s())

@@ -1,0 +1,532 @@
+"""A real klamm cluster for a test: every broker and its ZooKeeper a process, ready in about a second, gone at the end.
+
+    with Cluster(brokers=3) as c:
+        c.create_topic("orders", partitions=3)
+        c.kill(c.leader("orders", 0))
+        c.until(lambda: c.leader("orders", 0) is not None)
+
+What must stay true:
+- Ready means ready: when a method that starts something returns, every running broker knows it.
+- Nothing is left behind, however the test ends; kill -9 of the test's process included.
+- Addresses do not change while the cluster lives, and no other program gets its ports meanwhile.
+"""
+
+import contextlib
+import tempfile
+import time
+import weakref
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
+
+from klamm.testing.conditions import Wait, note
+from klamm.testing.errors import ClusterError
+from klamm.testing.observer import LoopThread, Observer, create_topic, delete_topic, load_messages
+from klamm.testing.ports import ReservedPort
+from klamm.tools.helper import Helper
+from klamm.tools.local_cluster import HOST, broker_properties
+from klamm.tools.processes import BROKER, EMBEDDED_ZOOKEEPER, Processes, ServerFailed, ServerProcess
+from klamm.tools.readiness import NotReady, wait_for_no_topic, wait_for_topic, wait_until_ready
+from klamm.znodes.topics import NO_LEADER, LeaderAndIsr, TopicPartition
+
+if TYPE_CHECKING:
+    from klamm.testing.async_cluster import AsyncCluster
+
+T = TypeVar("T")
+
+ZOOKEEPER: Final = "zookeeper"
+Server = int | Literal["zookeeper"]
+"""A broker by its id, or the cluster's own ZooKeeper."""
+
+TIMEOUT_S = 30.0
+# Set by the cluster for each broker; something else would break it.
+OWN_PROPERTIES = ("broker.id", "zookeeper.connect", "log.dirs", "log.dir", "listeners", "advertised.listeners")
+
+# Of this process, for the pytest plugin.
+running_clusters: "weakref.WeakSet[Cluster]" = weakref.WeakSet()
+
+
+@dataclass(frozen=True)
+class Broker:
+    """One broker at the moment it was asked for. `running`: it has a process, which may be `paused`."""
+
+    id: int
+    host: str
+    port: int
+    running: bool
+    paused: bool
+    pid: int | None
+    data_directory: Path
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+class Cluster:
+    """A cluster with `brokers` brokers (ids from 0) for the time of a `with` block.
+
+    - `properties`: broker properties for all brokers, by Kafka's names; `broker_properties`: for single brokers, by id.
+    - `zookeeper`: the connect string of a ZooKeeper to use instead of one of its own.
+    - `zookeeper_session_timeout_ms`: how soon a killed or paused broker counts as dead. Kafka's default is 18,000.
+    - `directory`: where data and logs are kept, instead of a temporary directory that is removed. A cluster that starts
+      in the directory of an earlier one has its data.
+    - `keep_on_failure`: a temporary directory stays when the block ends with an error, which then tells where it is.
+    - `helper`: shared by clusters that follow each other, each of which then starts half a second faster.
+
+    `async with Cluster(...) as c` gives an AsyncCluster: the same methods as coroutines.
+    """
+
+    def __init__(
+        self,
+        brokers: int = 3,
+        *,
+        properties: Mapping[str, object] | None = None,
+        broker_properties: Mapping[int, Mapping[str, object]] | None = None,
+        zookeeper: str | None = None,
+        zookeeper_session_timeout_ms: int = 3_000,
+        directory: str | Path | None = None,
+        keep_on_failure: bool = False,
+        helper: Helper | None = None,
+    ) -> None:
+        if brokers < 1:
+            raise ValueError(f"brokers={brokers} is not allowed; allowed: at least 1")
+        self._initial_brokers = brokers
+        self._properties = _texts(properties or {})
+        self._broker_properties = {broker: _texts(own) for broker, own in (broker_properties or {}).items()}
+        self._external_zookeeper = zookeeper
+        self._session_timeout_ms = zookeeper_session_timeout_ms
+        self._wanted_directory = None if directory is None else Path(directory).absolute()
+        self.keeps_on_failure = keep_on_failure or directory is not None
+        self._helper = helper
+        self._ports: dict[Server, ReservedPort] = {}
+        self._processes: Processes | None = None
+        self._loop: LoopThread | None = None
+        self._observer: Observer | None = None
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Self:
+        self.open()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(error)
+
+    async def __aenter__(self) -> "AsyncCluster":
+        from klamm.testing.async_cluster import open_in_thread
+
+        return await open_in_thread(self)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        from klamm.testing.async_cluster import close_in_thread
+
+        await close_in_thread(self, error)
+
+    def open(self) -> None:
+        """Starts the cluster and returns when it is ready; what `with` does. Raises ClusterError."""
+        if self._processes is not None:
+            raise ClusterError("the cluster is open already")
+        directory = self._wanted_directory or Path(tempfile.mkdtemp(prefix="klamm-cluster-"))
+        self._processes = Processes(directory, helper=self._helper, throwaway=self._wanted_directory is None)
+        running_clusters.add(self)
+        try:
+            self._loop = LoopThread("klamm-testing")
+            self._start_all()
+        except BaseException as error:
+            self.close(error)
+            raise
+
+    def _start_all(self) -> None:
+        # Python's time for this is the helper's for its own imports.
+        load_messages()
+        if self._external_zookeeper is None:
+            self._reserve(ZOOKEEPER)
+            self._launch(ZOOKEEPER)
+            self._wait_started(ZOOKEEPER)
+        self._observer = Observer(self.zookeeper, self._session_timeout_ms)
+        for broker in range(self._initial_brokers):
+            self._reserve(broker)
+        for broker in self.broker_ids:
+            self._launch(broker)
+        for broker in self.broker_ids:
+            self._wait_started(broker)
+        self._wait_ready()
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Ends the cluster; `error` is what the test failed with. Idempotent.
+
+        Raises ClusterError when a server had died by itself and the test did not fail anyway.
+        """
+        processes, self._processes = self._processes, None
+        if processes is None:
+            return
+        running_clusters.discard(self)
+        died = [server.obituary() for server in processes.servers.values() if _has_died(server)]
+        if error is not None and processes.throwaway and self.keeps_on_failure:
+            processes.throwaway = False
+            error.add_note(f"klamm: data and logs of the cluster are in {processes.directory}")
+        if self._loop is not None and self._observer is not None:
+            self._loop.run(self._observer.close())
+        if self._wanted_directory is None and self._external_zookeeper is None:
+            processes.kill()
+        else:
+            # What stays behind, files or znodes, is left in order.
+            brokers = [server for name, server in processes.servers.items() if name != ZOOKEEPER]
+            processes.close(together=brokers)
+        if self._loop is not None:
+            self._loop.close()
+        for port in self._ports.values():
+            port.release()
+        self._ports.clear()
+        if died and error is None:
+            raise ClusterError("died by itself: " + "; ".join(died))
+
+    # -- what there is ----------------------------------------------------------------------------------------------
+
+    @property
+    def bootstrap(self) -> str:
+        """The addresses of all brokers, for clients' `bootstrap.servers`; those that do not run included."""
+        return ",".join(broker.address for broker in self.brokers)
+
+    @property
+    def zookeeper(self) -> str:
+        """ZooKeeper's connect string."""
+        if self._external_zookeeper is not None:
+            return self._external_zookeeper
+        return f"{HOST}:{self._port(ZOOKEEPER)}"
+
+    @property
+    def servers(self) -> list[Server]:
+        """All brokers, and ZooKeeper if it is the cluster's own: what can be killed, stopped, paused."""
+        return list(self._ports)
+
+    @property
+    def broker_ids(self) -> list[int]:
+        """The ids of all brokers, running or not."""
+        self._require_open()
+        return [server for server in self._ports if server != ZOOKEEPER]
+
+    @property
+    def brokers(self) -> list[Broker]:
+        """All brokers, running or not."""
+        return [self.broker(broker) for broker in self.broker_ids]
+
+    def broker(self, broker: int) -> Broker:
+        """One broker as it is now."""
+        server = self._server(broker)
+        return Broker(
+            broker,
+            HOST,
+            self._port(broker),
+            server.running,
+            server.running and server.paused,
+            server.pid if server.running else None,
+            self.data_directory(broker),
+        )
+
+    @property
+    def directory(self) -> Path:
+        """Where the data directories and logs of all servers are."""
+        return self._open.directory
+
+    def data_directory(self, server: Server) -> Path:
+        """A server's data; Kafka's own format (and Kafka's name for the directory of a partition: topic-0)."""
+        return self.directory / _name(server)
+
+    def log(self, server: Server, lines: int = 50) -> str:
+        """The last lines that a server has logged since it was started."""
+        return self._server(server).log_tail(lines)
+
+    def describe(self) -> str:
+        """Which servers run, in one line each: for messages."""
+        return "\n".join(_described(server) for server in self._open.servers.values())
+
+    # -- its state ------------------------------------------------------------------------------------------------
+
+    def controller_id(self) -> int | None:
+        """The broker that is the controller, None when there is none."""
+        answer = self._run(self._observing.controller_id())
+        note("controller_id", answer=answer)
+        return answer
+
+    def topics(self) -> list[str]:
+        """The names of all topics."""
+        answer = self._run(self._observing.topics())
+        note("topics", answer=answer)
+        return answer
+
+    def leader(self, topic: str, partition: int = 0) -> int | None:
+        """The leader of a partition, None when it has none. Raises ClusterError when there is no such partition."""
+        state = self._state(topic, partition)
+        answer = None if state is None or state.leader == NO_LEADER else state.leader
+        note("leader", topic, partition, answer=answer)
+        return answer
+
+    def isr(self, topic: str, partition: int = 0) -> list[int]:
+        """The in-sync replicas of a partition, in the controller's order. Like `leader`."""
+        state = self._state(topic, partition)
+        answer = [] if state is None else list(state.isr)
+        note("isr", topic, partition, answer=answer)
+        return answer
+
+    def replicas(self, topic: str, partition: int = 0) -> list[int]:
+        """The brokers that a partition is assigned to, the preferred leader first. Like `leader`."""
+        found = self._run(self._observing.replicas(topic))
+        answer = _of(found, topic, partition)
+        note("replicas", topic, partition, answer=answer)
+        return answer
+
+    def under_replicated(self) -> list[TopicPartition]:
+        """The partitions of all topics of which some replica is not in sync."""
+        replicas, states = self._run(self._replicas_and_states())
+        answer = [
+            partition
+            for partition, brokers in replicas.items()
+            if (state := states.get(partition)) is None or set(state.isr) != set(brokers)
+        ]
+        note("under_replicated", answer=answer)
+        return answer
+
+    async def _replicas_and_states(
+        self,
+    ) -> tuple[dict[TopicPartition, list[int]], dict[TopicPartition, LeaderAndIsr | None]]:
+        return await self._observing.replicas(), await self._observing.states()
+
+    def _state(self, topic: str, partition: int) -> LeaderAndIsr | None:
+        return _of(self._run(self._observing.states(topic)), topic, partition)
+
+    # -- topics -----------------------------------------------------------------------------------------------------
+
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int | None = None,
+        configs: Mapping[str, object] | None = None,
+    ) -> None:
+        """Creates a topic and returns when every running broker knows a leader for each partition.
+
+        `replication_factor` None: the brokers' default.replication.factor, which is min(3, brokers) here. Raises
+        KafkaError when the controller refuses.
+        """
+        factor = -1 if replication_factor is None else replication_factor
+        self._run(create_topic(self._reachable(), name, partitions, factor, _texts(configs or {})))
+        brokers = self._reachable()
+        self._run(wait_for_topic(brokers, name, TIMEOUT_S, self._alive(brokers)))
+
+    def delete_topic(self, name: str) -> None:
+        """Deletes a topic and returns when no running broker knows it any more. Raises KafkaError."""
+        self._run(delete_topic(self._reachable(), name))
+        brokers = self._reachable()
+        self._run(wait_for_no_topic(brokers, name, TIMEOUT_S, self._alive(brokers)))
+
+    # -- faults -----------------------------------------------------------------------------------------------------
+
+    def kill(self, server: Server) -> None:
+        """kill -9; returns when the process is gone. The others notice when its ZooKeeper session expires."""
+        self._server(server).kill()
+
+    def stop(self, server: Server) -> None:
+        """A clean stop: a broker hands its leaderships over first. Returns when the process is gone."""
+        with _told():
+            self._server(server).stop(TIMEOUT_S)
+
+    def start(self, server: Server, properties: Mapping[str, object] | None = None) -> None:
+        """Starts a stopped or killed server at its old address, with its data; returns when it is ready.
+
+        `properties` are set in addition to those that a broker had.
+        """
+        if self._server(server).running:
+            raise ClusterError(f"{_name(server)} is running")
+        if server != ZOOKEEPER:
+            own = self._broker_properties.setdefault(server, {})
+            own.update(_texts(properties or {}))
+        self._launch(server)
+        self._wait_started(server)
+        self._wait_ready()
+
+    def restart(self, server: Server, properties: Mapping[str, object] | None = None) -> None:
+        """Stops a server cleanly and starts it again."""
+        self.stop(server)
+        self.start(server, properties)
+
+    def pause(self, server: Server) -> None:
+        """Stops the process in its tracks (SIGSTOP): its connections stay open and silent."""
+        self._running(server).pause()
+
+    def resume(self, server: Server) -> None:
+        """Lets a paused server go on."""
+        self._running(server).resume()
+
+    def add_broker(self, properties: Mapping[str, object] | None = None) -> int:
+        """Starts one more broker and returns its id when it is ready."""
+        broker = max(self.broker_ids) + 1
+        self._broker_properties[broker] = _texts(properties or {})
+        self._reserve(broker)
+        self._launch(broker)
+        self._wait_started(broker)
+        self._wait_ready()
+        return broker
+
+    # -- waiting ----------------------------------------------------------------------------------------------------
+
+    def until(self, condition: Callable[[], T], timeout: float = TIMEOUT_S) -> T:
+        """Waits until `condition()` is true (in Python's sense: broker id 0 is not), and returns its value.
+
+        A condition that raises AssertionError or ClusterError is not true yet. Raises NotInTime after `timeout`
+        seconds; its message says what was seen last.
+        """
+        wait = Wait(condition, timeout, self.describe)
+        while True:
+            with wait.look() as look:
+                look.value = condition()
+            if look.value:
+                value: T = look.value
+                return value
+            time.sleep(wait.pause_s())
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    @property
+    def _open(self) -> Processes:
+        if self._processes is None:
+            raise ClusterError("the cluster is not running: use it inside `with Cluster(...) as c:`")
+        return self._processes
+
+    @property
+    def _observing(self) -> Observer:
+        self._require_open()
+        assert self._observer is not None
+        return self._observer
+
+    def _require_open(self) -> None:
+        _ = self._open
+
+    def _run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        assert self._loop is not None
+        with _told():
+            return self._loop.run(coroutine)
+
+    def _server(self, server: Server) -> ServerProcess:
+        try:
+            return self._open.servers[_name(server)]
+        except KeyError:
+            allowed = ", ".join(self._open.servers)
+            raise ClusterError(f"this cluster has no {_name(server)}; it has {allowed}") from None
+
+    def _running(self, server: Server) -> ServerProcess:
+        process = self._server(server)
+        if not process.running:
+            raise ClusterError(process.obituary())
+        return process
+
+    def _reserve(self, server: Server) -> None:
+        self._ports[server] = ReservedPort(HOST)
+
+    def _port(self, server: Server) -> int:
+        self._require_open()
+        return self._ports[server].number
+
+    def _launch(self, server: Server) -> None:
+        processes = self._open
+        name = _name(server)
+        with _told():
+            if server == ZOOKEEPER:
+                target, arguments = EMBEDDED_ZOOKEEPER, self._zookeeper_arguments()
+            else:
+                target, arguments = BROKER, {"properties": self._properties_of(server)}
+            processes.start(name, target, arguments)
+
+    def _zookeeper_arguments(self) -> dict[str, Any]:
+        return {
+            "directory": str(self.data_directory(ZOOKEEPER)),
+            "host": HOST,
+            "port": self._port(ZOOKEEPER),
+            "min_session_timeout_ms": min(self._session_timeout_ms, 4_000),
+        }
+
+    def _properties_of(self, broker: int) -> dict[str, str]:
+        return broker_properties(
+            broker,
+            self._initial_brokers,
+            port=self._port(broker),
+            directory=self.data_directory(broker),
+            zookeeper=self.zookeeper,
+            overrides={
+                "zookeeper.session.timeout.ms": str(self._session_timeout_ms),
+                **self._properties,
+                **self._broker_properties.get(broker, {}),
+            },
+        )
+
+    def _wait_started(self, server: Server) -> None:
+        with _told():
+            self._server(server).wait_ready(TIMEOUT_S)
+
+    def _reachable(self) -> dict[int, tuple[str, int]]:
+        """The addresses of the brokers that can answer."""
+        return {
+            broker.id: (broker.host, broker.port) for broker in self.brokers if broker.running and not broker.paused
+        }
+
+    def _alive(self, brokers: Iterable[int]) -> Callable[[], None]:
+        """A check that raises ServerFailed when one of these has died."""
+        servers = [self._server(broker) for broker in brokers]
+
+        def check() -> None:
+            for server in servers:
+                if not server.running:
+                    raise ServerFailed(server.obituary())
+
+        return check
+
+    def _wait_ready(self) -> None:
+        """Waits until every broker that can answer knows all of them and the controller."""
+        brokers = self._reachable()
+        self._run(wait_until_ready(brokers, TIMEOUT_S, self._alive(brokers)))
+
+
+def _texts(properties: Mapping[str, object]) -> dict[str, str]:
+    """Properties as they stand in a file. Raises ValueError for those that are the cluster's own."""
+    own = [key for key in OWN_PROPERTIES if key in properties]
+    if own:
+        raise ValueError(f"{own[0]} cannot be set: the cluster sets it for each broker")
+    return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in properties.items()}
+
+
+def _of(found: Mapping[TopicPartition, T], topic: str, partition: int) -> T:
+    if not found:
+        raise ClusterError(f"there is no topic {topic}")
+    if (topic, partition) not in found:
+        raise ClusterError(f"topic {topic} has {len(found)} partitions, not {partition}")
+    return found[topic, partition]
+
+
+def _name(server: Server) -> str:
+    return ZOOKEEPER if server == ZOOKEEPER else f"broker-{server}"
+
+
+def _has_died(server: ServerProcess) -> bool:
+    return not server.running and not server.expected_end
+
+
+def _described(server: ServerProcess) -> str:
+    if server.running:
+        return f"{server.name} {'is paused' if server.paused else 'runs'}"
+    return f"{server.name} has been stopped or killed" if server.expected_end else server.obituary()
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """Errors of the tools below as ClusterErrors."""
+    try:
+        yield
+    except (ServerFailed, NotReady) as error:
+        raise ClusterError(str(error)) from error

@@ -1,0 +1,92 @@
+"""Waiting for a condition, and saying what was seen when it does not come true.
+
+While a condition is looked at, every question that it puts to a cluster is noted with its answer. So the message for a
+condition as `lambda: c.leader("orders", 0) == 2` tells who the leader was, not only that something was false.
+"""
+
+import linecache
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from klamm.testing.errors import ClusterError, NotInTime
+
+FIRST_PAUSE_S = 0.01
+LONGEST_PAUSE_S = 0.1
+
+
+@dataclass
+class Look:
+    """One look at a condition: its value or its error, and the questions that it asked."""
+
+    value: Any = None
+    error: Exception | None = None
+    noted: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        seen = repr(self.value) if self.error is None else f"{type(self.error).__name__}: {self.error}"
+        return ", ".join([seen, *(f"{question} = {answer}" for question, answer in self.noted.items())])
+
+
+_current: ContextVar[Look | None] = ContextVar("klamm_look", default=None)
+
+
+def note(question: str, *arguments: object, answer: object) -> None:
+    """Notes a question and its answer for whoever waits for a condition."""
+    look = _current.get()
+    if look is not None:
+        look.noted[f"{question}({', '.join(map(repr, arguments))})"] = repr(answer)
+
+
+class Wait:
+    """One wait for a condition. `explain` tells what else may say why it does not come true.
+
+    wait = Wait(condition, timeout_s, explain)
+    while True:
+        with wait.look() as look:
+            look.value = condition()
+        if look.value:
+            return look.value
+        time.sleep(wait.pause_s())
+    """
+
+    def __init__(self, condition: Callable[[], Any], timeout_s: float, explain: Callable[[], str]) -> None:
+        self._condition = condition
+        self._timeout_s = timeout_s
+        self._explain = explain
+        self._deadline = time.monotonic() + timeout_s
+        self._pause_s = FIRST_PAUSE_S
+        self._last = Look()
+
+    @contextmanager
+    def look(self) -> Iterator[Look]:
+        """Around one look; an assertion that fails, or a cluster that cannot answer, means: not yet."""
+        self._last = look = Look()
+        token = _current.set(look)
+        try:
+            yield look
+        except (AssertionError, ClusterError) as error:
+            look.value, look.error = None, error
+        finally:
+            _current.reset(token)
+
+    def pause_s(self) -> float:
+        """How long to wait before the next look. Raises NotInTime when the time is over."""
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            message = f"not within {self._timeout_s:g} s: {_source(self._condition)}\nlast seen: {self._last}"
+            raise NotInTime(f"{message}\n{self._explain()}") from self._last.error
+        pause_s, self._pause_s = min(self._pause_s, left_s), min(2 * self._pause_s, LONGEST_PAUSE_S)
+        return pause_s
+
+
+def _source(condition: Callable[[], Any]) -> str:
+    """The condition as it stands in the source: a function's name, a lambda's line."""
+    name = getattr(condition, "__qualname__", repr(condition))
+    code = getattr(condition, "__code__", None)
+    if code is None or not name.endswith("<lambda>"):
+        return str(name)
+    return linecache.getline(code.co_filename, code.co_firstlineno).strip() or str(name)

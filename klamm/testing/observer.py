@@ -1,0 +1,210 @@
+"""Questions to a running cluster, from whatever thread or event loop a test runs in.
+
+What must stay true: the cluster's state (controller, leaders, ISRs) is read from ZooKeeper, where it is decided, so
+that the answers to two questions never go back in time.
+"""
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from klamm.environment import SystemEnvironment
+from klamm.net.client import Address, ClientError
+from klamm.net.cluster import ClusterClient
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey, request_class
+from klamm.testing.errors import ClusterError
+from klamm.znodes.cluster import CONTROLLER_PATH, Controller
+from klamm.znodes.store import KafkaZooKeeper
+from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+from klamm.zookeeper.client import State, ZooKeeperClient, retrying
+from klamm.zookeeper.errors import NoNode, SessionExpired, ZooKeeperError
+
+T = TypeVar("T")
+
+ANSWER_TIMEOUT_S = 10.0
+
+
+class LoopThread:
+    """An event loop in a thread of its own, to which any thread can give coroutines."""
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
+        self._thread.start()
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """The coroutine's result, or its error. When the caller is interrupted, the coroutine is cancelled."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()
+
+    def close(self) -> None:
+        """Ends the thread. Idempotent."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+class Observer:
+    """One cluster, asked through its ZooKeeper and its brokers. Every method belongs to one running loop.
+
+    Raises ClusterError when ZooKeeper does not answer.
+    """
+
+    def __init__(self, zookeeper: str, session_timeout_ms: int) -> None:
+        self._connect = zookeeper
+        self._session_timeout_ms = session_timeout_ms
+        self._environment = SystemEnvironment(blocking_workers=1)
+        self._connecting = asyncio.Lock()
+        self._store: KafkaZooKeeper | None = None
+
+    async def controller_id(self) -> int | None:
+        """The broker that /controller names; None when there is none."""
+
+        async def read(store: KafkaZooKeeper) -> int | None:
+            try:
+                data, _ = await retrying(store.client.get, CONTROLLER_PATH)
+            except NoNode:
+                return None
+            return Controller.decode(data).broker_id
+
+        return await self._read(read)
+
+    async def topics(self) -> list[str]:
+        """All topics, sorted."""
+        return await self._read(lambda store: store.topic_names())
+
+    async def replicas(self, topic: str | None = None) -> dict[TopicPartition, list[int]]:
+        """The assigned brokers of each partition of a topic, or of all topics."""
+
+        async def read(store: KafkaZooKeeper) -> dict[TopicPartition, list[int]]:
+            assignments = await store.topic_assignments(await store.topic_names() if topic is None else [topic])
+            return {
+                (name, partition): list(brokers)
+                for name, assignment in assignments.items()
+                for partition, brokers in assignment.partitions.items()
+            }
+
+        return await self._read(read)
+
+    async def states(self, topic: str | None = None) -> dict[TopicPartition, LeaderAndIsr | None]:
+        """Leader and ISR of each partition of a topic, or of all topics; None where no controller has decided yet."""
+        partitions = list(await self.replicas(topic))
+        found = await self._read(lambda store: store.partition_states(partitions))
+        states: dict[TopicPartition, LeaderAndIsr | None] = {}
+        for partition in partitions:
+            state = found.get(partition)
+            if isinstance(state, Exception):
+                raise ClusterError(str(state))
+            states[partition] = state
+        return states
+
+    async def close(self) -> None:
+        """Ends the ZooKeeper session."""
+        if self._store is not None:
+            # A ZooKeeper that is gone or paused lets the session expire.
+            try:
+                async with asyncio.timeout(0.2):
+                    await self._store.client.close()
+            except TimeoutError:
+                pass
+        self._environment.close()
+
+    async def _read(self, read: Callable[[KafkaZooKeeper], Awaitable[T]]) -> T:
+        try:
+            async with asyncio.timeout(ANSWER_TIMEOUT_S):
+                while True:
+                    store = await self._connected()
+                    try:
+                        return await read(store)
+                    except SessionExpired:
+                        continue
+        except TimeoutError:
+            raise ClusterError(f"ZooKeeper at {self._connect} has not answered for {ANSWER_TIMEOUT_S:g} s") from None
+        except ZooKeeperError as error:
+            raise ClusterError(f"ZooKeeper at {self._connect}: {error}") from error
+
+    async def _connected(self) -> KafkaZooKeeper:
+        async with self._connecting:
+            if self._store is None or self._store.client.state is State.EXPIRED:
+                client = ZooKeeperClient(self._environment, self._connect, session_timeout_ms=self._session_timeout_ms)
+                await client.start()
+                self._store = KafkaZooKeeper(client)
+            return self._store
+
+
+def load_messages() -> None:
+    """Imports the message classes that asking a cluster needs (a fifth of a second, once)."""
+    for api_key in (ApiKey.API_VERSIONS, ApiKey.METADATA, ApiKey.CREATE_TOPICS):
+        request_class(api_key)
+
+
+async def create_topic(
+    brokers: Mapping[int, Address], name: str, partitions: int, replication_factor: int, configs: Mapping[str, str]
+) -> None:
+    """Creates a topic through the controller. Raises KafkaError, or ClusterError when no controller answers."""
+
+    def build(version: int) -> Any:
+        request = request_class(ApiKey.CREATE_TOPICS)
+        topic = request.CreatableTopic
+        values = [topic.CreatableTopicConfig(version=version, name=key, value=value) for key, value in configs.items()]
+        wanted = topic(
+            version=version,
+            name=name,
+            num_partitions=partitions,
+            replication_factor=replication_factor,
+            assignments=[],
+            configs=values,
+        )
+        return request(version=version, topics=[wanted], timeout_ms=int(ANSWER_TIMEOUT_S * 1000), validate_only=False)
+
+    response = await _ask_controller(
+        brokers, ApiKey.CREATE_TOPICS, build, lambda response: [topic.error_code for topic in response.topics]
+    )
+    _check(response.topics[0].error_code, response.topics[0].error_message or f"topic {name}")
+
+
+async def delete_topic(brokers: Mapping[int, Address], name: str) -> None:
+    """Deletes a topic through the controller; like `create_topic`."""
+
+    def build(version: int) -> Any:
+        request = request_class(ApiKey.DELETE_TOPICS)
+        named = (
+            {"topics": [request.DeleteTopicState(version=version, name=name, topic_id=None)]}
+            if version >= 6
+            else {"topic_names": [name]}
+        )
+        return request(version=version, timeout_ms=int(ANSWER_TIMEOUT_S * 1000), **named)
+
+    response = await _ask_controller(
+        brokers, ApiKey.DELETE_TOPICS, build, lambda response: [topic.error_code for topic in response.responses]
+    )
+    _check(response.responses[0].error_code, getattr(response.responses[0], "error_message", None) or f"topic {name}")
+
+
+async def _ask_controller(
+    brokers: Mapping[int, Address], api_key: ApiKey, build: Callable[[int], Any], errors_of: Callable[[Any], list[int]]
+) -> Any:
+    def passing(response: Any) -> list[int]:
+        # A topic that is unknown now will still be unknown.
+        return [code for code in errors_of(response) if code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
+
+    if not brokers:
+        raise ClusterError("no broker is running")
+    client = ClusterClient(list(brokers.values()))
+    try:
+        return await client.send_to_controller(api_key, build, errors_of=passing, repeatable=False)
+    except ClientError as error:
+        raise ClusterError(str(error)) from error
+    finally:
+        await client.close()
+
+
+def _check(code: int, message: str) -> None:
+    if code != ErrorCode.NONE:
+        raise KafkaError(ErrorCode(code), message)

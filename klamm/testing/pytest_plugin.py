@@ -1,0 +1,106 @@
+"""The pytest plugin: fixtures that give a test a cluster of its own, and the cluster's logs when the test fails.
+
+Registered under pytest's entry point, so it is loaded by every pytest run where klamm is installed: what it needs it
+imports when a fixture is used.
+"""
+
+import sys
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from klamm.testing.async_cluster import AsyncCluster
+    from klamm.testing.cluster import Cluster
+    from klamm.tools.helper import Helper
+
+LOG_LINES = 30
+
+_failed = pytest.StashKey[BaseException]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("klamm")
+    group.addoption(
+        "--klamm-keep",
+        action="store_true",
+        help="keep data and logs of the clusters of failed tests, and say where they are",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers",
+        "klamm(brokers=3, properties={...}, ...): what the fixture klamm_cluster gives this test;"
+        " the arguments are those of klamm.testing.Cluster. A function's marker is added to its class's and module's.",
+    )
+
+
+@pytest.fixture(scope="session")
+def klamm_helper() -> "Iterator[Helper]":
+    """What all clusters of the session are started from, so that each but the first starts in a tenth of a second."""
+    from klamm.tools.helper import Helper
+
+    with Helper() as helper:
+        yield helper
+
+
+@pytest.fixture
+def klamm_cluster_factory(request: pytest.FixtureRequest, klamm_helper: "Helper") -> "Iterator[Callable[..., Cluster]]":
+    """Makes as many clusters as a test wants, with the arguments of klamm.testing.Cluster; they end with the test."""
+    from klamm.testing.cluster import Cluster
+
+    clusters: list[Cluster] = []
+
+    def start(brokers: int = 3, **options: Any) -> Cluster:
+        options.setdefault("keep_on_failure", request.config.getoption("--klamm-keep"))
+        cluster = Cluster(brokers, helper=klamm_helper, **options)
+        cluster.open()
+        clusters.append(cluster)
+        return cluster
+
+    yield start
+    error = request.node.stash.get(_failed, None)
+    with ExitStack() as stack:
+        for cluster in clusters:
+            stack.callback(cluster.close, error)
+
+
+@pytest.fixture
+def klamm_cluster(request: pytest.FixtureRequest, klamm_cluster_factory: "Callable[..., Cluster]") -> "Cluster":
+    """A cluster for this test alone: three brokers, or what its marker `klamm` says."""
+    options: dict[str, Any] = {}
+    for marker in reversed(list(request.node.iter_markers("klamm"))):
+        if marker.args:
+            raise pytest.UsageError(f"{request.node.nodeid}: pytest.mark.klamm takes named arguments only")
+        options.update(marker.kwargs)
+    return klamm_cluster_factory(**options)
+
+
+@pytest.fixture
+def klamm_async_cluster(klamm_cluster: "Cluster") -> "AsyncCluster":
+    """The same for tests that are coroutines, whatever plugin runs them."""
+    from klamm.testing.async_cluster import AsyncCluster
+
+    return AsyncCluster(klamm_cluster)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Adds to the report of a failed test what every cluster that runs at this moment has logged."""
+    report = yield
+    if report.failed and call.excinfo is not None:
+        item.stash[_failed] = call.excinfo.value
+        module = sys.modules.get("klamm.testing.cluster")
+        for cluster in list(module.running_clusters) if module else ():
+            kept = f"\ndata and logs: {cluster.directory}" if cluster.keeps_on_failure else ""
+            report.sections.append((f"klamm cluster {cluster.bootstrap}", cluster.describe() + kept))
+            for server in cluster.servers:
+                report.sections.append(
+                    (f"log of {'broker ' if isinstance(server, int) else ''}{server}", cluster.log(server, LOG_LINES))
+                )
+    return report

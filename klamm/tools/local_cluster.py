@@ -1,0 +1,35 @@
+"""What the brokers of a cluster on this machine have in common, for `klamm up` and `klamm.testing`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from klamm.tools.processes import ServerProcess
+
+HOST = "127.0.0.1"
+
+
+def broker_properties(
+    broker_id: int, brokers: int, *, port: int, directory: Path, zookeeper: str, overrides: Mapping[str, str]
+) -> dict[str, str]:
+    """The properties of one of so many brokers; the overrides win."""
+    replication_factor = str(min(3, brokers))
+    return {
+        "broker.id": str(broker_id),
+        "listeners": f"PLAINTEXT://{HOST}:{port}",
+        "log.dirs": str(directory),
+        "zookeeper.connect": zookeeper,
+        # No topic can have more replicas than there are brokers.
+        "default.replication.factor": replication_factor,
+        "offsets.topic.replication.factor": replication_factor,
+        "transaction.state.log.replication.factor": replication_factor,
+        "transaction.state.log.min.isr": str(min(2, brokers)),
+        "group.initial.rebalance.delay.ms": "0",
+        **overrides,
+    }
+
+
+def address_of(broker: ServerProcess) -> tuple[str, int]:
+    """Host and port of a ready broker's first listener."""
+    assert broker.details is not None
+    host, port = next(iter(broker.details["listeners"].values()))
+    return str(host or HOST), int(port)

@@ -1,0 +1,130 @@
+"""Whether a cluster is ready, as its clients see it: what every broker answers to a Metadata request."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import Any
+
+from klamm.net.client import Address, ClientError, ConnectionOptions, connect
+from klamm.protocol.messages import ApiKey, request_class
+
+ASK_EVERY_S = 0.01
+ANSWER_TIMEOUT_MS = 2_000
+
+# What is still missing in a broker's answer, "" when nothing is.
+Check = Callable[[Any], str]
+# Raises an error when a broker has died, so that nobody waits for it.
+CheckAlive = Callable[[], None]
+
+
+class NotReady(Exception):
+    """The cluster is not ready in time; the message says which broker knows what."""
+
+
+async def wait_until_ready(brokers: Mapping[int, Address], timeout_s: float, check_alive: CheckAlive) -> int:
+    """Returns the controller's id once every one of these brokers knows all of them, and the same controller.
+
+    A broker learns this from the active controller alone. Raises NotReady, and what `check_alive` raises.
+    """
+    answers = await wait_for_metadata(
+        brokers, (), lambda answer: _knows_cluster(answer, brokers), timeout_s, check_alive
+    )
+    return int(answers[min(answers)].controller_id)
+
+
+async def wait_for_topic(brokers: Mapping[int, Address], topic: str, timeout_s: float, check_alive: CheckAlive) -> None:
+    """Returns once every one of these brokers knows a leader of each partition of the topic. Raises NotReady."""
+    await wait_for_metadata(brokers, (topic,), lambda answer: _knows_leaders(answer, topic), timeout_s, check_alive)
+
+
+async def wait_for_no_topic(
+    brokers: Mapping[int, Address], topic: str, timeout_s: float, check_alive: CheckAlive
+) -> None:
+    """Returns once no broker knows the topic any more. Raises NotReady."""
+    await wait_for_metadata(brokers, (topic,), lambda answer: _forgot(answer, topic), timeout_s, check_alive)
+
+
+async def wait_for_metadata(
+    brokers: Mapping[int, Address],
+    topics: Sequence[str],
+    check: Check,
+    timeout_s: float,
+    check_alive: CheckAlive,
+) -> dict[int, Any]:
+    """Asks every broker until `check` finds nothing missing in the answers of all, and returns the last of each."""
+    deadline = time.monotonic() + timeout_s
+    states = {}
+    async with AsyncExitStack() as connections:
+        asking = [_Asked(broker_id, address, topics) for broker_id, address in brokers.items()]
+        for asked in asking:
+            connections.callback(asked.close)
+        while True:
+            answers = dict(zip(brokers, await asyncio.gather(*(asked.ask() for asked in asking)), strict=True))
+            states = {
+                broker_id: answer if isinstance(answer, str) else check(answer) for broker_id, answer in answers.items()
+            }
+            controllers = {answer.controller_id for answer in answers.values() if not isinstance(answer, str)}
+            if not any(states.values()) and len(controllers) <= 1:
+                return answers
+            if time.monotonic() > deadline:
+                missing = _sentences(states) or f"the brokers know different controllers: {sorted(controllers)}"
+                raise NotReady(f"not ready after {timeout_s:g} s: {missing}")
+            check_alive()
+            await asyncio.sleep(ASK_EVERY_S)
+
+
+class _Asked:
+    """One broker, and the connection to it while there is one."""
+
+    def __init__(self, broker_id: int, address: Address, topics: Sequence[str]) -> None:
+        self._address, self._topics = address, topics
+        self._connection: Any = None
+
+    async def ask(self) -> Any:
+        """The broker's answer, or as a string why there is none."""
+        options = ConnectionOptions(connect_timeout_ms=ANSWER_TIMEOUT_MS, request_timeout_ms=ANSWER_TIMEOUT_MS)
+        try:
+            if self._connection is None or not self._connection.connected:
+                self._connection = await connect(*self._address, options)
+            return await self._connection.send(ApiKey.METADATA, self._request)
+        except ClientError as error:
+            return str(error)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+
+    def _request(self, version: int) -> Any:
+        request = request_class(ApiKey.METADATA)
+        topics = [request.MetadataRequestTopic(version=version, name=name) for name in self._topics]
+        return request(version=version, topics=topics, allow_auto_topic_creation=False)
+
+
+def _knows_cluster(answer: Any, brokers: Iterable[int]) -> str:
+    known = {broker.node_id for broker in answer.brokers}
+    if missing := sorted(set(brokers) - known):
+        return f"it does not know of {_named(missing)}"
+    return "" if answer.controller_id in known else "it knows no controller"
+
+
+def _knows_leaders(answer: Any, topic: str) -> str:
+    for described in answer.topics:
+        leaderless = [partition.partition_index for partition in described.partitions if partition.leader_id < 0]
+        if leaderless:
+            return f"it knows no leader of {topic}-{leaderless[0]}"
+        if described.partitions:
+            return ""
+    return f"it does not know topic {topic}"
+
+
+def _forgot(answer: Any, topic: str) -> str:
+    return f"it still knows topic {topic}" if any(described.partitions for described in answer.topics) else ""
+
+
+def _named(broker_ids: Sequence[int]) -> str:
+    return ("broker " if len(broker_ids) == 1 else "brokers ") + ", ".join(map(str, broker_ids))
+
+
+def _sentences(states: Mapping[int, str]) -> str:
+    return "; ".join(f"broker {broker_id}: {state}" for broker_id, state in states.items() if state)
