@@ -213,13 +213,22 @@ def wait_until_led(side: Side, topic: str) -> None:
     """Waits until every broker knows the leader: a bare socket would not ask again."""
     deadline = time.monotonic() + 30
     for address in side.bootstrap.split(","):
-        while True:
-            metadata = AdminClient({"bootstrap.servers": address, "log_level": 0}).list_topics(topic, timeout=30)
-            partitions = metadata.topics[topic].partitions
-            if partitions and partitions[0].leader in metadata.brokers and len(partitions[0].isrs) == side.brokers:
-                break
+        while not led(AdminClient({"bootstrap.servers": address, "log_level": 0}), topic, side.brokers):
             if time.monotonic() > deadline:
                 raise SystemExit(f"{side.name}: nobody leads {topic} after 30 s")
+
+
+def led(client: confluent_kafka.Producer | AdminClient, topic: str, replicas: int) -> bool:
+    """Whether the broker that is asked knows a leader of partition 0, with so many replicas in sync.
+
+    With a producer this creates the topic where the broker does so by itself.
+    """
+    try:
+        metadata = client.list_topics(topic, timeout=1)
+    except confluent_kafka.KafkaException:
+        return False
+    partition = metadata.topics[topic].partitions.get(0)
+    return partition is not None and partition.leader in metadata.brokers and len(partition.isrs) == replicas
 
 
 def first_acknowledged(side: Side) -> float:
@@ -240,11 +249,13 @@ def first_acknowledged(side: Side) -> float:
             "log_level": 0,
         }
     )
+    # Asked for again at once: by itself librdkafka looks for a topic's leader once a second.
+    while not led(producer, "start", side.brokers):
+        if time.perf_counter() - start > 120:
+            raise SystemExit(f"{side.name} has not led a topic within 120 s")
     errors: list[Any] = []
     producer.produce("start", b"first", on_delivery=lambda error, _: errors.append(error))
-    while not errors and time.perf_counter() - start < 120:
-        producer.poll(0.01)
-    if not errors or errors[0]:
+    if producer.flush(120) or errors != [None]:
         raise SystemExit(f"{side.name} did not take a record within 120 s: {errors}")
     return time.perf_counter() - start
 
