@@ -75,6 +75,11 @@ class BrokerConfig(BrokerKeys):
             for listener in self.listeners
             if listener.security_protocol != "PLAINTEXT"
         ]
+        if self.inter_broker_protocol_version < ApiVersion.V2_7_IV2:
+            reasons.append(
+                f"inter.broker.protocol.version={self.inter_broker_protocol_version} is not supported yet: leaders change"
+                f" in-sync replica sets through the controller, which needs {ApiVersion.V2_7_IV2} or later"
+            )
         for key, consequence in _PROTECTIONS.items():
             if self.values[key]:
                 reasons.append(f"{key}={self.values[key]} is not supported yet: {consequence}; remove it to start")

@@ -297,6 +297,12 @@ def test_what_a_start_must_be_refused_for() -> None:
     ]
 
 
+def test_a_protocol_between_brokers_that_is_too_old_is_refused() -> None:
+    assert config(inter_broker_protocol_version="2.7-IV2").unsupported_reasons() == []
+    (reason,) = config(inter_broker_protocol_version="2.7-IV1").unsupported_reasons()
+    assert reason.startswith("inter.broker.protocol.version=2.7-IV1 is not supported yet")
+
+
 def test_passwords_are_marked() -> None:
     sensitive = [name for name, key in BROKER_CONFIG_DEF.keys.items() if key.sensitive]
     assert "ssl.keystore.password" in sensitive
