@@ -203,6 +203,19 @@ async def test_a_replica_that_has_caught_up_is_proposed_and_counts_at_once(broke
 
 
 @scenario
+async def test_one_that_may_be_in_the_isr_counts_however_long_the_controller_is_silent(broker, partition):
+    partition.make_leader(state(isr=(1,)))
+    fetched(partition, 2, 0)
+    await asyncio.sleep(100)
+    append(partition, b"a")
+    assert partition.log.high_watermark == 0
+    partition.maybe_shrink_isr()
+    assert len(broker.proposals.submitted) == 1
+    fetched(partition, 2, 1)
+    assert partition.log.high_watermark == 1
+
+
+@scenario
 async def test_nobody_is_proposed_before_it_has_reached_the_leaders_epoch(broker, partition):
     partition.make_leader(state(isr=(1, 2)))
     append(partition, b"a")

@@ -425,14 +425,15 @@ async def test_waiting_for_more_than_one_byte_counts_all_partitions(broker):
     await broker.tell(state(0, isr=(1,)), state(1, isr=(1,)))
     size = len(batch(b"a"))
     waiting = asyncio.ensure_future(
-        fetch(broker, want(0), want(0, partition=1), max_wait_ms=60_000, min_bytes=2 * size)
+        fetch(broker, want(0), want(0, partition=1), max_wait_ms=60_000, min_bytes=3 * size)
     )
     await settle()
+    append(broker, b"a")
     append(broker, b"a")
     await settle()
     assert not waiting.done()
     append(broker, b"a", partition=1)
-    assert [values_in(result.records) for result in await waiting] == [[b"a"], [b"a"]]
+    assert [values_in(result.records) for result in await waiting] == [[b"a", b"a"], [b"a"]]
 
 
 @scenario
@@ -514,6 +515,23 @@ async def test_what_was_read_while_another_became_the_leader_is_not_given_out(br
     partition.log.read = read_and_lose_leadership
     [result] = await fetch(broker, want(0))
     assert (result.error_code, result.records) == (ErrorCode.FENCED_LEADER_EPOCH, b"")
+
+
+@scenario
+async def test_what_was_read_while_the_partition_was_deleted_is_not_given_out(broker):
+    await broker.tell(state(0, isr=(1,)))
+    append(broker, b"a")
+    partition = broker.manager.partitions[T0]
+    read = partition.log.read
+
+    async def read_and_delete(*arguments, **options):
+        fetched = await read(*arguments, **options)
+        await broker.manager.stop_replicas(3, stop_replica((0, -2, True)))
+        return fetched
+
+    partition.log.read = read_and_delete
+    [result] = await fetch(broker, want(0))
+    assert (result.error_code, result.records) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, b"")
 
 
 @scenario
