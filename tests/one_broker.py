@@ -19,6 +19,7 @@ from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndI
 from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
 from klamm.protocol.produce import PartitionProduceResponse, ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
+from klamm.zookeeper.client import State
 from klamm.zookeeper.server import ZooKeeperServer
 
 
@@ -169,13 +170,20 @@ class OneBroker:
         return self.broker._registrar.broker_epoch
 
     async def begin_leader_epoch(self, client: Client, topic: str, leader_epoch: int, **changes: Any) -> None:
-        """Has the broker lead partition 0 in this epoch, as if the controller had said so; `changes` to what it says."""
+        """Has the broker lead partition 0 in this epoch, as if the controller had said so, or with these `changes`."""
         state = {"leader": 0, "isr": (0,), "zk_version": 0, "replicas": (0,)} | changes
         partition = LeaderAndIsrPartitionState(0, self.controller_epoch, leader_epoch=leader_epoch, **state)
         topics = [LeaderAndIsrTopic(topic, self.broker._metadata_cache.snapshot.topic_ids.get(topic), [partition])]
         body = LeaderAndIsrRequest(0, self.controller_epoch, self.broker_epoch, topics)
         response = await client.request(ApiKey.LEADER_AND_ISR, 5, body)
         assert (response.error_code, response.topics[0].partitions) == (0, [(0, 0)])
+
+    async def kill_broker(self) -> None:
+        """To ZooKeeper it looks like a kill: the session, with all that is ephemeral, lives on until it expires."""
+        session = self.broker._zookeeper._client
+        assert session is not None
+        session._finish(State.CLOSED, "killed")
+        await self.broker.stop()
 
     async def restart_broker(self) -> Broker:
         await self.broker.stop()

@@ -2,9 +2,9 @@
 
 Start: ZooKeeper session and top-level znodes, cluster id, log directories and their identity, logs, listeners bound
 (so that their addresses are known), broker znode, producer ids, then the listeners accept, and last the controller.
-Stop is the reverse: the controller moves this broker's leaderships away, requests under way are answered, fetchers end, high
-watermarks and logs are checkpointed, the clean-shutdown files are written, and the ZooKeeper session, which is what
-others see of this broker, ends last.
+Stop is the reverse: the controller moves this broker's leaderships away, requests under way are answered, fetchers end,
+high watermarks and logs are checkpointed, the clean-shutdown files are written, and the ZooKeeper session, which is
+what others see of this broker, ends last.
 
 What must stay true:
 - No client is served before the broker is registered and its logs are recovered.
@@ -321,7 +321,7 @@ class Broker:
             self._fail(error)
 
     def _report_log_dir_failure(self) -> None:
-        """Has the controller ask which partitions are gone; in the next session if this one ends meanwhile."""
+        """Has the controller ask which partitions can be used; in the next session if this one ends meanwhile."""
         start_task(self._report_until_written(), self._fail)
 
     async def _report_until_written(self) -> None:

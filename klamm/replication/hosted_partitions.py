@@ -2,13 +2,15 @@
 
 What must stay true:
 - A hosted partition has a log. One whose log cannot be opened, or has failed, is offline: it answers
-  KAFKA_STORAGE_ERROR, and the others notice nothing.
+  KAFKA_STORAGE_ERROR, and the others notice nothing. Where no disk has failed, space was missing, and it is worth
+  trying again.
 - Whoever waits for a partition hears when it goes.
 
 Source: kafka.server.HostedPartition.
 """
 
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 from uuid import UUID
 
 from klamm.config.topic import TopicConfig
@@ -18,6 +20,13 @@ from klamm.storage.log import Log
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_manager import LogManager
 from klamm.znodes.topics import TopicPartition
+
+
+class WantedLog(NamedTuple):
+    """What LeaderAndIsr said of a log that could not be used: its topic's id, and whether it was to be a new one."""
+
+    topic_id: UUID | None
+    is_new: bool
 
 
 class HostedPartitions:
@@ -37,7 +46,8 @@ class HostedPartitions:
         self._make = make
         self._on_change = on_change
         self._partitions: dict[TopicPartition, Partition] = {}
-        self._offline: dict[TopicPartition, None] = {}
+        # None: the log's disk has failed.
+        self._offline: dict[TopicPartition, WantedLog | None] = {}
 
     @property
     def all(self) -> Mapping[TopicPartition, Partition]:
@@ -60,8 +70,11 @@ class HostedPartitions:
 
     def is_offline(self, key: TopicPartition) -> bool:
         """Whether the partition's log is out of reach for good. If only space was missing, it may be tried again."""
-        manager = self._log_manager
-        return key in self._offline and len(manager.live_directories) < len(manager.directories)
+        return key in self._offline and self._has_failed_directory
+
+    @property
+    def _has_failed_directory(self) -> bool:
+        return len(self._log_manager.live_directories) < len(self._log_manager.directories)
 
     def open(self, topic: str, partition: int, topic_id: UUID | None, *, is_new: bool) -> Partition:
         """The hosted partition; if need be its log is opened or created.
@@ -77,9 +90,33 @@ class HostedPartitions:
         made = self._partitions[topic, partition] = self._make(topic, partition, log, config)
         return made
 
-    def mark_offline(self, key: TopicPartition) -> None:
-        self._offline[key] = None
+    def mark_offline(self, key: TopicPartition, wanted: WantedLog | None = None) -> None:
+        """The partition's log cannot be used; `wanted` if that may change."""
+        self._offline[key] = wanted
         self._close(key)
+
+    @property
+    def waiting_for_space(self) -> list[TopicPartition]:
+        """The offline partitions for which `reopen` may succeed. A log that may be on a failed disk is none."""
+        has_failed = self._has_failed_directory
+        return [
+            key for key, wanted in self._offline.items() if wanted is not None and (wanted.is_new or not has_failed)
+        ]
+
+    def reopen(self, key: TopicPartition) -> bool:
+        """Tries again to open an offline partition's log; whether it can be used now, for a new leader epoch too.
+
+        It is then hosted without a leader, until the controller says more.
+        """
+        wanted = self._offline.get(key)
+        if wanted is None:
+            return False
+        try:
+            self.open(*key, wanted.topic_id, is_new=wanted.is_new).log.leader_epochs.rewrite()
+        except KafkaError:
+            self.mark_offline(key, wanted)
+            return False
+        return True
 
     def remove(self, key: TopicPartition) -> None:
         """Not hosted any more."""

@@ -46,12 +46,16 @@ T = TypeVar("T")
 
 # A fetch of more partitions than this lets other requests run in between.
 PARTITIONS_PER_SLICE = 500
+# How long partitions without space for their log wait before the next try: from, and up to.
+REOPEN_MIN_MS = 1_000
+REOPEN_MAX_MS = 30_000
 
 
 class ReplicaManager:
     """Hosts partitions. Made while the loop runs.
 
-    The ports are described in `ports.py`. `notify_log_dir_failure` tells the controller of a directory's failure.
+    The ports are described in `ports.py`. `notify_log_dir_failure` tells the controller that a directory has failed, or
+    that there is space again for logs: it then asks which partitions can be hosted.
     """
 
     def __init__(
@@ -79,6 +83,7 @@ class ReplicaManager:
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
         self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._reopening: asyncio.Task[None] | None = None
         self._is_running = False
         self._is_stopping = False
         self.produce_purgatory: Purgatory[TopicPartition] = Purgatory()
@@ -127,6 +132,8 @@ class ReplicaManager:
         """As `StateChanges.become_leader_or_follower`."""
         response = await self._state_changes.become_leader_or_follower(request)
         self._start_periodic_work()
+        if self._reopening is None and not self._is_stopping and self._hosted.waiting_for_space:
+            self._reopening = start_task(self._reopen_logs(), self._on_failure)
         return response
 
     async def stop_replicas(self, version: int, request: Any) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
@@ -218,6 +225,9 @@ class ReplicaManager:
         self._state_changes.stop()
         for timer in self._timers.values():
             timer.cancel()
+        if self._reopening is not None:
+            self._reopening.cancel()
+            await asyncio.gather(self._reopening, return_exceptions=True)
         await self._followers.shutdown()
         await self._log_manager.checkpoint_high_watermarks()
 
@@ -238,6 +248,16 @@ class ReplicaManager:
         if not self._is_stopping:
             start = lambda: start_task(run(), self._on_failure)  # noqa: E731  # short
             self._timers[name] = self._loop.call_later(interval_ms / 1000, start)
+
+    async def _reopen_logs(self) -> None:
+        """Until no partition waits for space any more; the controller hears of those that have got some."""
+        back_off_ms = REOPEN_MIN_MS
+        while self._hosted.waiting_for_space:
+            await asyncio.sleep(back_off_ms / 1000)
+            if await self._state_changes.reopen_logs():
+                self._notify_log_dir_failure()
+            back_off_ms = min(back_off_ms * 2, REOPEN_MAX_MS)
+        self._reopening = None
 
     async def _shrink_isrs(self) -> None:
         for index, (key, partition) in enumerate(list(self._hosted.all.items()), 1):

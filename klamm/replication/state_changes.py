@@ -24,7 +24,7 @@ from klamm.protocol.leader_and_isr import (
     LeaderAndIsrTopicErrors,
 )
 from klamm.replication.fetch_state import InitialFetchState
-from klamm.replication.hosted_partitions import HostedPartitions
+from klamm.replication.hosted_partitions import HostedPartitions, WantedLog
 from klamm.replication.ports import FollowerFetchers, LiveBroker, TopicConfigSource
 from klamm.storage.log_manager import LogManager
 from klamm.znodes.topics import TopicPartition
@@ -154,7 +154,7 @@ class StateChanges:
                 partition = self._hosted.open(*key, topic_id, is_new=state.is_new)
                 partition.make_leader(state)
             except KafkaError as error:
-                codes[key] = self._failed(key, error)
+                codes[key] = self._failed(key, error, WantedLog(topic_id, state.is_new))
             else:
                 self._on_change(key)
                 _log.debug("Leading %s from offset %d: %s", partition, partition.log.log_end_offset, state)
@@ -173,7 +173,7 @@ class StateChanges:
                 # Also without a live leader: the high watermark must be in the checkpoint.
                 partition = self._hosted.open(*key, topic_id, is_new=state.is_new)
             except KafkaError as error:
-                codes[key] = self._failed(key, error)
+                codes[key] = self._failed(key, error, WantedLog(topic_id, state.is_new))
                 continue
             if address is None:
                 _log.error("%s-%d cannot follow broker %d, which is not known to live", *key, state.leader)
@@ -193,11 +193,11 @@ class StateChanges:
         if states and not self._is_stopping:
             self._followers.add_fetchers(states)
 
-    def _failed(self, key: TopicPartition, error: KafkaError) -> ErrorCode:
+    def _failed(self, key: TopicPartition, error: KafkaError, wanted: WantedLog) -> ErrorCode:
         _log.error("LeaderAndIsr for %s-%d: %s", *key, error)
         if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
             self._followers.remove_fetchers([key])
-            self._hosted.mark_offline(key)
+            self._hosted.mark_offline(key, wanted)
         return error.code
 
     # -- StopReplica ----------------------------------------------------------------------------------------------
@@ -244,6 +244,21 @@ class StateChanges:
         return ErrorCode.NONE
 
     # -- disks ----------------------------------------------------------------------------------------------------
+
+    async def reopen_logs(self) -> bool:
+        """Tries again to open the logs for which there was no space; whether one can be used now.
+
+        If so, the controller has to ask for it: it takes the partition for offline.
+        """
+        async with self._lock:
+            reopened = 0
+            slices = _Slices()
+            for key in self._hosted.waiting_for_space:
+                reopened += self._hosted.reopen(key)
+                await slices.pause_when_over()
+            if reopened:
+                _log.info("%d partitions can be hosted now that there is space for them", reopened)
+            return reopened > 0
 
     def directory_failed(self, directory: str) -> None:
         """Takes every partition whose log is in `directory` offline; at once, whatever else is under way."""

@@ -79,6 +79,10 @@ class LeaderEpochCache:
             if kept != self._entries:
                 self._replace(kept)
 
+    def rewrite(self) -> None:
+        """Writes them down once more. Where that succeeds there is space for the next epoch, too."""
+        self._persist(self._entries)
+
     def clear(self) -> None:
         if self._entries:
             self._replace([])

@@ -39,6 +39,14 @@ async def read_all(client: Client) -> list[bytes | None]:
     return found
 
 
+# So that those of the controller are not among the clients' connections.
+OWN_LISTENER_FOR_BROKERS = {
+    "listeners": "PLAINTEXT://127.0.0.1:0,BROKERS://127.0.0.1:0",
+    "listener_security_protocol_map": "PLAINTEXT:PLAINTEXT,BROKERS:PLAINTEXT",
+    "inter_broker_listener_name": "BROKERS",
+}
+
+
 def connections(cluster: OneBroker) -> list[Any]:
     return list(cluster.broker._listeners["PLAINTEXT"]._connections)
 
@@ -136,7 +144,7 @@ def test_thousands_of_connections_come_and_go(tmp_path: Path) -> None:
         while len(purgatory):
             await client.ask(ApiKey.API_VERSIONS, 0)
 
-    run(tmp_path, scenario)
+    run(tmp_path, scenario, **OWN_LISTENER_FOR_BROKERS)
 
 
 def test_a_client_vanishes_in_a_long_poll(tmp_path: Path) -> None:
@@ -171,7 +179,7 @@ def test_a_client_vanishes_in_a_produce(tmp_path: Path) -> None:
         await until_alone(cluster, client)
         assert await read_all(client) == [b"whole"] * 5
 
-    run(tmp_path, scenario)
+    run(tmp_path, scenario, **OWN_LISTENER_FOR_BROKERS)
 
 
 # -- brokers

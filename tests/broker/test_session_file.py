@@ -36,14 +36,15 @@ def test_a_killed_brokers_successor_starts_at_once_and_a_strangers_does_not(tmp_
     async def scenario() -> None:
         # A session that would live for a minute.
         async with OneBroker(tmp_path, zookeeper_session_timeout_ms=40_000) as cluster:
-            killed = cluster.broker
             stranger = Broker(cluster.config(log_dirs=tmp_path / "other"), SystemEnvironment())
             with pytest.raises(BrokerStartError, match="broker id 0 is taken"):
                 await stranger.start()
             await stranger.stop()
-            # What a kill leaves behind: the session lives, nobody holds the lock.
-            await killed._log_manager.stop()
+            epoch = cluster.controller_epoch
+            # What a kill leaves behind: the session lives and owns the broker's znode and /controller.
+            await cluster.kill_broker()
             await cluster.start_broker()
+            assert (cluster.broker.is_controller, cluster.controller_epoch) == (True, epoch + 1)
             client = await cluster.connect()
             assert (await client.create_topic("t")).error_code == 0
 
