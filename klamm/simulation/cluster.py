@@ -242,13 +242,11 @@ class SimulatedCluster:
         for broker in self.brokers.values():
             await broker.close()
 
-    @property
-    def bootstrap(self) -> list[Address]:
-        return [(broker.node.name, BROKER_PORT) for broker in self.brokers.values()]
-
-    def client(self, retry: RetryPolicy = PATIENT) -> ClusterClient:
-        """A client; it belongs to the process of whoever calls this."""
-        return ClusterClient(self.bootstrap, CLIENT_OPTIONS, retry)
+    def client(self) -> ClusterClient:
+        """A patient client that asks the brokers in an order of its own. Its connections are those of who uses it."""
+        bootstrap: list[Address] = [(broker.node.name, BROKER_PORT) for broker in self.brokers.values()]
+        self.world.random.shuffle(bootstrap)
+        return ClusterClient(bootstrap, CLIENT_OPTIONS, PATIENT)
 
     def controller_id(self) -> int:
         """The broker that ZooKeeper names controller; -1 when there is none."""

@@ -27,6 +27,7 @@ from klamm.znodes.topics import TopicPartition
 FIRST_TIMESTAMP_MS = 1_609_459_200_000
 ATTEMPT_TIMEOUT_MS = 5_000
 BACK_OFF_S = 0.1
+FAILURES_UNTIL_NEW_CLIENT = 5
 ALL_REPLICAS = -1
 
 
@@ -41,11 +42,17 @@ class Acknowledged:
 
 
 class PartitionClient:
-    """Sends to the leader of one partition, attempt by attempt."""
+    """Sends to the leader of one partition, attempt by attempt.
 
-    def __init__(self, client: ClusterClient, key: TopicPartition) -> None:
+    After some failures in a row it begins anew with other connections: the broker that it asks who leads may be one
+    that is cut off from the others and does not know.
+    """
+
+    def __init__(self, new_client: Callable[[], ClusterClient], key: TopicPartition) -> None:
         self.topic, self.partition = self.key = key
-        self._client = client
+        self._new_client = new_client
+        self._client = new_client()
+        self._failures = 0
 
     async def attempt(self, api_key: ApiKey, request: Any) -> tuple[Any, int] | None:
         """The partition's part of the response, and the broker that answered; None: try again.
@@ -62,11 +69,16 @@ class PartitionClient:
         if result.error_code in RETRIABLE_ERRORS:
             return None
         assert result.error_code == ErrorCode.NONE, f"{self.topic}-{self.partition}, broker {leader}: {result}"
+        self._failures = 0
         return result, leader
 
     async def again(self) -> None:
         """Waits a little and asks who leads now."""
         await asyncio.sleep(BACK_OFF_S)
+        self._failures += 1
+        if self._failures % FAILURES_UNTIL_NEW_CLIENT == 0:
+            await self._client.close()
+            self._client = self._new_client()
         try:
             await self._client.refresh_metadata([self.topic])
         except (ClientError, KafkaError):
@@ -81,16 +93,27 @@ class PartitionClient:
 
 
 class Producer:
-    """Produces to one partition with acks=all until `stop` is set, or for some batches."""
+    """Produces to one partition with acks=all until `stop` is set, or for some batches.
 
-    def __init__(self, client: ClusterClient, key: TopicPartition, chance: random.Random, *, idempotent: bool) -> None:
+    `progress` is set whenever a batch has been acknowledged.
+    """
+
+    def __init__(
+        self,
+        new_client: Callable[[], ClusterClient],
+        key: TopicPartition,
+        chance: random.Random,
+        progress: asyncio.Event,
+        *,
+        idempotent: bool,
+    ) -> None:
         self.key = key
         self.idempotent = idempotent
         self.acknowledged: list[Acknowledged] = []
         self.stop = asyncio.Event()
-        self.progress = asyncio.Event()
-        self._partition_client = PartitionClient(client, key)
-        self._client = client
+        self._progress = progress
+        self._partition_client = PartitionClient(new_client, key)
+        self._new_client = new_client
         self._random = chance
         self._producer = (-1, -1)
 
@@ -126,29 +149,31 @@ class Producer:
             if answer is not None:
                 result, broker_id = answer
                 self.acknowledged.append(Acknowledged(result.base_offset, values, broker_id, attempts))
-                self.progress.set()
+                self._progress.set()
                 return
             await self._partition_client.again()
 
     async def _producer_id(self) -> tuple[int, int]:
         init = request_class(ApiKey.INIT_PRODUCER_ID)
-        response = await self._client.send_to_any(
+        client = self._new_client()
+        response = await client.send_to_any(
             ApiKey.INIT_PRODUCER_ID,
             lambda version: init(version=version, transactional_id=None, transaction_timeout_ms=60_000),
             errors_of=lambda response: [response.error_code],
         )
         assert response.error_code == ErrorCode.NONE, response
+        await client.close()
         return response.producer_id, response.producer_epoch
 
 
 class Consumer:
     """Reads one partition from its beginning; `records` holds (offset, value), offsets without gaps."""
 
-    def __init__(self, client: ClusterClient, key: TopicPartition) -> None:
+    def __init__(self, new_client: Callable[[], ClusterClient], key: TopicPartition) -> None:
         self.key = key
         self.records: list[tuple[int, bytes]] = []
         self.stop_at: int | None = None
-        self._partition_client = PartitionClient(client, key)
+        self._partition_client = PartitionClient(new_client, key)
 
     async def run(self) -> None:
         """Reads until `stop_at` records are there."""
@@ -177,9 +202,10 @@ class Workload:
         self, world: World, new_client: Callable[[], ClusterClient], is_idempotent: dict[TopicPartition, bool]
     ) -> None:
         self.node = world.node("client")
-        self.consumers = [Consumer(new_client(), key) for key in is_idempotent]
+        self._progress = asyncio.Event()
+        self.consumers = [Consumer(new_client, key) for key in is_idempotent]
         self.producers = [
-            Producer(new_client(), key, world.random, idempotent=idempotent)
+            Producer(new_client, key, world.random, self._progress, idempotent=idempotent)
             for key, idempotent in is_idempotent.items()
         ]
         self._producing: list[asyncio.Future[None]] = []
@@ -193,11 +219,9 @@ class Workload:
     async def produced(self, records: int) -> None:
         """Waits until at least so many more records are acknowledged."""
         wanted = self.acknowledged_records() + records
-        for producer in itertools.cycle(self.producers):
-            if self.acknowledged_records() >= wanted:
-                return
-            producer.progress.clear()
-            await producer.progress.wait()
+        while self.acknowledged_records() < wanted:
+            self._progress.clear()
+            await self._progress.wait()
 
     async def stop_producing(self) -> None:
         """Returns when every producer's last batch is acknowledged."""
@@ -258,6 +282,8 @@ async def create_topic(
 async def delete_topic(client: ClusterClient, name: str) -> None:
     """Deletes a topic, asking again until somebody says that it is marked for deletion or gone."""
     delete = request_class(ApiKey.DELETE_TOPICS)
+    # Unknown: the answer to an earlier attempt was lost. Timed out: marked, and somebody goes on deleting.
+    done = (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.REQUEST_TIMED_OUT)
     while True:
         response = await client.send_to_controller(
             ApiKey.DELETE_TOPICS,
@@ -267,11 +293,10 @@ async def delete_topic(client: ClusterClient, name: str) -> None:
                 topic_names=[name],
                 timeout_ms=10_000,
             ),
-            errors_of=lambda response: [response.responses[0].error_code],
+            errors_of=lambda response: [code for code in [response.responses[0].error_code] if code not in done],
         )
         code = response.responses[0].error_code
-        # Unknown: the answer to an earlier attempt was lost. Timed out: marked, and somebody goes on deleting.
-        if code in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.REQUEST_TIMED_OUT):
+        if code in done:
             return
         assert code in RETRIABLE_ERRORS, response
         await asyncio.sleep(BACK_OFF_S)

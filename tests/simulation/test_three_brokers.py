@@ -1,0 +1,281 @@
+"""Three brokers and ZooKeeper, as they are, in a simulated world, and one kind of trouble per scenario.
+
+In each, clients produce and consume throughout; at the end everything is healed, the cluster must become whole, and
+what clients were told is compared with what every replica has. The scenarios are also run by
+`klamm.simulation.determinism` in processes of their own, and `klamm.simulation.random_faults` mixes all of it.
+"""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from klamm.simulation.cluster import LOG_DIRS, SimulatedCluster
+from klamm.simulation.determinism import assert_same_trace
+from klamm.simulation.random_faults import random_faults
+from klamm.simulation.verdict import converge, judge, replica_bytes
+from klamm.simulation.workload import Workload, create_topic, delete_topic
+from klamm.simulation.world import World
+
+TOPIC = "events"
+KEYS = {(TOPIC, 0): True, (TOPIC, 1): False, (TOPIC, 2): True}
+SESSION_S = 6
+
+
+@asynccontextmanager
+async def working_cluster(world: World, **properties: str) -> AsyncIterator[tuple[SimulatedCluster, Workload]]:
+    """A cluster in which records are produced and consumed; at the end it is healed and judged."""
+    names = {key.replace("_", "."): value for key, value in properties.items()}
+    cluster = SimulatedCluster(world, properties=names)
+    await cluster.start()
+    client = cluster.client()
+    await world.node("client").run(create_topic(client, TOPIC, partitions=len(KEYS), replication_factor=3))
+    workload = Workload(world, cluster.client, KEYS)
+    workload.start()
+    await workload.produced(20)
+    yield cluster, workload
+    await cluster.heal()
+    await workload.produced(20)
+    await workload.stop_producing()
+    await converge(cluster)
+    await judge(cluster, workload)
+    await world.node("client").run(client.close())
+    await cluster.close()
+
+
+async def elsewhere(cluster: SimulatedCluster, partition: int, old_leader: int) -> None:
+    """Waits until another broker leads."""
+    await cluster.until(lambda: cluster.leader(TOPIC, partition) not in (old_leader, -1))
+
+
+# -- scenarios ------------------------------------------------------------------------------------------------------
+
+
+async def whole_story(world: World) -> None:
+    """The controller dies, then a leader is cut off from everybody, and comes back."""
+    async with working_cluster(world) as (cluster, workload):
+        controller = cluster.controller_id()
+        cluster.brokers[controller].kill()
+        await cluster.until(lambda: cluster.controller_id() not in (controller, -1))
+        await workload.produced(20)
+        cluster.brokers[controller].start()
+        await cluster.until(lambda: len(cluster.isr(TOPIC, 0)) == 3)
+        leader = cluster.leader(TOPIC, 0)
+        cluster.isolate(leader, from_zookeeper=True, from_brokers=True)
+        await elsewhere(cluster, 0, leader)
+        await workload.produced(20)
+
+
+async def leader_without_followers(world: World) -> None:
+    """A leader that ZooKeeper still sees, and its followers do not: alone in the ISR it may not acknowledge."""
+    async with working_cluster(world) as (cluster, _):
+        leader = cluster.leader(TOPIC, 0)
+        cluster.isolate(leader, from_brokers=True)
+        await asyncio.sleep(world.random.uniform(10, 40))
+
+
+async def leader_without_zookeeper(world: World) -> None:
+    """A leader whose session expires while its followers go on fetching from it."""
+    async with working_cluster(world) as (cluster, workload):
+        leader = cluster.leader(TOPIC, 0)
+        cluster.isolate(leader, from_zookeeper=True)
+        await elsewhere(cluster, 0, leader)
+        await workload.produced(20)
+
+
+async def one_way(world: World) -> None:
+    """A leader whose followers reach it, but whom it does not reach: its answers are lost, its requests too."""
+    async with working_cluster(world) as (cluster, _):
+        leader = cluster.leader(TOPIC, 0)
+        for other in cluster.brokers.values():
+            if other.broker_id != leader:
+                world.network.cut_one_way(cluster.brokers[leader].node.name, other.node.name)
+        await asyncio.sleep(world.random.uniform(5, 30))
+
+
+async def paused_leader(world: World) -> None:
+    """A leader is paused past its session with records that nobody else has, and is resumed with its longer log."""
+    async with working_cluster(world) as (cluster, workload):
+        leader = cluster.leader(TOPIC, 0)
+        broker = cluster.brokers[leader]
+        # First its followers, so that it appends what they never fetch.
+        for other in cluster.brokers.values():
+            if other.broker_id != leader:
+                world.network.cut(broker.node.name, other.node.name)
+        await asyncio.sleep(0.5)
+        lengths = {other: len(replica_bytes(cluster.brokers[other], (TOPIC, 0))) for other in cluster.brokers}
+        assert lengths[leader] == max(lengths.values())
+        broker.node.stall()
+        world.network.heal_all()
+        await elsewhere(cluster, 0, leader)
+        await workload.produced(20)
+        broker.node.resume()
+        await workload.produced(20)
+
+
+async def paused_controller(world: World) -> None:
+    """The controller is paused past its session, while a topic is created; it comes back into the next one's reign."""
+    async with working_cluster(world) as (cluster, workload):
+        controller = cluster.controller_id()
+        client = cluster.client()
+        creating = world.node("client").run(create_topic(client, "while-paused", partitions=3, replication_factor=2))
+        await asyncio.sleep(world.random.uniform(0, 0.02))
+        cluster.brokers[controller].node.stall()
+        await cluster.until(lambda: cluster.controller_id() not in (controller, -1))
+        await workload.produced(20)
+        cluster.brokers[controller].node.resume()
+        await creating
+        await world.node("client").run(client.close())
+
+
+async def bounces(world: World) -> None:
+    """Brokers are killed and started again faster than anybody notices."""
+    async with working_cluster(world) as (cluster, workload):
+        for _ in range(6):
+            broker = world.random.choice(list(cluster.brokers.values()))
+            broker.kill()
+            await asyncio.sleep(world.random.choice([0, 0.01, 0.5]))
+            broker.start()
+            await asyncio.sleep(world.random.choice([0, 0.1, 3]))
+        await workload.produced(5)
+
+
+async def every_broker_in_turn(world: World) -> None:
+    """Each broker dies, the controller too, without waiting for the ISR to be whole again."""
+    async with working_cluster(world) as (cluster, workload):
+        for broker in cluster.brokers.values():
+            broker.kill()
+            await workload.produced(10)
+            broker.start()
+            await broker.until_up()
+
+
+async def all_at_once(world: World) -> None:
+    """All brokers die at the same time, and come back in any order."""
+    async with working_cluster(world) as (cluster, _):
+        for broker in cluster.brokers.values():
+            broker.kill()
+        brokers = list(cluster.brokers.values())
+        world.random.shuffle(brokers)
+        for broker in brokers:
+            await asyncio.sleep(world.random.choice([0, 1, 10]))
+            broker.start()
+
+
+async def clean_stops(world: World) -> None:
+    """Each broker is stopped as an operator does; its leaderships move first."""
+    async with working_cluster(world) as (cluster, workload):
+        for broker in cluster.brokers.values():
+            await cluster.until(lambda: all(len(cluster.isr(*key)) == 3 for key in KEYS))
+            await broker.stop()
+            assert broker.broker_id not in [cluster.leader(*key) for key in KEYS]
+            await workload.produced(10)
+            broker.start()
+            await broker.until_up()
+
+
+async def controller_dies_creating(world: World) -> None:
+    """The controller is killed at any moment of a topic's creation."""
+    async with working_cluster(world) as (cluster, _):
+        client = cluster.client()
+        creating = world.node("client").run(create_topic(client, "created", partitions=6, replication_factor=3))
+        await asyncio.sleep(world.random.uniform(0, 0.03))
+        cluster.brokers[cluster.controller_id()].kill()
+        await creating
+        await world.node("client").run(client.close())
+
+
+async def controller_dies_deleting(world: World) -> None:
+    """The controller is killed at any moment of a topic's deletion, and another broker is away."""
+    async with working_cluster(world) as (cluster, _):
+        client, node = cluster.client(), world.node("client")
+        await node.run(create_topic(client, "deleted", partitions=6, replication_factor=3))
+        controller = cluster.controller_id()
+        if world.random.random() < 0.5:
+            cluster.brokers[(controller + 1) % 3].kill()
+        deleting = node.run(delete_topic(client, "deleted"))
+        await asyncio.sleep(world.random.uniform(0, 0.03))
+        cluster.brokers[controller].kill()
+        await cluster.heal()
+        await deleting
+        await cluster.until(lambda: "deleted" not in cluster.state.topics())
+        await asyncio.sleep(30)
+        for broker in cluster.brokers.values():
+            assert not any(replica_bytes(broker, ("deleted", partition)) for partition in range(6))
+        await node.run(client.close())
+
+
+async def zookeeper_away(world: World) -> None:
+    """ZooKeeper is away for ten seconds, and then for longer than every session."""
+    async with working_cluster(world) as (cluster, workload):
+        for outage_s in (0.5, 10, 5 * SESSION_S):
+            cluster.zookeeper.kill(machine=world.random.random() < 0.5)
+            await asyncio.sleep(outage_s)
+            await cluster.zookeeper.start()
+            await workload.produced(10)
+
+
+async def zookeeper_unreachable(world: World) -> None:
+    """The links to ZooKeeper are down for longer than every session, while ZooKeeper runs: all sessions expire."""
+    async with working_cluster(world) as (cluster, workload):
+        for broker_id in cluster.brokers:
+            cluster.isolate(broker_id, from_zookeeper=True)
+        await cluster.until(lambda: not cluster.state.live_brokers())
+        world.network.heal_all()
+        await workload.produced(10)
+
+
+async def failing_disk(world: World) -> None:
+    """One log directory of one broker fails, or its disk is full: its replicas there are lost, no record is."""
+    async with working_cluster(world) as (cluster, workload):
+        broker = cluster.brokers[cluster.leader(TOPIC, 0)]
+        if world.random.random() < 0.5:
+            broker.fill_disk()
+        else:
+            broker.fail_directory(world.random.choice(LOG_DIRS))
+        await workload.produced(40)
+        await asyncio.sleep(20)
+
+
+# -- tests ----------------------------------------------------------------------------------------------------------
+
+SCENARIOS = [
+    whole_story,
+    leader_without_followers,
+    leader_without_zookeeper,
+    one_way,
+    paused_leader,
+    paused_controller,
+    bounces,
+    every_broker_in_turn,
+    all_at_once,
+    clean_stops,
+    controller_dies_creating,
+    controller_dies_deleting,
+    zookeeper_away,
+    zookeeper_unreachable,
+    failing_disk,
+]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_no_acknowledged_record_is_lost(scenario: Callable[[World], Coroutine[Any, Any, None]], seed: int) -> None:
+    world = World(seed)
+    world.run(scenario(world), time_limit_s=3600)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_faults(seed: int) -> None:
+    world = World(seed)
+    print(world.run(random_faults(world), time_limit_s=3600))
+
+
+@pytest.mark.parametrize("scenario", ["whole_story", "paused_leader", "bounces"])
+def test_two_processes_trace_the_same(scenario: str) -> None:
+    trace = assert_same_trace(f"{__file__}:{scenario}", seed=1)
+    happened = Counter(line.split()[2] for line in trace)
+    assert min(happened[what] for what in ("frame", "znodes", "write")) > 10, happened
