@@ -77,8 +77,8 @@ class BrokerConfig(BrokerKeys):
         ]
         if self.inter_broker_protocol_version < ApiVersion.V2_7_IV2:
             reasons.append(
-                f"inter.broker.protocol.version={self.inter_broker_protocol_version} is not supported yet: leaders change"
-                f" in-sync replica sets through the controller, which needs {ApiVersion.V2_7_IV2} or later"
+                f"inter.broker.protocol.version={self.inter_broker_protocol_version} is not supported yet: leaders"
+                f" change in-sync replica sets through the controller, which needs {ApiVersion.V2_7_IV2} or later"
             )
         for key, consequence in _PROTECTIONS.items():
             if self.values[key]:

@@ -112,7 +112,7 @@ class BrokerKeys:
         "Names the brokers' listener by its protocol instead of by inter.broker.listener.name.",
     )
     control_plane_listener_name: str | None = string(
-        None, "A listener of its own for the controller's requests.", importance=HIGH, effective=False
+        None, "A listener of its own for the controller's requests.", importance=HIGH
     )
     host_name: str = string("", "Old form of listeners: the host.", importance=HIGH)
     port: int = integer(9092, "Old form of listeners: the port.", importance=HIGH)
@@ -153,9 +153,7 @@ class BrokerKeys:
     queued_max_request_bytes: int = long(
         -1, "Bytes of requests waiting before clients are muted; -1 no limit.", effective=False
     )
-    request_timeout_ms: int = integer(
-        30000, "Longest wait for another broker's answer.", importance=HIGH, effective=False
-    )
+    request_timeout_ms: int = integer(30000, "Longest wait for another broker's answer.", importance=HIGH)
     num_network_threads: int = integer(
         3, "klamm has one loop per process.", at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE, effective=False
     )

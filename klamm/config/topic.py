@@ -89,7 +89,7 @@ class TopicKeys:
     segment_index_bytes: int = integer(10485760, "Largest index file.", at_least(0))
     segment_jitter_ms: int = long(0, "Random part of segment.ms.", at_least(0))
     segment_ms: int = long(604800000, "Age at which a segment is closed.", at_least(1))
-    unclean_leader_election_enable: bool = boolean(False, "Let a replica lead that may lack records.", effective=False)
+    unclean_leader_election_enable: bool = boolean(False, "Let a replica lead that may lack records.")
 
 
 TOPIC_CONFIG_DEF = ConfigDef(TopicKeys)
