@@ -15,7 +15,7 @@ venv: .venv/.stamp  ## build or renew .venv from requirements/dev.txt
 	@scripts/make-venv
 	@touch $@
 
-run: venv  ## a broker with embedded ZooKeeper on port $(PORT), data in ./klamm-data
+run: venv  ## three brokers with embedded ZooKeeper on ports from $(PORT), data in ./klamm-data
 	@exec $(BIN)/klamm up --port $(PORT)
 
 check: venv  ## lint, format, types, layers

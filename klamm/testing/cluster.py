@@ -322,10 +322,14 @@ class Cluster:
         self._run(wait_for_topic(brokers, name, TIMEOUT_S, self._alive(brokers)))
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic and returns when no running broker knows it any more. Raises KafkaError."""
+        """Deletes a topic and returns when neither ZooKeeper nor a running broker has it any more.
+
+        That needs every broker with a replica of it. Raises KafkaError.
+        """
         self._run(delete_topic(self._reachable(), name))
         brokers = self._reachable()
         self._run(wait_for_no_topic(brokers, name, TIMEOUT_S, self._alive(brokers)))
+        self.until(lambda: name not in self.topics())
 
     # -- faults -----------------------------------------------------------------------------------------------------
 
