@@ -29,6 +29,7 @@ test: check system  ## everything: check, then all tests
 
 bench: venv system  ## klamm and Apache Kafka 2.8.2 side by side, as ratios
 	$(PYTHON) bench/run.py
+	$(PYTHON) bench/run.py --brokers 3
 
 format: venv  ## apply the formatter and the safe fixes
 	$(BIN)/ruff format .
