@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from processes import ManagedProcess, free_port
 
+from klamm.testing import Cluster
 from klamm.tools import main
 
 KLAMM = [sys.executable, "-m", "klamm.tools.main"]
@@ -272,6 +273,64 @@ def test_ctrl_c_ends_consume_with_130(cluster: Up, klamm: Run, tmp_path: Path) -
         assert consumer.output() == "seen\n"
     finally:
         consumer.kill()
+
+
+# -- several brokers ----------------------------------------------------------------------------------------------
+
+
+def test_three_brokers_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = [*KLAMM, "up", "--json", "--port", "0", "--dir", tmp_path / "data"]
+    process = ManagedProcess("up", command, tmp_path / "up.out")
+    try:
+        ready = json.loads(process.wait_for(r'^{"event": "ready".*').group())
+        events = [json.loads(line) for line in process.output().splitlines()]
+        addresses = [event["address"] for event in events if event["event"] == "broker_ready"]
+        assert len(addresses) == 3
+        assert ready["bootstrap"] == ",".join(addresses)
+        assert ready["controller"] in (0, 1, 2)
+        bootstrap = ("--bootstrap-server", ready["bootstrap"])
+        assert main.run(["topics", "create", "--topic", "t", "--partitions", "3", *bootstrap]) == 0
+        capsys.readouterr()
+        assert main.run(["topics", "describe", "--topic", "t", *bootstrap]) == 0
+        first, *partitions = capsys.readouterr().out.splitlines()
+        assert "\tPartitionCount: 3\tReplicationFactor: 3\t" in first
+        leaders = set()
+        for number, line in enumerate(partitions):
+            found = re.fullmatch(rf"\tTopic: t\tPartition: {number}\tLeader: (\d)\tReplicas: (\S+)\tIsr: (\S+)", line)
+            assert found is not None
+            leaders.add(found[1])
+            assert found[2].startswith(found[1]), "the preferred leader leads"
+            assert sorted(found[2].split(",")) == sorted(found[3].split(",")) == ["0", "1", "2"]
+        assert leaders == {"0", "1", "2"}
+        assert process.stop() == 0
+    finally:
+        process.kill()
+
+
+def test_leaders_and_isr_are_told_as_they_are(klamm_cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
+    c = klamm_cluster
+    c.create_topic("t", configs={"min.insync.replicas": 2})
+    c.create_topic("alone", replication_factor=1)
+    (owner,) = c.replicas("alone")
+    c.stop(owner)
+    c.until(lambda: c.leader("alone") is None and len(c.isr("t")) == 2)
+
+    def describe(*options: str) -> str:
+        bootstrap = next(broker.address for broker in c.brokers if broker.running)
+        assert main.run(["topics", "describe", *options, "--bootstrap-server", bootstrap]) == 0
+        return capsys.readouterr().out
+
+    replicas, isr = c.replicas("t"), c.isr("t")
+    c.until(lambda: f"Isr: {isr[0]},{isr[1]}\n" in describe("--topic", "t"))
+    c.until(lambda: "Leader: none" in describe("--topic", "alone"))
+    told = f"Leader: {c.leader('t')}\tReplicas: {','.join(map(str, replicas))}\tIsr: {isr[0]},{isr[1]}"
+    in_t = f"\tTopic: t\tPartition: 0\t{told}\n"
+    in_alone = f"\tTopic: alone\tPartition: 0\tLeader: none\tReplicas: {owner}\tIsr: {owner}\n"
+    assert describe("--topic", "t").endswith(in_t)
+    assert describe("--under-replicated-partitions") == in_t
+    assert describe("--unavailable-partitions") == in_alone
+    (described,) = json.loads(describe("--topic", "t", "--json"))
+    assert described["partitions"] == [{"partition": 0, "leader": c.leader("t"), "replicas": replicas, "isr": isr}]
 
 
 # -- the life of a cluster ----------------------------------------------------------------------------------------
