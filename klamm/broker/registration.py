@@ -45,8 +45,12 @@ class Registrar:
     async def register(self, store: KafkaZooKeeper, endpoints: Mapping[str, Endpoint], directory: str) -> None:
         """Makes this broker known with these endpoints. `directory` is a log directory that it has locked.
 
-        Raises BrokerStartError when its id or an address is another broker's.
+        Raises BrokerStartError when its id or an address is another broker's, or its rack is too long for a request.
         """
+        if self._rack is not None and len(self._rack.encode()) > znodes.MAX_TEXT_BYTES:
+            raise BrokerStartError(
+                f"broker.rack is {len(self._rack.encode())} bytes long; allowed are up to {znodes.MAX_TEXT_BYTES}"
+            )
         addresses = {(endpoint.host, endpoint.port) for endpoint in endpoints.values()}
         for other, live in (await store.live_brokers()).items():
             if other == self._broker_id:

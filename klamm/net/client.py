@@ -268,7 +268,11 @@ async def connect(
     loop = asyncio.get_running_loop()
     try:
         async with asyncio.timeout(options.connect_timeout_ms / 1000):
-            await loop.create_connection(lambda: connection, host, port, ssl=options.ssl_context)
+            try:
+                await loop.create_connection(lambda: connection, host, port, ssl=options.ssl_context)
+            except (ValueError, OverflowError) as error:
+                # A host or port that cannot be one: metadata tells what others have said.
+                raise NotSent(f"{connection}: {error}") from error
             if options.negotiate_versions:
                 connection.api_versions = await _ask_versions(connection)
             if options.authenticate is not None:

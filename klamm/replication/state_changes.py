@@ -27,7 +27,7 @@ from klamm.replication.fetch_state import InitialFetchState
 from klamm.replication.hosted_partitions import HostedPartitions, WantedLog
 from klamm.replication.ports import FollowerFetchers, LiveBroker, TopicConfigSource
 from klamm.storage.log_manager import LogManager
-from klamm.znodes.topics import TopicPartition
+from klamm.znodes.topics import TopicPartition, is_legal_topic_name
 
 T = TypeVar("T")
 
@@ -119,7 +119,8 @@ class StateChanges:
         new = [
             topic.topic
             for topic in request.topics
-            if any((topic.topic, state.partition) not in self._hosted.all for state in topic.partitions)
+            if is_legal_topic_name(topic.topic)
+            and any((topic.topic, state.partition) not in self._hosted.all for state in topic.partitions)
         ]
         if new:
             await self._topic_configs.load(new)
@@ -128,7 +129,11 @@ class StateChanges:
         if self._hosted.is_offline(key):
             return ErrorCode.KAFKA_STORAGE_ERROR
         partition = self._hosted.get(key)
-        if partition is not None:
+        if partition is None:
+            if not is_legal_topic_name(key[0]) or state.partition < 0 or state.leader_epoch < 0:
+                _log.error("LeaderAndIsr for %r: %s is nothing that a controller decides", key, state)
+                return ErrorCode.INVALID_REQUEST
+        else:
             if topic_id is not None:
                 try:
                     partition.log.assign_topic_id(topic_id)

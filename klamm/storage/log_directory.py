@@ -122,6 +122,11 @@ def partition_directory_name(topic: str, partition: int) -> str:
     return f"{topic}-{partition}"
 
 
+def is_possible_directory_name(name: str) -> bool:
+    """Whether file systems take it: the longest topic name leaves room for five digits of a partition."""
+    return len(name) <= _MAX_NAME_LENGTH
+
+
 def delete_directory_name(topic: str, partition: int, unique: UUID) -> str:
     """The name under which a deleted partition awaits its removal; a topic too long for a file name is cut."""
     tail = f"-{partition}.{unique.hex}{DELETE_SUFFIX}"

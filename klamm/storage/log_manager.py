@@ -36,6 +36,7 @@ from klamm.storage.log_directory import (
     MetaProperties,
     check_meta_properties,
     delete_directory_name,
+    is_possible_directory_name,
     parse_directory_name,
     partition_directory_name,
 )
@@ -108,6 +109,8 @@ class LogManager:
         # What log-start-offset-checkpoint holds: only a log that begins within a segment has an entry there.
         self._written_starts: dict[str, Mapping[TopicPartition, int]] = {}
         self._logs: dict[TopicPartition, Log] = {}
+        # Partitions that an offline directory has, or may have because it failed while their logs were created.
+        self._lost: dict[TopicPartition, None] = {}
         self._log_counts = {directory.path: 0 for directory in self._directories}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._timers: dict[asyncio.TimerHandle, None] = {}
@@ -260,12 +263,12 @@ class LogManager:
         """The partition's log, created if need be. `is_new`: the partition is known never to have had one.
 
         Raises KafkaError: KAFKA_STORAGE_ERROR when no directory can take it, or an offline one may already have it;
-        INCONSISTENT_TOPIC_ID.
+        INCONSISTENT_TOPIC_ID; INVALID_PARTITIONS for a name that no file system takes.
         """
         log = self._logs.get((topic, partition))
         if log is None:
             offline = [directory.path for directory in self._directories if not directory.is_online]
-            if offline and not is_new:
+            if offline and (not is_new or (topic, partition) in self._lost):
                 raise KafkaError(
                     ErrorCode.KAFKA_STORAGE_ERROR,
                     f"the log of {topic}-{partition} may be in an offline directory ({', '.join(offline)})",
@@ -276,18 +279,22 @@ class LogManager:
         return log
 
     def _create(self, topic: str, partition: int, config: LogConfig) -> Log:
+        name = partition_directory_name(topic, partition)
+        if not is_possible_directory_name(name):
+            raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"{name} is too long for a directory's name")
         online = [directory for directory in self._directories if directory.is_online]
         failure: KafkaError | None = None
         for directory in sorted(online, key=lambda directory: self._log_counts[directory.path]):
-            path = directory.file(partition_directory_name(topic, partition))
+            path = directory.file(name)
             existed = self._file_system.exists(path)
             try:
                 log = self._create_in(directory, topic, partition, config)
             except OSError as error:
                 failure = directory.storage_error(error, f"creating the log of {topic}-{partition}")
-                if not existed:
-                    self._remove_half_created(directory, path)
-                continue
+                if not existed and self._remove_half_created(directory, path):
+                    continue
+                self._lost[topic, partition] = None
+                break
             self._add(log)
             return log
         raise failure or KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, "no log directory is online")
@@ -302,13 +309,15 @@ class LogManager:
             self._log_counts[log.log_directory.path] -= 1
         return log
 
-    def _remove_half_created(self, directory: LogDirectory, path: str) -> None:
-        """The log may be created in another directory next, and two directories for one partition stop a start."""
-        if directory.is_online:
-            try:
+    def _remove_half_created(self, directory: LogDirectory, path: str) -> bool:
+        """Whether nothing is left, so that the log may be created in another directory: two would stop a start."""
+        try:
+            if directory.is_online:
                 self._file_system.remove_tree(path)
-            except OSError as error:
-                directory.fail(error, f"removing {path}")
+            return not self._file_system.exists(path)
+        except OSError as error:
+            directory.fail(error, f"removing {path}")
+            return False
 
     def _create_in(self, directory: LogDirectory, topic: str, partition: int, config: LogConfig) -> Log:
         path = directory.file(partition_directory_name(topic, partition))
@@ -552,6 +561,7 @@ class LogManager:
     def _close_failed(self, path: str, error: OSError) -> None:
         for log in self.logs_in(path):
             self._remove(log.topic, log.partition)
+            self._lost[log.topic, log.partition] = None
             log.abandon()
         self._on_directory_failure(path, error)
 

@@ -13,6 +13,8 @@ import orjson
 from klamm.znodes.fields import Fields
 
 BROKER_IDS_PATH = "/brokers/ids"
+# The longest text that fits into Kafka's requests. A controller cannot tell anybody of a broker whose rack is longer.
+MAX_TEXT_BYTES = 2**15 - 1
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 _ENDPOINT = re.compile(r"(.+)://\[?([0-9a-zA-Z\-%._:]*)\]?:(-?[0-9]{1,10})", re.ASCII)
@@ -84,11 +86,21 @@ class BrokerRegistration:
         return cls(
             broker_id,
             _endpoints(fields, fields.version()),
-            fields.text("rack") if fields.has("rack") else None,
+            _rack(fields),
             _features(fields),
             fields.integer("jmx_port"),
             fields.text_integer("timestamp", minimum=-1) if fields.has("timestamp") else -1,
         )
+
+
+def _rack(fields: Fields) -> str | None:
+    if not fields.has("rack"):
+        return None
+    rack = fields.text("rack")
+    size_bytes = len(rack.encode())
+    if size_bytes > MAX_TEXT_BYTES:
+        raise fields.problem("rack", f"is {size_bytes} bytes long, more than {MAX_TEXT_BYTES}")
+    return rack
 
 
 def _endpoints(fields: Fields, version: int) -> tuple[Endpoint, ...]:
@@ -105,6 +117,8 @@ def _endpoint(fields: Fields, text: str, protocols: Mapping[str, str]) -> Endpoi
     if match is None:
         raise fields.problem("endpoints", f"has {text!r}, which is not LISTENER://host:port")
     name, host, port = match[1].upper(), match[2], int(match[3])
+    if len(text.encode()) > MAX_TEXT_BYTES:
+        raise fields.problem("endpoints", f"has one of {len(text.encode())} bytes, more than {MAX_TEXT_BYTES}")
     if not -1 <= port <= 65535:
         raise fields.problem("endpoints", f"has {text!r} with port {port}; allowed are -1 to 65535")
     protocol = protocols.get(name)

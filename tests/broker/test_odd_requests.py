@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka.protocol.schemas.fields.codecs import EncodeBufferPool
 from one_broker import Client, OneBroker, batch, run, values
 
 from klamm.broker.handlers import APIS
@@ -18,12 +19,28 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.produce import ProduceRequest
+from klamm.protocol.update_metadata import (
+    UpdateMetadataBroker,
+    UpdateMetadataEndpoint,
+    UpdateMetadataPartitionState,
+    UpdateMetadataRequest,
+    UpdateMetadataTopic,
+)
 
 NONE = ErrorCode.NONE
 
 BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 LONGEST = 2**15 - 1
 ROUNDS = 15
+FROM_THE_CONTROLLER = (
+    ApiKey.LEADER_AND_ISR,
+    ApiKey.STOP_REPLICA,
+    ApiKey.UPDATE_METADATA,
+    ApiKey.CONTROLLED_SHUTDOWN,
+    ApiKey.ALTER_ISR,
+)
+CONTROLLER_ROUNDS = 30
+BROKER_IDS = ("leader", "leader_id", "broker_id", "isr", "new_isr", "replicas", "id")
 TOPICS = ["a", "a", "b", "c.d", "c_d", "", ".", "..", "a/b", "a/partitions", "/", "é", "\0", "x" * 249, "x" * LONGEST]
 TEXTS = [*TOPICS, "0", "1", "retention.ms", "cleanup.policy", "-1", "compact", "\n" * LONGEST, "🙂" * (LONGEST // 4)]
 COUNTS = [-(2**31), -1, -1, 0, 1, 1, 2, 5, 100_000, 2**31 - 1]
@@ -34,16 +51,24 @@ TIMEOUTS = [-(2**31), -1, 0, 1, 10]
 class Odd:
     """Makes requests of any API from the schemas of its message classes."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, controller_epoch: int = 0) -> None:
         self.chance = random.Random(seed)
+        self.controller_epoch = controller_epoch
 
     def request(self, key: ApiKey, version: int) -> Any:
         if key is ApiKey.PRODUCE:
             return self.produce(version)
         if key is ApiKey.FETCH:
             return self.fetch()
-        message_class = messages.request_class(key)
-        return self.struct(message_class._struct, message_class, version)
+        # kafka-python's class also where the codec is our own.
+        message_class = messages._message_class(key, "Request")
+        body = self.struct(message_class._struct, message_class, version)
+        if key not in messages._OWN_CODECS:
+            return body
+        flexible = message_class.flexible_version_q(version)
+        with EncodeBufferPool.acquire() as out:
+            message_class._struct.compiled_encode_into(version, compact=flexible, tagged=flexible)(body, out)
+            return messages.decode_request(key, version, bytes(out.buf[: out.pos]), 0)
 
     def struct(self, schema: Any, data_class: Any, version: int) -> Any:
         fields = [field for field in schema._fields if field.for_version_q(version)]
@@ -65,10 +90,19 @@ class Odd:
     def value(self, name: str, kind: str) -> Any:
         if name in ("timeout_ms", "num_partitions", "count"):
             return self.chance.choice(TIMEOUTS if name == "timeout_ms" else COUNTS)
+        if name == "controller_epoch":
+            # A higher one is a new controller, and the requests of all others are refused.
+            return self.chance.choice([self.controller_epoch] * 4 + [self.controller_epoch - 1, -1, -(2**31)])
+        if name == "security_protocol":
+            return self.chance.randrange(4)
+        if name == "broker_epoch":
+            return self.chance.choice([-1, -1, -1, 2**63 - 1, 0, -(2**63)])
+        if name in BROKER_IDS and self.chance.random() < 0.7:
+            return self.chance.choice([0, 0, 1])
         if kind in BITS:
             return self.integer(BITS[kind])
         if kind == "string":
-            return self.chance.choice(TOPICS if name in ("topic", "name", "topic_names") else TEXTS)
+            return self.chance.choice(TOPICS if name in ("topic", "name", "topic_name", "topic_names") else TEXTS)
         if kind == "uuid":
             return self.chance.choice([None, uuid.UUID(int=self.chance.getrandbits(128) | 1)])
         assert kind == "bool", kind
@@ -152,10 +186,14 @@ async def send_and_receive(client: Client, key: ApiKey, version: int, body: Any)
     return True
 
 
+def every_version() -> list[tuple[ApiKey, int]]:
+    return [(key, version) for key, api in APIS.items() for version in range(api.min_version, api.max_version + 1)]
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_odd_values_in_every_field(tmp_path: Path, seed: int) -> None:
     odd = Odd(seed)
-    requests = [(key, version) for key, api in APIS.items() for version in range(api.min_version, api.max_version + 1)]
+    requests = [(key, version) for key, version in every_version() if key not in FROM_THE_CONTROLLER]
 
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("safe")
@@ -177,6 +215,56 @@ def test_odd_values_in_every_field(tmp_path: Path, seed: int) -> None:
         assert answered > 0.8 * ROUNDS * len(requests)
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_odd_values_from_a_controller(tmp_path: Path, seed: int) -> None:
+    """Whatever it says: other topics are served, and it can set right what it has said."""
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        odd = Odd(seed, cluster.controller_epoch)
+        requests = [(key, version) for key, version in every_version() if key in FROM_THE_CONTROLLER]
+        await client.create_topic("safe")
+        await client.create_topic("a", partitions=2)
+        other = await cluster.connect()
+        answered = 0
+        for number in range(CONTROLLER_ROUNDS):
+            odd.chance.shuffle(requests)
+            for key, version in requests:
+                body = odd.request(key, version)
+                if await send_and_receive(other, key, version, body):
+                    answered += 1
+                else:
+                    await other.close()
+                    other = await cluster.connect()
+                assert not cluster.broker.failure.done(), (key, version, body)
+            assert (await client.produce("safe", 0, batch(b"%d" % number))).error_code == NONE
+            await client.ask(ApiKey.METADATA, topics=None)
+        assert answered > 0.8 * CONTROLLER_ROUNDS * len(requests)
+        assert len(values((await client.fetch("safe", 0, 0)).records)) == CONTROLLER_ROUNDS
+        await set_right(cluster, client, "later")
+        await cluster.restart_broker()
+        client = await cluster.connect()
+        assert len(values((await client.fetch("safe", 0, 0)).records)) == CONTROLLER_ROUNDS
+
+    run(tmp_path, scenario)
+
+
+async def set_right(cluster: OneBroker, client: Client, topic: str) -> None:
+    """A controller's first words to a broker, and a topic of its own."""
+    epoch, (host, port) = cluster.controller_epoch, cluster.broker.endpoints["PLAINTEXT"]
+    endpoint = UpdateMetadataEndpoint(port, host, "PLAINTEXT", 0)
+    state = UpdateMetadataPartitionState(0, epoch, 0, 0, (0,), 0, (0,))
+    body = UpdateMetadataRequest(
+        0, epoch, -1, [UpdateMetadataTopic(topic, None, [state])], [UpdateMetadataBroker(0, (endpoint,))]
+    )
+    assert (await client.request(ApiKey.UPDATE_METADATA, 7, body)).error_code == NONE
+    await cluster.begin_leader_epoch(client, topic, 0)
+    assert (await client.produce(topic, 0, batch(b"v"))).error_code == NONE
+    wanted = [messages.request_class(ApiKey.METADATA).MetadataRequestTopic(name=topic)]
+    found = await client.ask(ApiKey.METADATA, topics=wanted, allow_auto_topic_creation=False)
+    assert [(broker.node_id, broker.host, broker.port) for broker in found.brokers] == [(0, host, port)]
+    assert [(one.leader_id, one.leader_epoch) for one in found.topics[0].partitions] == [(0, 0)]
 
 
 CREATE_TOPICS = messages.request_class(ApiKey.CREATE_TOPICS)
@@ -333,14 +421,14 @@ def test_a_config_that_no_response_can_hold(tmp_path: Path) -> None:
 
     async def scenario(cluster: OneBroker, client: Client) -> None:
         for version in range(1, 5):
-            for keys, code in ((["broker.rack"], ErrorCode.UNKNOWN_SERVER_ERROR), (["broker.id"], NONE)):
+            for keys, code in ((["listener.security.protocol.map"], ErrorCode.UNKNOWN_SERVER_ERROR), (["broker.id"], NONE)):
                 resource = DESCRIBE_CONFIGS.DescribeConfigsResource(
                     resource_type=4, resource_name="0", configuration_keys=keys
                 )
                 response = await client.ask(ApiKey.DESCRIBE_CONFIGS, version, resources=[resource])
                 assert response.results[0].error_code == code
 
-    run(tmp_path, scenario, broker_rack="r" * (LONGEST + 1))
+    run(tmp_path, scenario, listener_security_protocol_map="PLAINTEXT:PLAINTEXT," + "r" * LONGEST + ":PLAINTEXT")
 
 
 @pytest.mark.parametrize("max_bytes", [-(2**31), -1, 0, 1])
