@@ -9,7 +9,8 @@ descriptors:
   "log": path}`, `{"signal": id, "number": n}`, and `{"remove": directory}` and `{"forget": directory}`: what the helper
   removes when its owner is gone. The commands' end is the end of the owner.
 - EVENTS, a pipe shared with the children: JSON lines to the owner, each written at once and shorter than PIPE_BUF, so
-  that they never mix: `started` (pid), `ready` (what the server tells), `failed` (reason), `exited` (code).
+  that they never mix: `started` (pid), `ready` (what the server tells), `failed` (reason), `paused`, `resumed`,
+  `exited` (code).
 - LIFELINE, a pipe that nobody writes to: its end tells every child that the owner is gone.
 """
 
@@ -98,10 +99,16 @@ class Helper:
         with contextlib.suppress(BlockingIOError):
             os.read(self._child_ended, 4096)
         for identifier, pid in list(self._pids.items()):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                del self._pids[identifier], self._logs[identifier]
-                self._tell("exited", identifier, code=os.waitstatus_to_exitcode(status))
+            while (change := os.waitpid(pid, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)) != (0, 0):
+                _, status = change
+                if os.WIFSTOPPED(status):
+                    self._tell("paused", identifier)
+                elif os.WIFCONTINUED(status):
+                    self._tell("resumed", identifier)
+                else:
+                    del self._pids[identifier], self._logs[identifier]
+                    self._tell("exited", identifier, code=os.waitstatus_to_exitcode(status))
+                    break
 
     def _tell(self, event: str, identifier: int, **details: Any) -> None:
         line = json.dumps({"event": event, "id": identifier, **details}) + "\n"

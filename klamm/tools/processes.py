@@ -40,7 +40,8 @@ class ServerProcess:
     """One server's process, past or present. Made by `Processes.start`.
 
     `details` is what the server told when it became ready (None before). `exit_code` is None while it runs, negative
-    when a signal ended it. `expected_end` is True once it was told to end by `stop` or `kill`.
+    when a signal ended it. `paused`: a signal has stopped it for a while. `expected_end` is True once it was told to
+    end by `stop` or `kill`.
     """
 
     def __init__(self, helper: Helper, name: str, target: str, arguments: Mapping[str, Any], log: Path) -> None:
@@ -108,14 +109,14 @@ class ServerProcess:
         self._signal(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Stops it in its tracks (SIGSTOP); its connections stay open and silent."""
+        """Stops it in its tracks (SIGSTOP) and waits until it stands; its connections stay open and silent."""
         self._signal(signal.SIGSTOP)
-        self.paused = True
+        self._helper.wait(lambda: self.paused or not self.running, STOP_TIMEOUT_S)
 
     def resume(self) -> None:
         """Lets a paused server go on."""
         self._signal(signal.SIGCONT)
-        self.paused = False
+        self._helper.wait(lambda: not self.paused or not self.running, STOP_TIMEOUT_S)
 
     def restart(self, arguments: Mapping[str, Any] | None = None, timeout_s: float = READY_TIMEOUT_S) -> dict[str, Any]:
         """Starts it again, stopping it first if it runs, and waits until it is ready; with new arguments if given."""
@@ -156,6 +157,10 @@ class ServerProcess:
                 self.details = event["details"]
             case "failed":
                 self.reason = event["reason"]
+            case "paused":
+                self.paused = True
+            case "resumed":
+                self.paused = False
             case "exited":
                 self.exit_code = event["code"]
             case "lost":
