@@ -1,14 +1,18 @@
 """The pytest plugin, as a user's test run sees it."""
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 pytest_plugins = ["pytester"]
 
+Run = Callable[..., pytest.RunResult]
+
 
 @pytest.fixture
-def run(pytester: pytest.Pytester):  # type: ignore[no-untyped-def]  # a local helper
+def run(pytester: pytest.Pytester) -> Run:
     def run(source: str, *options: str) -> pytest.RunResult:
         pytester.makepyfile(source)
         # A process of its own: the plugin is found by its entry point.
@@ -17,7 +21,7 @@ def run(pytester: pytest.Pytester):  # type: ignore[no-untyped-def]  # a local h
     return run
 
 
-def test_every_test_has_a_cluster_of_its_own(run) -> None:  # type: ignore[no-untyped-def]
+def test_every_test_has_a_cluster_of_its_own(run: Run) -> None:
     result = run("""
         import pytest
 
@@ -37,7 +41,7 @@ def test_every_test_has_a_cluster_of_its_own(run) -> None:  # type: ignore[no-un
     result.assert_outcomes(passed=3)
 
 
-def test_a_factory_for_several(run) -> None:  # type: ignore[no-untyped-def]
+def test_a_factory_for_several(run: Run) -> None:
     run("""
         def test_two(klamm_cluster_factory):
             first, second = klamm_cluster_factory(1), klamm_cluster_factory(brokers=1)
@@ -46,7 +50,7 @@ def test_a_factory_for_several(run) -> None:  # type: ignore[no-untyped-def]
     """).assert_outcomes(passed=1)
 
 
-def test_coroutines(run) -> None:  # type: ignore[no-untyped-def]
+def test_coroutines(run: Run) -> None:
     run("""
         import asyncio, pytest
 
@@ -70,7 +74,7 @@ FAILING = """
 """
 
 
-def test_a_failed_test_shows_the_clusters_state_and_logs(run) -> None:  # type: ignore[no-untyped-def]
+def test_a_failed_test_shows_the_clusters_state_and_logs(run: Run) -> None:
     result = run(FAILING)
     result.assert_outcomes(failed=1)
     result.stdout.fnmatch_lines(
@@ -86,7 +90,7 @@ def test_a_failed_test_shows_the_clusters_state_and_logs(run) -> None:  # type: 
     result.stdout.no_fnmatch_line("data and logs: *")
 
 
-def test_the_data_of_a_failed_test_can_be_kept(run, tmp_path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_the_data_of_a_failed_test_can_be_kept(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     result = run(FAILING, "--klamm-keep")
     result.assert_outcomes(failed=1)
@@ -95,7 +99,7 @@ def test_the_data_of_a_failed_test_can_be_kept(run, tmp_path, monkeypatch) -> No
     assert [str(path) for path in tmp_path.glob("klamm-cluster-*")] == [kept.group(1)]
 
 
-def test_a_wrong_marker_is_told(run) -> None:  # type: ignore[no-untyped-def]
+def test_a_wrong_marker_is_told(run: Run) -> None:
     result = run("""
         import pytest
 
@@ -107,7 +111,7 @@ def test_a_wrong_marker_is_told(run) -> None:  # type: ignore[no-untyped-def]
     result.stdout.fnmatch_lines(["*test_it: pytest.mark.klamm takes named arguments only"])
 
 
-def test_workers_at_once(run) -> None:  # type: ignore[no-untyped-def]
+def test_workers_at_once(run: Run) -> None:
     run(
         """
         import pytest
@@ -123,7 +127,7 @@ def test_workers_at_once(run) -> None:  # type: ignore[no-untyped-def]
     ).assert_outcomes(passed=4)
 
 
-def test_the_plugin_costs_nothing_where_it_is_not_used(run) -> None:  # type: ignore[no-untyped-def]
+def test_the_plugin_costs_nothing_where_it_is_not_used(run: Run) -> None:
     run("""
         import sys
 
