@@ -319,6 +319,44 @@ def test_a_failed_directory_takes_only_its_own_logs_down(fixture):
     in_virtual_time(run())
 
 
+def test_a_log_that_is_lost_is_not_created_elsewhere(fixture):
+    """Its controller may still take the partition for a new one; two directories would stop the next start."""
+
+    async def run():
+        manager = await fixture.loaded(A, B)
+        log = manager.get_or_create("t", 0, None, CONFIG, is_new=True)
+        fixture.disk.fail("write", f"{A}/*", errno.EIO, times=1)
+        with pytest.raises(KafkaError):
+            append(log, b"x")
+        await asyncio.sleep(0)
+        with pytest.raises(KafkaError, match="may be in an offline directory") as caught:
+            manager.get_or_create("t", 0, None, CONFIG, is_new=True)
+        assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
+        await manager.stop()
+        again = await fixture.loaded(A, B)
+        assert again.get("t", 0).directory == f"{A}/t-0"
+        await again.stop()
+
+    in_virtual_time(run())
+
+
+def test_a_directory_that_fails_while_a_log_is_created_may_have_it(fixture):
+    async def run():
+        manager = await fixture.loaded(A, B)
+        fixture.disk.fail("open", f"{A}/t-0/*", errno.EIO, times=1)
+        for _ in range(2):
+            with pytest.raises(KafkaError) as caught:
+                manager.get_or_create("t", 0, None, CONFIG, is_new=True)
+            assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
+        assert manager.get_or_create("t", 1, None, CONFIG, is_new=True).directory == f"{B}/t-1"
+        await manager.stop()
+        again = await fixture.loaded(A, B)
+        assert sorted(again.logs) == [("t", 0), ("t", 1)]
+        await again.stop()
+
+    in_virtual_time(run())
+
+
 def test_a_directory_that_cannot_be_opened(fixture):
     async def run():
         fixture.files.make_directories("/disks")
