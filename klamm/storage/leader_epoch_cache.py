@@ -38,14 +38,17 @@ class LeaderEpochCache:
     def assign(self, epoch: int, start_offset: int) -> None:
         """Epoch `epoch` begins at `start_offset`, unless it is known to begin there or before.
 
-        Entries that contradict this (a later epoch, or a start at or after this one) are dropped.
+        Entries that contradict this (a later epoch, or a start at or after this one) are dropped. An append that found
+        no room leaves such entries behind, for records that have not come.
         """
         if self._entries:
             last_epoch, last_start = self._entries[-1]
             if epoch == last_epoch and start_offset >= last_start:
                 return
-        kept = [entry for entry in self._entries if entry[0] < epoch and entry[1] < start_offset]
-        self._replace([*kept, (epoch, start_offset)])
+        kept = [entry for entry in self._entries if entry[0] <= epoch and entry[1] < start_offset]
+        if not kept or kept[-1][0] != epoch:
+            kept.append((epoch, start_offset))
+        self._replace(kept)
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
         """(the largest known epoch not above `epoch`, the offset after its last record); (-1, -1) when undefined."""

@@ -47,7 +47,9 @@ def test_an_empty_cache_knows_nothing():
         (8, 10, [(2, 0), (8, 10)]),
         (8, 0, [(8, 0)]),
         (5, 30, [(2, 0), (4, 10), (5, 30)]),
-        (4, 30, [(2, 0), (4, 30)]),
+        (4, 30, [(2, 0), (4, 10)]),  # Where it is known to begin, whatever later epoch is contradicted.
+        (4, 10, [(2, 0), (4, 10)]),
+        (4, 5, [(2, 0), (4, 5)]),
     ],
 )
 def test_assigning(cache, written, epoch, start, expected):

@@ -279,6 +279,18 @@ def test_what_a_follower_refuses(log):
     assert log.append_as_follower(b"").size_bytes == 0
 
 
+def test_a_follower_that_found_no_room_still_knows_where_its_epochs_begin(environment, log):
+    """Should it lead, those who come back with other records are told by its epochs where theirs differ."""
+    log.append_as_follower(batch(b"a", base_offset=0, partition_leader_epoch=3))
+    log.append_as_follower(batch(b"b", base_offset=1, partition_leader_epoch=5))
+    rest = batch(b"c", base_offset=2, partition_leader_epoch=5) + batch(b"d", base_offset=3, partition_leader_epoch=7)
+    environment.disk.fail("write", "*.log", errno.ENOSPC)
+    assert refused(log.append_as_follower, rest) == ErrorCode.KAFKA_STORAGE_ERROR
+    log.append_as_follower(rest)
+    assert log.leader_epochs.entries == [(3, 0), (5, 1), (7, 3)]
+    assert open_log(environment).leader_epochs.entries == [(3, 0), (5, 1), (7, 3)]
+
+
 def test_a_follower_splits_what_does_not_fit_into_one_segment(environment):
     log = open_log(environment, LogConfig(segment_bytes=200))
     sent = b"".join(bytes(batch(b"x" * 20, base_offset=i)) for i in range(10))
