@@ -120,12 +120,14 @@ class Partition:
         start_offset = self.log.log_end_offset
         self.log.leader_epochs.assign(state.leader_epoch, start_offset)
         is_new_leader = not self.is_leader
+        # In an epoch in between, another may have led, and the others cut off what they had of this broker's records.
+        forget_offsets = is_new_leader or state.leader_epoch > self.leader_epoch + 1
         self._take_assignment(state, state.isr)
         self.leader_epoch_start_offset = start_offset
         now_ms = self._clock_ms()
         for replica in self._remote_replicas.values():
             in_sync = replica.broker_id in state.isr
-            replica.leader_epoch_started(start_offset, now_ms, in_sync=in_sync, is_new_leader=is_new_leader)
+            replica.leader_epoch_started(start_offset, now_ms, in_sync=in_sync, forget_offsets=forget_offsets)
         if is_new_leader:
             self.leading_since_epoch = state.leader_epoch
         # The ISR could be down to this broker.

@@ -43,10 +43,11 @@ class Replica:
         self._last_fetch_ms = now_ms
 
     def leader_epoch_started(
-        self, leader_end_offset: int, now_ms: float, *, in_sync: bool, is_new_leader: bool
+        self, leader_end_offset: int, now_ms: float, *, in_sync: bool, forget_offsets: bool
     ) -> None:
-        """Members of the ISR have from now on the usual time to catch up. A new leader knows nothing of any log."""
-        if is_new_leader:
+        """Members of the ISR have from now on the usual time to catch up. `forget_offsets` when its log may be another
+        than it was."""
+        if forget_offsets:
             self.log_end_offset = self.log_start_offset = UNKNOWN_OFFSET
         self.last_caught_up_ms = now_ms if in_sync else NEVER_MS
         self._last_fetch_leader_end_offset = leader_end_offset

@@ -109,9 +109,9 @@ def test_a_replica_that_reaches_the_previous_end_was_caught_up_then() -> None:
 
 def test_a_new_epoch_gives_members_time_and_others_none() -> None:
     member, other = replica(2, 7, caught_up_ms=1), replica(3, 7, caught_up_ms=1)
-    member.leader_epoch_started(10, 1000, in_sync=True, is_new_leader=False)
-    other.leader_epoch_started(10, 1000, in_sync=False, is_new_leader=False)
+    member.leader_epoch_started(10, 1000, in_sync=True, forget_offsets=False)
+    other.leader_epoch_started(10, 1000, in_sync=False, forget_offsets=False)
     assert (member.last_caught_up_ms, other.last_caught_up_ms) == (1000, NEVER_MS)
     assert member.log_end_offset == 7
-    member.leader_epoch_started(10, 2000, in_sync=True, is_new_leader=True)
+    member.leader_epoch_started(10, 2000, in_sync=True, forget_offsets=True)
     assert member.log_end_offset == -1

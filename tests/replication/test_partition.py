@@ -105,6 +105,19 @@ async def test_the_same_leader_in_a_new_epoch_keeps_what_it_knows(broker, partit
 
 
 @scenario
+async def test_a_leader_that_has_missed_an_epoch_trusts_no_offset_that_it_heard_before(broker, partition):
+    """In epoch 1, of which this broker has not heard, 2 has followed 3 and cut what 3 did not have."""
+    partition.make_leader(state())
+    append(partition, b"a")
+    fetched(partition, 2, 1)
+    assert not partition.make_leader(state(epoch=2, isr=(1, 2)))
+    assert partition.remote_replicas[2].log_end_offset == -1
+    assert partition.acknowledgement(1, 0) is None
+    fetched(partition, 2, 1)
+    assert partition.acknowledgement(1, 0) is ErrorCode.NONE
+
+
+@scenario
 async def test_the_leaders_high_watermark_never_goes_back(broker, partition):
     partition.make_leader(state(isr=(1,)))
     append(partition, b"a")
