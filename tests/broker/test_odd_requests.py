@@ -421,9 +421,9 @@ def test_a_config_that_no_response_can_hold(tmp_path: Path) -> None:
 
     async def scenario(cluster: OneBroker, client: Client) -> None:
         for version in range(1, 5):
-            for keys, code in ((["listener.security.protocol.map"], ErrorCode.UNKNOWN_SERVER_ERROR), (["broker.id"], NONE)):
+            for key, code in (("listener.security.protocol.map", ErrorCode.UNKNOWN_SERVER_ERROR), ("broker.id", NONE)):
                 resource = DESCRIBE_CONFIGS.DescribeConfigsResource(
-                    resource_type=4, resource_name="0", configuration_keys=keys
+                    resource_type=4, resource_name="0", configuration_keys=[key]
                 )
                 response = await client.ask(ApiKey.DESCRIBE_CONFIGS, version, resources=[resource])
                 assert response.results[0].error_code == code

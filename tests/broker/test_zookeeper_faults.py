@@ -470,8 +470,39 @@ def test_garbage_in_a_topics_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/cluster/id", "/latest_producer_id_block", "/brokers/ids/7"], ids=["cluster id", "producer ids", "broker"]
+    ("name", "registration"),
+    [
+        ("7", b"garbage"),
+        ("x", b""),
+        ("99999999999", b'{"version":5,"host":"h","port":1,"endpoints":["PLAINTEXT://h:1"],"jmx_port":-1}'),
+        ("7" * 200, b""),
+        ("7", b'{"version":5,"host":"h","port":1,"endpoints":["PLAINTEXT://a..b:1"],"jmx_port":-1}'),
+        ("7", b'{"version":1,"host":"h","port":-1,"jmx_port":-1}'),
+        ("7", b'{"version":5,"endpoints":["PLAINTEXT://%s:1"],"jmx_port":-1}' % (b"h" * 40_000)),
+    ],
+    ids=["garbage", "no number", "huge id", "long id", "impossible host", "impossible port", "long host"],
 )
+def test_garbage_among_the_brokers(tmp_path: Path, name: str, registration: bytes) -> None:
+    """Whatever says it is a broker concerns no other one: neither its sessions, nor its start, nor the controller."""
+
+    async def scenario(cluster: Behind, client: Client) -> None:
+        await client.create_topic("t")
+        await cluster.zk.create(f"/brokers/ids/{name}", registration)
+        assert (await client.create_topic("u")).error_code == NONE
+        assert await produce(client, "u", b"a") == NONE
+        epoch = cluster.controller_epoch
+        await cluster.expire_session()
+        await until(lambda: cluster.controller_epoch == epoch + 1)
+        await cluster.wait_until_told()
+        assert await produce(client, "t", b"a") == NONE
+        await cluster.restart_broker()
+        client = await cluster.connect()
+        assert await produce(client, "t", b"b") == NONE
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("path", ["/cluster/id", "/latest_producer_id_block"], ids=["cluster id", "producer ids"])
 def test_garbage_that_concerns_the_whole_cluster_stops_the_start(tmp_path: Path, path: str) -> None:
     async def scenario(cluster: Behind, client: Client) -> None:
         await client.create_topic("t")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 from uuid import UUID
 
+import orjson
 import pytest
 from zookeeper_proxy import Proxy
 from zookeeper_scenarios import Fired, Scene
@@ -22,7 +23,7 @@ from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper import errors
 from klamm.zookeeper.client import ZooKeeperClient
-from klamm.zookeeper.jute import EventType
+from klamm.zookeeper.jute import EventType, Stat
 from klamm.zookeeper.server import ZooKeeperServer
 
 T = TypeVar("T")
@@ -152,6 +153,66 @@ def test_a_broker_registers_once_per_session(tmp_path: Path) -> None:
             live = await store.live_brokers()
             assert (live[0].registration.endpoints[0].host, live[0].epoch) == ("moved", new_epoch)
         assert await store.broker_ids() == []
+
+    play(tmp_path, scenario)
+
+
+def test_a_controller_of_a_former_session_is_removed(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        await store.delete_leftover_controller([1])  # Nobody was ever elected.
+        assert await store.controller_id() is None
+        await store.client.create(cluster.CONTROLLER_EPOCH_PATH, b"1")
+        await store.delete_leftover_controller([1])
+        async with scene.client() as former:
+            node = cluster.Controller(3, 0).encode()
+            await former.create(cluster.CONTROLLER_PATH, node, ephemeral=True)
+            assert await store.controller_id() == 3
+            for others in ([], [former.session_id + 1]):
+                await store.delete_leftover_controller(others)
+                assert await store.controller_id() == 3
+            await store.delete_leftover_controller([5, former.session_id])
+            assert await store.controller_id() is None
+
+    play(tmp_path, scenario)
+
+
+def test_a_controller_that_is_elected_meanwhile_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the look at /controller and its removal the former session ends, and somebody else is elected."""
+
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        await store.client.create(cluster.CONTROLLER_EPOCH_PATH, b"1")
+        async with scene.client() as former:
+            node = cluster.Controller(3, 0).encode()
+            await former.create(cluster.CONTROLLER_PATH, node, ephemeral=True)
+            look = store.client.exists
+
+            async def look_and_elect(path: str) -> Stat | None:
+                stat = await look(path)
+                await former.delete(path)
+                await former.set(cluster.CONTROLLER_EPOCH_PATH, b"2")
+                await former.create(path, cluster.Controller(4, 0).encode(), ephemeral=True)
+                return stat
+
+            monkeypatch.setattr(store.client, "exists", look_and_elect)
+            await store.delete_leftover_controller([former.session_id])
+            assert await store.controller_id() == 4
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ({"rack": "é" * 20_000}, "rack is 40000 bytes long, more than 32767"),
+        ({"endpoints": ["PLAINTEXT://" + "h" * 40_000 + ":1"]}, "endpoints has one of 40014 bytes, more than 32767"),
+    ],
+)
+def test_a_broker_that_no_request_can_name(tmp_path: Path, content: dict[str, object], problem: str) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        registration = orjson.loads(REGISTRATION.encode()) | content
+        await store.client.create("/brokers/ids/3", orjson.dumps(registration))
+        with pytest.raises(ZnodeError, match=f"znode /brokers/ids/3: {problem}"):
+            await store.live_brokers()
 
     play(tmp_path, scenario)
 

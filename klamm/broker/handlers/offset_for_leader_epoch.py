@@ -1,10 +1,11 @@
 """OffsetForLeaderEpoch (key 23), versions 2 to 4: where the records of a leader epoch end (KIP-101, KIP-320).
 
-A client or follower asks it after a change of leader to learn from where on its own view may differ.
+A client or follower asks it after a change of leader to learn from where on its own view may differ. Who may act in the
+cluster, as followers may, needs no right on the topics.
 """
 
 from klamm.broker.registry import Body, Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -32,8 +33,9 @@ def error_response(request: Request, error: KafkaError) -> Body:
 )
 def handle(request: Request) -> Body:
     topics = []
+    is_broker = request.allows(CLUSTER_NAME, Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
     for topic in request.body.topics:
-        allowed = request.allows(topic.topic)
+        allowed = is_broker or request.allows(topic.topic)
         partitions = [
             _answer(request, topic.topic, wanted) if allowed else _failed(wanted.partition, request.denied)
             for wanted in topic.partitions

@@ -1,0 +1,115 @@
+"""The way from a broker to the controller."""
+
+import asyncio
+from typing import Any
+
+import pytest
+from answering_broker import AnsweringBroker
+from one_broker import until
+
+from klamm.broker.controller_channel import ControllerChannel
+from klamm.broker.metadata_cache import MetadataCache
+from klamm.net.client import ClientError, Disconnected, NotSent
+from klamm.protocol import messages
+from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.update_metadata import UpdateMetadataBroker, UpdateMetadataEndpoint, UpdateMetadataRequest
+
+REQUEST, RESPONSE = messages.request_class(ApiKey.ALTER_ISR), messages.response_class(ApiKey.ALTER_ISR)
+
+
+def answer(_header: Any, body: Any) -> Any:
+    """The error code tells which broker was asked about."""
+    return RESPONSE(version=0, error_code=body.broker_id, topics=[])
+
+
+class Scene:
+    """A channel of broker 5, and what its metadata cache is told."""
+
+    def __init__(self, request_timeout_ms: int = 20_000) -> None:
+        self.cache = MetadataCache()
+        self.channel = ControllerChannel(self.cache, 5, "PLAINTEXT", request_timeout_ms)
+
+    def tell(self, controller_id: int, brokers: dict[int, AnsweringBroker]) -> None:
+        live = [
+            UpdateMetadataBroker(id, (UpdateMetadataEndpoint(broker.port, "127.0.0.1", "PLAINTEXT", 0),))
+            for id, broker in brokers.items()
+        ]
+        self.cache.update(UpdateMetadataRequest(controller_id, 1, 1, [], live))
+
+    async def ask(self, number: int = 0) -> int:
+        async with asyncio.timeout(30):
+            response = await self.channel.send(
+                ApiKey.ALTER_ISR,
+                lambda version: REQUEST(version=version, broker_id=number, broker_epoch=1, topics=[]),
+            )
+        return int(response.error_code)
+
+
+def test_requests_go_to_the_controller_that_is_known() -> None:
+    async def main() -> None:
+        scene = Scene()
+        async with AnsweringBroker(answer) as one, AnsweringBroker(answer) as two:
+            brokers = {1: one, 2: two}
+            scene.tell(1, brokers)
+            assert await asyncio.gather(*(scene.ask(number) for number in range(4))) == [0, 1, 2, 3]
+            assert (len(one.connections), len(one.asked)) == (1, 4)
+            assert {asked.header.client_id for asked in one.asked} == {"5"}
+            scene.tell(2, brokers)
+            assert await scene.ask(9) == 9
+            assert (len(one.asked), len(two.asked)) == (4, 1)
+            scene.channel.close()
+
+    asyncio.run(main())
+
+
+def test_nobody_is_asked_while_no_controller_is_known() -> None:
+    async def main() -> None:
+        scene = Scene()
+        with pytest.raises(NotSent, match=r"no controller is known \(broker -1, listener PLAINTEXT\)"):
+            await scene.ask()
+        async with AnsweringBroker(answer) as one:
+            scene.tell(7, {1: one})
+            with pytest.raises(NotSent, match="broker 7"):
+                await scene.ask()
+            scene.tell(1, {1: one})
+            assert await scene.ask(3) == 3
+            scene.channel.close()
+
+    asyncio.run(main())
+
+
+def test_a_lost_connection_is_made_anew_for_the_next_request() -> None:
+    async def main() -> None:
+        scene = Scene()
+        async with AnsweringBroker(answer) as one:
+            scene.tell(1, {1: one})
+            assert await scene.ask(1) == 1
+            one.answer = lambda _header, _body: one.cut()
+            with pytest.raises(Disconnected):
+                await scene.ask(2)
+            one.answer = answer
+            assert await scene.ask(3) == 3
+            assert len(one.connections) == 2
+            scene.channel.close()
+
+    asyncio.run(main())
+
+
+def test_a_request_fails_when_the_channel_closes_or_nobody_answers() -> None:
+    async def main() -> None:
+        async with AnsweringBroker(lambda _header, _body: None) as silent:
+            scene = Scene()
+            scene.tell(1, {1: silent})
+            asking = asyncio.ensure_future(scene.ask())
+            await until(lambda: bool(silent.asked))
+            scene.channel.close()
+            with pytest.raises(ClientError):
+                await asking
+            impatient = Scene(request_timeout_ms=50)
+            impatient.tell(1, {1: silent})
+            with pytest.raises(ClientError):
+                await impatient.ask()
+        with pytest.raises(NotSent):
+            await impatient.ask()
+
+    asyncio.run(main())
