@@ -173,9 +173,6 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
         # Kafka waits for the broker's next start; a disk that works again would leave partitions without a leader.
         _log.info("%d replicas on broker %d are online again", len(back), broker_id)
         await _on_replicas_become_online(parts, back)
-    if not before.isdisjoint(online):
-        # Kafka 2.8.2 leaves those without a leader to the next event of some broker.
-        await parts.partitions.trigger_online_partition_state_change()
 
 
 # -- controlled shutdown ----------------------------------------------------------------------------------------------
