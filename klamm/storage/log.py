@@ -33,6 +33,7 @@ from klamm.protocol.record_batch import (
     set_offset_and_epoch,
 )
 from klamm.storage.checkpoints import LEADER_EPOCH_CHECKPOINT, format_leader_epoch_checkpoint
+from klamm.storage.index_file import NO_SPACE
 from klamm.storage.leader_epoch_cache import EpochEntry, LeaderEpochCache
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import PARTITION_METADATA_FILE, LogDirectory, format_partition_metadata
@@ -652,18 +653,25 @@ class Log:
             self._flushed(end, now_ms)
 
     def _flush_now(self, now_ms: int) -> None:
-        """As `flush`, but nothing may happen before it is done."""
+        """As `flush`, but nothing may happen before it is done.
+
+        Where there is no room for index entries the records are durable all the same, and the recovery point stays:
+        recovery would make the indexes anew.
+        """
+        end = self._log_end_offset
         try:
             for segment in self._segments.starting_with(self.recovery_point):
                 segment.write_pending()
         except OSError as error:
-            raise self._storage_error(error, "flushing") from error
+            if error.errno not in NO_SPACE:
+                raise self._storage_error(error, "flushing") from error
+            end = self.recovery_point
         pending = self._unsynced.pending()
         try:
             self._unsynced.settle(pending, sync(self._file_system, pending))
         except OSError as error:
             raise self.log_directory.fail(error, f"syncing {self.name}") from error
-        self._flushed(self._log_end_offset, now_ms)
+        self._flushed(end, now_ms)
 
     def _flushed(self, end: int, now_ms: int) -> None:
         self.recovery_point = max(self.recovery_point, end)

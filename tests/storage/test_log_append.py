@@ -422,5 +422,19 @@ def test_a_record_that_could_not_be_synced_is_not_acknowledged(environment):
     assert len(log.failures) == 1
 
 
+def test_what_was_appended_without_room_for_its_index_is_durable_all_the_same(environment):
+    """A follower acknowledges all that it has; so does a leader a batch that is sent again."""
+    config = LogConfig(flush_messages=1, index_interval_bytes=1)
+    log = open_log(environment, config)
+    append(log, b"a")
+    environment.disk.fail("write", "*.index", errno.ENOSPC, times=4)
+    append(log, b"b")
+    assert log.log_end_offset == 2
+    assert log.recovery_point == 1  # until its index is complete, the segment is one to be recovered
+    environment.disk.crash(lose_unsynced=True)
+    environment.disk.mend()
+    assert asyncio.run(read_all(open_log(environment, config, recovery_point=1))) == [(0, b"a"), (1, b"b")]
+
+
 def test_records_in_helper_sees_every_record():
     assert records_in(batch(b"a", b"b", base_offset=4)) == [(4, b"a"), (5, b"b")]
