@@ -508,7 +508,7 @@ class Log:
         _LOGGER.info("Truncating %s to offset %d", self.name, offset)
         self._reader.invalidate()
         try:
-            self._remove_segments([segment for segment in self._segments if segment.base_offset > offset])
+            self._remove_newest_first([segment for segment in self._segments if segment.base_offset > offset])
             end = self._segments.active.truncate_to(offset)
             self._truncated(min(end, self._log_start_offset), end)
         except OSError as error:
@@ -524,7 +524,7 @@ class Log:
         _LOGGER.info("Truncating %s fully, to start at offset %d", self.name, offset)
         self._reader.invalidate()
         try:
-            self._remove_segments(list(self._segments))
+            self._remove_newest_first(list(self._segments))
             segment = self._new_segment(offset, self._environment.now_ms())
             segment.create_files()
             self._segments.add(segment)
@@ -543,6 +543,10 @@ class Log:
         self._rebuild_producer_state()
         self.update_high_watermark(min(self._high_watermark, end))
         self._host.log_truncated(self)
+
+    def _remove_newest_first(self, segments: Sequence[LogSegment]) -> None:
+        """So that a process that is killed meanwhile leaves no hole in the log."""
+        self._remove_segments(segments[::-1])
 
     def _rebuild_producer_state(self) -> None:
         end = self._log_end_offset

@@ -15,6 +15,10 @@ from klamm.storage.log_config import LogConfig
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=150)
 
 
+class Killed(Exception):
+    """The process ends here."""
+
+
 @pytest.fixture
 def environment():
     return DiskEnvironment()
@@ -263,6 +267,31 @@ def test_a_truncation_holds_although_its_epochs_cannot_be_written(target):
     expected = [(i, b"%d" % i) for i in range(target)] + [(target, b"new")]
     assert asyncio.run(read_all(log)) == expected
     assert asyncio.run(read_all(open_log(environment, SMALL))) == expected
+
+
+@pytest.mark.parametrize("files", range(1, 20, 3))
+def test_a_truncation_that_was_killed_halfway_leaves_no_hole(files):
+    environment = DiskEnvironment()
+    log = open_log(environment, SMALL)
+    for i in range(100):
+        append(log, b"%d" % i)
+    asyncio.run(log.flush())
+    assert len(log.segment_base_offsets) > 7
+    rename = environment.file_system.rename
+    renamed = []
+
+    def rename_some(source, target):
+        if len(renamed) == files:
+            raise Killed
+        renamed.append(source)
+        rename(source, target)
+
+    environment.file_system.rename = rename_some
+    with pytest.raises(Killed):
+        log.truncate_to(5)
+    environment.file_system.rename = rename
+    left = asyncio.run(read_all(open_log(environment, SMALL, recovery_point=100)))
+    assert left == ALL[: len(left)]
 
 
 def test_truncating_keeps_the_producer_of_the_batch_that_the_log_start_offset_lies_in(environment):
