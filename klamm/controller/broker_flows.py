@@ -33,7 +33,7 @@ async def broker_change(parts: ControllerParts) -> None:
     """Compares the brokers in ZooKeeper with those that are known."""
     context, channels = parts.context, parts.channels
     assert channels is not None
-    current = await parts.store.watched_brokers(parts.on_brokers, parts.on_broker)
+    current = await parts.store.live_brokers(parts.on_brokers, parts.on_broker)
     known = context.live_or_shutting_down_brokers
     new = {id_: broker for id_, broker in current.items() if id_ not in known}
     bounced = {id_: broker for id_, broker in current.items() if id_ in known and broker.epoch > known[id_].epoch}

@@ -67,7 +67,7 @@ async def on_controller_failover(
 async def _initialize_context(parts: ControllerParts) -> None:
     # F3
     context, store = parts.context, parts.store
-    context.set_live_brokers(await store.watched_brokers(parts.on_brokers, parts.on_broker))
+    context.set_live_brokers(await store.live_brokers(parts.on_brokers, parts.on_broker))
     partitions = await load_topics(parts, legal_topics(await store.topic_names(parts.on_topics)))
     for states in await for_slices(partitions, store.partition_states):
         await asyncio.sleep(0)  # What was read in slices is taken up in slices.

@@ -5,12 +5,12 @@ protocols) and 5 (features).
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import orjson
 
-from klamm.znodes.fields import Fields
+from klamm.znodes.fields import INT32_MAX, Fields
 
 BROKER_IDS_PATH = "/brokers/ids"
 # The longest text that fits into Kafka's requests. A controller cannot tell anybody of a broker whose rack is longer.
@@ -22,6 +22,12 @@ _ENDPOINT = re.compile(r"(.+)://\[?([0-9a-zA-Z\-%._:]*)\]?:(-?[0-9]{1,10})", re.
 
 def broker_path(broker_id: int) -> str:
     return f"{BROKER_IDS_PATH}/{broker_id}"
+
+
+def broker_ids(names: Iterable[str]) -> list[int]:
+    """Those of the children of /brokers/ids that can be brokers: the others are none that Kafka could have made."""
+    numbers = [int(name) for name in names if name.isascii() and name.isdigit() and len(name) <= 10]
+    return [number for number in numbers if number <= INT32_MAX]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,26 +92,24 @@ class BrokerRegistration:
         return cls(
             broker_id,
             _endpoints(fields, fields.version()),
-            _rack(fields),
+            _text(fields, "rack") if fields.has("rack") else None,
             _features(fields),
             fields.integer("jmx_port"),
             fields.text_integer("timestamp", minimum=-1) if fields.has("timestamp") else -1,
         )
 
 
-def _rack(fields: Fields) -> str | None:
-    if not fields.has("rack"):
-        return None
-    rack = fields.text("rack")
-    size_bytes = len(rack.encode())
+def _text(fields: Fields, key: str) -> str:
+    text = fields.text(key)
+    size_bytes = len(text.encode())
     if size_bytes > MAX_TEXT_BYTES:
-        raise fields.problem("rack", f"is {size_bytes} bytes long, more than {MAX_TEXT_BYTES}")
-    return rack
+        raise fields.problem(key, f"is {size_bytes} bytes long, more than {MAX_TEXT_BYTES}")
+    return text
 
 
 def _endpoints(fields: Fields, version: int) -> tuple[Endpoint, ...]:
     if version == 1:
-        return (Endpoint("PLAINTEXT", fields.text("host"), fields.integer("port"), "PLAINTEXT"),)
+        return (Endpoint("PLAINTEXT", _text(fields, "host"), fields.integer("port"), "PLAINTEXT"),)
     protocols = {name: name for name in SECURITY_PROTOCOLS}
     if (named := fields.optional("listener_security_protocol_map")) is not None:
         protocols = {name: named.text(name) for name in named.values}

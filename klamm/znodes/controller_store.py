@@ -112,24 +112,8 @@ class ControllerStore(KafkaZooKeeper):
 
     # -- brokers and features ---------------------------------------------------------------------------------------
 
-    async def watched_brokers(
-        self, on_change: Callable[[], None], on_modification: Callable[[int], None]
-    ) -> dict[int, LiveBroker]:
-        """All live brokers by id, ascending. `on_change` is called once when one comes or goes, `on_modification` once
-        when what one says about itself changes."""
-        names = await retrying(self.client.children, brokers.BROKER_IDS_PATH, notice(on_change))
-        ids = sorted(int(name) for name in names if name.isascii() and name.isdigit())
-        found = await self._get_all({id_: brokers.broker_path(id_) for id_ in ids}, on_modification)
-        live = {}
-        for broker_id, (data, stat) in found.items():
-            try:
-                live[broker_id] = LiveBroker(BrokerRegistration.decode(broker_id, data), stat.czxid)
-            except ZnodeError as error:
-                logger.error("broker %d is left out: %s", broker_id, error)
-        return live
-
     async def watched_broker(self, broker_id: int, on_modification: Callable[[int], None]) -> LiveBroker | None:
-        """One broker, like `watched_brokers`; None when it is gone or cannot be understood."""
+        """One broker, like `live_brokers`; None when it is gone or cannot be understood."""
         found = await self._get_all({broker_id: brokers.broker_path(broker_id)}, on_modification)
         if broker_id not in found:
             return None

@@ -184,22 +184,25 @@ class KafkaZooKeeper:
         path = brokers.broker_path(registration.broker_id)
         await retrying(self.client.set, path, registration.encode())
 
-    async def broker_ids(self, watch: Callable[[], None] | None = None) -> list[int]:
-        """The ids of the live brokers, ascending; `watch` is called once when one comes or goes."""
-        names = await retrying(self.client.children, brokers.BROKER_IDS_PATH, notice(watch))
-        for name in names:
-            if not (name.isascii() and name.isdigit()):
-                raise ZnodeError(f"{brokers.BROKER_IDS_PATH}/{name}", "its name is not a broker id")
-        return sorted(map(int, names))
+    async def live_brokers(
+        self,
+        on_change: Callable[[], None] | None = None,
+        on_modification: Callable[[int], None] | None = None,
+    ) -> dict[int, LiveBroker]:
+        """All live brokers by id, ascending; one that cannot be understood is left out and logged.
 
-    async def live_brokers(self, watch: Callable[[], None] | None = None) -> dict[int, LiveBroker]:
-        """All live brokers by id, ascending; `watch` as for `broker_ids`."""
-        ids = await self.broker_ids(watch)
-        found = await self._get_all({broker_id: brokers.broker_path(broker_id) for broker_id in ids})
-        return {
-            broker_id: LiveBroker(BrokerRegistration.decode(broker_id, data), stat.czxid)
-            for broker_id, (data, stat) in found.items()
-        }
+        `on_change` is called once when one comes or goes, `on_modification(broker_id)` once when what one says about
+        itself changes.
+        """
+        names = await retrying(self.client.children, brokers.BROKER_IDS_PATH, notice(on_change))
+        paths = {id_: brokers.broker_path(id_) for id_ in sorted(brokers.broker_ids(names))}
+        live = {}
+        for broker_id, (data, stat) in (await self._get_all(paths, on_modification)).items():
+            try:
+                live[broker_id] = LiveBroker(BrokerRegistration.decode(broker_id, data), stat.czxid)
+            except ZnodeError as error:
+                logger.error("broker %d is left out: %s", broker_id, error)
+        return live
 
     async def allocate_producer_id_block(self, broker_id: int) -> tuple[int, int]:
         """Takes the next block of producer ids, (first, last), both inclusive.

@@ -215,7 +215,7 @@ def test_brokers_are_watched(tmp_path: Path) -> None:
             await store.client.create("/brokers/ids/9", b"{}")
             # Twice: the watches are armed once.
             for _ in range(2):
-                assert await store.watched_brokers(changed, modified) == {
+                assert await store.live_brokers(changed, modified) == {
                     1: (registration(1), second),
                     3: (registration(3), first),
                 }
@@ -228,7 +228,7 @@ def test_brokers_are_watched(tmp_path: Path) -> None:
             assert changed.arguments == []
             assert await store.watched_broker(3, modified) == (registration(3, 9093), first)
         await changed.wait()
-        assert list(await store.watched_brokers(changed, modified)) == [3]
+        assert list(await store.live_brokers(changed, modified)) == [3]
         assert changed.arguments == [()]
 
     play(tmp_path, scenario)
