@@ -16,9 +16,12 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
+from klamm.zookeeper.client import State
 from klamm.zookeeper.errors import ZooKeeperError
 
 CONTROLLER_LOOKUP_BACK_OFF_MS = 50
+# ZooKeeper answers in milliseconds, or it is away.
+LOOKUP_TIMEOUT_MS = 2_000
 
 _log = logging.getLogger(__name__)
 
@@ -38,12 +41,14 @@ class ControlledShutdown:
         """Asks up to controlled.shutdown.max.retries times; whether everything was handed over.
 
         While there is no controller that answers, as during an election, it is looked for again and again, for as long
-        as all the attempts might take.
+        as all the attempts might take; but not without ZooKeeper, since no controller could move anything then.
         """
         config, loop = self._config, asyncio.get_running_loop()
         attempts = config.controlled_shutdown_max_retries
         give_up = loop.time() + attempts * config.controlled_shutdown_retry_backoff_ms / 1000
         while attempts > 0 and loop.time() < give_up and self._others_are_alive():
+            if store.client.state is not State.CONNECTED:
+                return False
             try:
                 async with asyncio.timeout_at(give_up):
                     response = await self._ask(store)
@@ -67,10 +72,11 @@ class ControlledShutdown:
         return False
 
     async def _ask(self, store: KafkaZooKeeper) -> Any:
-        controller_id = await store.controller_id()
-        if controller_id is None:
-            raise NotSent("there is no controller at the moment")
-        live = (await store.live_brokers()).get(controller_id)
+        async with asyncio.timeout(LOOKUP_TIMEOUT_MS / 1000):
+            controller_id = await store.controller_id()
+            if controller_id is None:
+                raise NotSent("there is no controller at the moment")
+            live = (await store.live_brokers()).get(controller_id)
         endpoints = [] if live is None else live.registration.endpoints
         wanted = self._config.inter_broker_listener_name
         endpoint = next((each for each in endpoints if each.listener_name == wanted), None)

@@ -215,9 +215,9 @@ class ReplicaFetcher:
             if self._fetches.get(topic_partition) is fetch:
                 self._resume(topic_partition, fetch)
 
-    def _fail(self, topic_partition: TopicPartition, reason: str) -> None:
+    def _fail(self, topic_partition: TopicPartition, reason: str, level: int = logging.ERROR) -> None:
         """Gives the partition up until the controller speaks of it again."""
-        _LOGGER.error("Copying %s-%d from %s has ended: %s", *topic_partition, self.endpoint, reason)
+        _LOGGER.log(level, "Copying %s-%d from %s has ended: %s", *topic_partition, self.endpoint, reason)
         self.remove([topic_partition])
         self._failed[topic_partition] = None
 
@@ -232,7 +232,8 @@ class ReplicaFetcher:
 
     def _leader_refused(self, topic_partition: TopicPartition, fetch: PartitionFetch, error_code: int) -> None:
         if error_code == ErrorCode.FENCED_LEADER_EPOCH:
-            self._fail(topic_partition, f"its leader is beyond epoch {fetch.leader_epoch}")
+            # Every election does this to those who hear of it a moment later than the leader.
+            self._fail(topic_partition, f"its leader is beyond epoch {fetch.leader_epoch}", logging.INFO)
         else:
             self._delay(topic_partition, fetch, f"the leader answers error {error_code}")
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataTopic,
 )
 from klamm.znodes.store import LiveBroker
+from klamm.zookeeper.client import State
 
 RESPONSE = messages.response_class(ApiKey.CONTROLLED_SHUTDOWN)
 LEAVING, BROKER_EPOCH = 3, 77
@@ -57,6 +59,7 @@ class Store:
     """What the broker looks up in ZooKeeper: each look at the controller takes the next of `controllers`."""
 
     def __init__(self, brokers: dict[int, AnsweringBroker], *controllers: int | None) -> None:
+        self.client = SimpleNamespace(state=State.CONNECTED)
         self._brokers = brokers
         self._controllers = list(controllers)
 
