@@ -61,6 +61,10 @@ async def broker_modifications(parts: ControllerParts, broker_id: int) -> None:
     """A live broker says something else about itself."""
     broker = await parts.store.watched_broker(broker_id, parts.on_broker)
     known = parts.context.live_or_shutting_down_brokers.get(broker_id)
+    if broker is not None and known is None:
+        # What it said could not be understood until now.
+        await broker_change(parts)
+        return
     # A bounce comes as a change of the list of brokers.
     if broker is None or known is None or broker.epoch != known.epoch:
         return

@@ -308,7 +308,11 @@ class KafkaController:
         self._not_before = loop.time() + RETRY_BACKOFF_MS / 1000
         if self._retry is not None:
             self._retry.cancel()
-        self._retry = loop.call_at(self._not_before, self._on_controller)
+        self._retry = loop.call_at(self._not_before, self._elect_again)
+
+    def _elect_again(self) -> None:
+        self._not_before = 0.0  # A timer may be early by a rounding error, and this one does not come again.
+        self._on_controller()
 
     async def _trigger_controller_move(self) -> None:
         """Resigns and removes /controller, so that everybody elects. Does nothing when this broker is not active."""

@@ -67,6 +67,8 @@ def _decide(parts: ControllerParts, partition: TopicPartition, sender: int, item
         return state
     if sender not in isr:
         return ErrorCode.INVALID_REQUEST
+    if item.current_isr_version < 0:  # To ZooKeeper, -1 stands for any version.
+        return ErrorCode.INVALID_UPDATE_VERSION
     return LeaderAndIsr(sender, state.leader_epoch, isr, context.epoch, item.current_isr_version)
 
 

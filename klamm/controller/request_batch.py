@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from klamm.config.broker import BrokerConfig
 from klamm.controller.context import ControllerContext, ReplicaAssignment
 from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.errors import ErrorCode
 from klamm.protocol.inter_broker_versions import inter_broker_version
 from klamm.protocol.leader_and_isr import (
     LeaderAndIsrPartitionState,
@@ -272,9 +273,9 @@ class ControllerBrokerRequestBatch:
                 "controller_epoch": controller_epoch,
                 "broker_epoch": self._broker_epoch(broker_id),
             }
-            deleted = {
+            deleted = [
                 (topic, number) for topic, states in topics.items() for number, state in states.items() if state.delete
-            }
+            ]
             on_response = self._stop_replica_told(broker_id, deleted) if deleted else None
             if version >= 3:
                 body = request(**header, topic_states=_stop_replica_topic_states(topics))
@@ -295,11 +296,12 @@ class ControllerBrokerRequestBatch:
 
     def _stop_replica_told(self, broker_id: int, deleted: Collection[TopicPartition]) -> OnResponse:
         def on_response(response: Any) -> None:
+            told = {(error.topic_name, error.partition_index): error.error_code for error in response.partition_errors}
+            # What an answer does not name, as when it refuses the request as a whole, is not deleted.
             error_codes = {
-                (error.topic_name, error.partition_index): error.error_code
-                for error in response.partition_errors
-                if (error.topic_name, error.partition_index) in deleted
-                and self._context.is_topic_deletion_in_progress(error.topic_name)
+                partition: told.get(partition, ErrorCode.UNKNOWN_SERVER_ERROR)
+                for partition in deleted
+                if self._context.is_topic_deletion_in_progress(partition[0])
             }
             if error_codes:
                 self._on_stop_replica_response(broker_id, response.error_code, error_codes)
