@@ -108,6 +108,8 @@ class LogManager:
         self._checkpoint_locks = {directory.path: asyncio.Lock() for directory in self._directories}
         # What log-start-offset-checkpoint holds: only a log that begins within a segment has an entry there.
         self._written_starts: dict[str, Mapping[TopicPartition, int]] = {}
+        # Directories whose checkpoints are being written because of a deletion; True if another has come since.
+        self._outdated: dict[str, bool] = {}
         self._logs: dict[TopicPartition, Log] = {}
         # Partitions that an offline directory has, or may have because it failed while their logs were created.
         self._lost: dict[TopicPartition, None] = {}
@@ -355,6 +357,7 @@ class LogManager:
             self._forget_start(directory, (topic, partition))
         except OSError as error:
             raise directory.storage_error(error, f"deleting {topic}-{partition}") from error
+        self._forget_offsets(directory)
         self._remove_later(log.config.file_delete_delay_ms, _remove_tree, target)
         return True
 
@@ -363,11 +366,25 @@ class LogManager:
         if key not in self._written_starts.get(directory.path, {}):
             return
         if self._checkpoint_locks[directory.path].locked():
-            self._spawn(self._checkpoint_log_start_offsets(directory))
-            return
+            return  # `_forget_offsets` will see to it
         starts = self._offsets(directory, _start_within_segment)
         self._file_system.replace_file(directory.file(LOG_START_OFFSET_CHECKPOINT), format_offset_checkpoint(starts))
         self._written_starts[directory.path] = starts
+
+    def _forget_offsets(self, directory: LogDirectory) -> None:
+        """Soon nothing speaks of the deleted logs any more: the high watermark of a later partition of the same name
+        would pass records for committed that are on no other replica."""
+        is_under_way = directory.path in self._outdated
+        self._outdated[directory.path] = True
+        if not is_under_way:
+            self._spawn(self._update_checkpoints(directory))
+
+    async def _update_checkpoints(self, directory: LogDirectory) -> None:
+        while self._outdated[directory.path]:
+            self._outdated[directory.path] = False
+            await self._checkpoint_high_watermarks(directory)
+            await self._checkpoint_log_start_offsets(directory)
+        del self._outdated[directory.path]
 
     # -- what logs ask for (LogHost) ------------------------------------------------------------------------------
 

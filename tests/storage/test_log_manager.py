@@ -269,6 +269,29 @@ def test_a_new_topic_does_not_inherit_the_log_start_offset_of_a_deleted_one(fixt
     in_virtual_time(run())
 
 
+def test_a_new_topic_does_not_inherit_the_high_watermark_of_a_deleted_one(fixture):
+    """Records that are on no other replica would pass for committed ones."""
+
+    async def run():
+        manager = await fixture.loaded(A)
+        for partition in range(3):
+            fill(manager, partition=partition, count=9)
+        await manager.checkpoint_high_watermarks()
+        for partition in range(2):
+            manager.delete("t", partition)
+        await asyncio.sleep(0)  # while it is being written down that these are gone, one more goes
+        manager.delete("t", 2)
+        await asyncio.sleep(1)
+        for partition in range(3):
+            fill(manager, partition=partition, count=5)
+        fixture.kill()
+        again = await fixture.loaded(A)
+        assert [again.get("t", partition).high_watermark for partition in range(3)] == [0, 0, 0]
+        await again.stop()
+
+    in_virtual_time(run())
+
+
 def test_creating_again_returns_the_same_log_and_checks_the_topic_id(fixture):
     async def run():
         manager = await fixture.loaded(A)
