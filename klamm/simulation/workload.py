@@ -44,8 +44,8 @@ class Acknowledged:
 class PartitionClient:
     """Sends to the leader of one partition, attempt by attempt.
 
-    After some failures in a row it begins anew with other connections: the broker that it asks who leads may be one
-    that is cut off from the others and does not know.
+    The broker that it asks who leads may be cut off from the others and not know. So it believes nobody who names an
+    earlier leader epoch (KIP-320), and after some failures in a row it begins anew with other connections.
     """
 
     def __init__(self, new_client: Callable[[], ClusterClient], key: TopicPartition) -> None:
@@ -53,6 +53,7 @@ class PartitionClient:
         self._new_client = new_client
         self._client = new_client()
         self._failures = 0
+        self._leader_epoch = self._leader_id = -1
 
     async def attempt(self, api_key: ApiKey, request: Any) -> tuple[Any, int] | None:
         """The partition's part of the response, and the broker that answered; None: try again.
@@ -89,7 +90,9 @@ class PartitionClient:
             await self._client.refresh_metadata([self.topic])
         topic = self._client.metadata.topics.get(self.topic)
         state = None if topic is None else topic.partitions.get(self.partition)
-        return -1 if state is None else state.leader
+        if state is not None and state.leader_epoch >= self._leader_epoch:
+            self._leader_epoch, self._leader_id = state.leader_epoch, state.leader
+        return self._leader_id
 
 
 class Producer:
