@@ -7,10 +7,12 @@ Kafka's classes: ControllerZNode, ControllerEpochZNode, ClusterIdZNode, BrokerSe
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
+from typing import NamedTuple
 
 import orjson
 
-from klamm.znodes.fields import INT32_MAX, INT64_MAX, Fields, ZnodeError
+from klamm.znodes.brokers import SupportedVersions
+from klamm.znodes.fields import INT16_MAX, INT32_MAX, INT64_MAX, Fields, ZnodeError
 
 CONTROLLER_PATH = "/controller"
 CONTROLLER_EPOCH_PATH = "/controller_epoch"
@@ -144,8 +146,29 @@ class Features:
         finalized = {}
         for name in features.values:
             versions = features.nested(name)
-            low, high = versions.integer("min_version_level", 1), versions.integer("max_version_level", 1)
+            low = versions.integer("min_version_level", 1, INT16_MAX)
+            high = versions.integer("max_version_level", 1, INT16_MAX)
             if low > high:
                 raise features.problem(name, f"has versions {low} to {high}, which is no range")
             finalized[name] = FinalizedVersions(low, high)
         return cls(status, finalized)
+
+
+class FinalizedFeatures(NamedTuple):
+    """The finalized features while feature versioning is on, and their epoch: the version of /feature."""
+
+    features: Mapping[str, FinalizedVersions]
+    epoch: int
+
+
+def incompatible_features(
+    finalized: Mapping[str, FinalizedVersions], supported: Mapping[str, SupportedVersions]
+) -> list[str]:
+    """The finalized features that a broker which supports these cannot do, or not in all their versions."""
+    return [
+        name
+        for name, levels in finalized.items()
+        if (versions := supported.get(name)) is None
+        or levels.min_version_level < versions.min_version
+        or levels.max_version_level > versions.max_version
+    ]

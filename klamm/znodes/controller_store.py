@@ -17,7 +17,7 @@ from uuid import UUID
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
 from klamm.znodes.batches import ControllerMoved
 from klamm.znodes.brokers import BrokerRegistration
-from klamm.znodes.cluster import Controller, Features, FeatureStatus
+from klamm.znodes.cluster import Controller, Features, FeatureStatus, FinalizedVersions
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper, LiveBroker, notice
 from klamm.znodes.topics import TopicAssignment, TopicPartition
@@ -148,6 +148,20 @@ class ControllerStore(KafkaZooKeeper):
             if not await self._write_unless([write], guard, (NodeExists, NoNode, BadVersion)):
                 return
 
+    async def update_features(self, features: Mapping[str, FinalizedVersions], version: int, guard: int) -> int | None:
+        """Replaces the finalized features if /feature has this version (-1: any); returns their epoch.
+
+        None when the znode has another version, or is not there.
+        """
+        write = SetData(cluster.FEATURE_PATH, Features(FeatureStatus.ENABLED, features).encode(), version)
+        [written] = await batches.write(self.client, [write], guard)
+        if isinstance(written, BadVersion | NoNode):
+            return None
+        if isinstance(written, ZooKeeperError):
+            raise written
+        assert written.stat is not None
+        return written.stat.version
+
     # -- topics -----------------------------------------------------------------------------------------------------
 
     async def add_topic_ids(
@@ -217,6 +231,29 @@ class ControllerStore(KafkaZooKeeper):
     async def delete_topic_deletions(self, names: Iterable[str], guard: int) -> None:
         """Takes the marks for deletion from these topics."""
         await self._delete_all([requests.delete_topic_path(name) for name in names], guard)
+
+    # -- preferred replica elections --------------------------------------------------------------------------------
+
+    async def preferred_replica_election(self, watch: Callable[[], None]) -> list[TopicPartition] | None:
+        """The partitions in /admin/preferred_replica_election, None when it is not there.
+
+        `watch` is called once when it comes, changes or goes. Nothing is elected for a znode that nobody can
+        understand: it has no partitions.
+        """
+        path = requests.PREFERRED_REPLICA_ELECTION_PATH
+        if await retrying(self.client.exists, path, notice(watch)) is None:
+            return None
+        try:
+            data, _ = await retrying(self.client.get, path)
+            return requests.decode_partitions(path, data)
+        except NoNode:
+            return None
+        except ZnodeError as error:
+            logger.error("a preferred replica election is left out: %s", error)
+            return []
+
+    async def delete_preferred_replica_election(self, guard: int) -> None:
+        await self._delete_all([requests.PREFERRED_REPLICA_ELECTION_PATH], guard)
 
     # -- notifications ----------------------------------------------------------------------------------------------
 

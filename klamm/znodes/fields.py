@@ -5,6 +5,7 @@ from typing import Any
 
 import orjson
 
+INT16_MAX = 2**15 - 1
 INT32_MIN, INT32_MAX = -(2**31), 2**31 - 1
 INT64_MAX = 2**63 - 1
 

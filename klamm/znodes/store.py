@@ -21,7 +21,7 @@ from uuid import UUID
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
 from klamm.znodes.brokers import BrokerRegistration
-from klamm.znodes.cluster import ProducerIdBlock
+from klamm.znodes.cluster import Features, FeatureStatus, FinalizedFeatures, ProducerIdBlock
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import LeaderAndIsr, Replicas, TopicAssignment, TopicPartition
 from klamm.zookeeper.client import ZooKeeperClient, retrying
@@ -203,6 +203,23 @@ class KafkaZooKeeper:
             except ZnodeError as error:
                 logger.error("broker %d is left out: %s", broker_id, error)
         return live
+
+    async def finalized_features(self, watch: Callable[[], None] | None = None) -> FinalizedFeatures | None:
+        """The finalized features (KIP-584); `watch` is called once when they change.
+
+        None when feature versioning is off, and when the znode is not there or cannot be understood.
+        """
+        if await retrying(self.client.exists, cluster.FEATURE_PATH, notice(watch)) is None:
+            return None
+        try:
+            data, stat = await retrying(self.client.get, cluster.FEATURE_PATH)
+            features = Features.decode(data)
+        except NoNode:
+            return None
+        except ZnodeError as error:
+            logger.error("no feature counts as finalized: %s", error)
+            return None
+        return FinalizedFeatures(features.features, stat.version) if features.status is FeatureStatus.ENABLED else None
 
     async def allocate_producer_id_block(self, broker_id: int) -> tuple[int, int]:
         """Takes the next block of producer ids, (first, last), both inclusive.

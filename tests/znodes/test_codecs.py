@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from klamm.znodes import brokers, cluster, configs, requests, topics
 from klamm.znodes.brokers import BrokerRegistration, Endpoint, SupportedVersions
-from klamm.znodes.cluster import Controller, Features, FeatureStatus, FinalizedVersions, ProducerIdBlock
+from klamm.znodes.cluster import (
+    Controller,
+    Features,
+    FeatureStatus,
+    FinalizedVersions,
+    ProducerIdBlock,
+    incompatible_features,
+)
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 
@@ -150,6 +157,24 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=5),
     max_leaves=10,
 )
+
+
+@pytest.mark.parametrize(
+    ("minimum", "maximum", "supported", "incompatible"),
+    [
+        (1, 3, SupportedVersions(1, 3), []),
+        (2, 2, SupportedVersions(1, 3), []),
+        (1, 4, SupportedVersions(1, 3), ["f"]),
+        (1, 2, SupportedVersions(2, 3), ["f"]),
+        (1, 1, None, ["f"]),
+    ],
+)
+def test_incompatible_features(
+    minimum: int, maximum: int, supported: SupportedVersions | None, incompatible: list[str]
+) -> None:
+    finalized = {"f": FinalizedVersions(minimum, maximum), "g": FinalizedVersions(1, 1)}
+    known = {"g": SupportedVersions(1, 1), "h": SupportedVersions(1, 1)} | ({"f": supported} if supported else {})
+    assert incompatible_features(finalized, known) == incompatible
 
 
 @pytest.mark.parametrize("decode", [example[1] for example in EXAMPLES])

@@ -186,6 +186,8 @@ def test_every_write_is_guarded(tmp_path: Path) -> None:
                 store.update_topic_assignment("t", read["t"], guard),
                 store.delete_topic_guarded("t", guard),
                 store.delete_topic_deletions(["t"], guard),
+                store.update_features(FINALIZED, -1, guard),
+                store.delete_preferred_replica_election(guard),
                 store.delete_isr_changes([isr[0].rpartition("/")[2]], guard),
                 store.delete_log_dir_events([log_dir[0].rpartition("/")[2]], guard),
             ):
@@ -273,6 +275,28 @@ def test_features_that_nobody_understands_stay(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def test_finalized_features(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+        store, told = controller_store(plain), Told()
+        guard = await elected(store)
+        assert await store.finalized_features(told) is None
+        assert await store.update_features(FINALIZED, -1, guard) is None
+        await store.set_up_features(True, guard)
+        await told.wait()
+        assert await store.finalized_features(told) == ({}, 0)
+        assert await store.update_features(FINALIZED, 0, guard) == 1
+        await told.wait()
+        assert await store.finalized_features() == (FINALIZED, 1)
+        assert await store.update_features({}, 0, guard) is None
+        assert await store.update_features({}, -1, guard) == 2
+        assert await store.finalized_features() == ({}, 2)
+        for content in (Features(FeatureStatus.DISABLED, FINALIZED).encode(), b"?"):
+            await store.client.set("/feature", content)
+            assert await store.finalized_features() is None
+
+    play(tmp_path, scenario)
+
+
 # -- topics -----------------------------------------------------------------------------------------------------------
 
 
@@ -340,6 +364,26 @@ def test_a_topic_is_deleted_with_all_that_belongs_to_it(tmp_path: Path) -> None:
 
 
 # -- notifications ----------------------------------------------------------------------------------------------------
+
+
+def test_preferred_replica_elections(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+        store, told = controller_store(plain), Told()
+        guard = await elected(store)
+        path = requests.PREFERRED_REPLICA_ELECTION_PATH
+        assert await store.preferred_replica_election(told) is None
+        await store.client.create(path, requests.encode_partitions([("t", 1), ("t", 0), ("t", 1)]))
+        await told.wait()
+        assert await store.preferred_replica_election(told) == [("t", 1), ("t", 0)]
+        await store.client.set(path, b"?")
+        await told.wait()
+        assert await store.preferred_replica_election(told) == []
+        for _ in range(2):
+            await store.delete_preferred_replica_election(guard)
+        await told.wait()
+        assert await store.preferred_replica_election(told) is None
+
+    play(tmp_path, scenario)
 
 
 def test_isr_changes(tmp_path: Path) -> None:
