@@ -169,14 +169,19 @@ class OneBroker:
     def broker_epoch(self) -> int:
         return self.broker._registrar.broker_epoch
 
-    async def begin_leader_epoch(self, client: Client, topic: str, leader_epoch: int, **changes: Any) -> None:
-        """Has the broker lead partition 0 in this epoch, as if the controller had said so, or with these `changes`."""
+    async def begin_leader_epoch(
+        self, client: Client, topic: str, leader_epoch: int, code: int = 0, **changes: Any
+    ) -> None:
+        """Has the broker lead partition 0 in this epoch, as if the controller had said so, or with these `changes`.
+
+        `code` is the answer to expect.
+        """
         state = {"leader": 0, "isr": (0,), "zk_version": 0, "replicas": (0,)} | changes
         partition = LeaderAndIsrPartitionState(0, self.controller_epoch, leader_epoch=leader_epoch, **state)
         topics = [LeaderAndIsrTopic(topic, self.broker._metadata_cache.snapshot.topic_ids.get(topic), [partition])]
         body = LeaderAndIsrRequest(0, self.controller_epoch, self.broker_epoch, topics)
         response = await client.request(ApiKey.LEADER_AND_ISR, 5, body)
-        assert (response.error_code, response.topics[0].partitions) == (0, [(0, 0)])
+        assert (response.error_code, response.topics[0].partitions) == (0, [(0, code)])
 
     async def kill_broker(self) -> None:
         """To ZooKeeper it looks like a kill: the session, with all that is ephemeral, lives on until it expires."""

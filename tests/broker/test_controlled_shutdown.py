@@ -157,6 +157,17 @@ def test_a_stop_does_not_wait_for_a_controller_for_ever(controllers: dict[int, s
     asyncio.run(main())
 
 
+def test_without_zookeeper_nobody_can_take_over() -> None:
+    async def main() -> None:
+        async with AnsweringBroker(answers(answer())) as controller:
+            store = Store({1: controller}, 1)
+            store.client.state = State.CONNECTING
+            assert not await hand_over(store, backoff=20_000)
+            assert controller.asked == []
+
+    asyncio.run(main())
+
+
 def test_leaderships_move_before_the_broker_stops(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         config = cluster.config(broker_id=1, log_dirs=tmp_path / "second")

@@ -131,6 +131,55 @@ def test_a_topic_created_on_a_full_disk_works_when_there_is_space(
     run(tmp_path, scenario, environment=disk)
 
 
+def test_a_leader_epoch_that_cannot_be_written_down_waits_for_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = FailingDisk()
+    monkeypatch.setattr(replica_manager, "REOPEN_MIN_MS", 20)
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        assert await produce(client, "t", b"a") == ErrorCode.NONE
+        disk.fill(matching="leader-epoch")
+        await cluster.begin_leader_epoch(client, "t", 1, STORAGE_ERROR)
+        assert await produce(client, "t", b"b") == STORAGE_ERROR
+        # It is tried again, and is not said to work before it does: each time it would have another leader epoch.
+        failures = disk.failures
+        await until(lambda: disk.failures >= failures + 3)
+        assert await leaders(client, "t") == {0: 0}
+        disk.heal()
+        while await produce(client, "t", b"b") != ErrorCode.NONE:
+            pass
+        assert await read_all(client, "t") == [b"a", b"b"]
+
+    run(tmp_path, scenario, environment=disk)
+
+
+def test_a_new_topic_waits_for_space_beside_a_failed_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What never had a log may get one on the disk that works; what may have one on the other must wait for that."""
+    disk = FailingDisk()
+    monkeypatch.setattr(replica_manager, "REOPEN_MIN_MS", 20)
+    one, two = tmp_path / "one", tmp_path / "two"
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", partitions=2)
+        (broken,) = [int(path.name[2:]) for path in one.glob("t-*")]
+        disk.fail(errno.EIO, below=str(one))
+        assert await produce(client, "t", b"a", broken) == STORAGE_ERROR
+        while await leaders(client, "t") != {broken: -1, 1 - broken: 0}:
+            pass
+        disk.fill(below=str(two))
+        await client.create_topic("u")
+        assert await produce(client, "u", b"a") == STORAGE_ERROR
+        disk.heal()
+        while await produce(client, "u", b"a") != ErrorCode.NONE:
+            pass
+        assert await leaders(client, "t") == {broken: -1, 1 - broken: 0}
+        assert await produce(client, "t", b"a", broken) == STORAGE_ERROR
+
+    run(tmp_path, scenario, environment=disk, log_dirs=f"{one},{two}")
+
+
 def test_a_topic_goes_to_the_directory_that_has_space(tmp_path: Path) -> None:
     disk = FailingDisk()
     one, two = tmp_path / "one", tmp_path / "two"
