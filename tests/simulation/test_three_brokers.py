@@ -13,6 +13,11 @@ from typing import Any
 
 import pytest
 
+from klamm.controller.leader_election import Election, offline_partition_leader_election
+from klamm.protocol.errors import ErrorCode
+from klamm.replication.delayed_operations import Appended
+from klamm.replication.partition import Partition
+from klamm.replication.replica_manager import ReplicaManager
 from klamm.simulation.cluster import LOG_DIRS, SimulatedCluster
 from klamm.simulation.determinism import assert_same_trace
 from klamm.simulation.random_faults import random_faults
@@ -165,6 +170,22 @@ async def all_at_once(world: World) -> None:
             broker.start()
 
 
+async def last_in_sync(world: World) -> None:
+    """The others come back while the last broker that was in sync is dead: they may not lead, only wait for it."""
+    async with working_cluster(world) as (cluster, _):
+        leader = cluster.leader(TOPIC, 0)
+        others = [broker for broker in cluster.brokers.values() if broker.broker_id != leader]
+        for broker in others:
+            broker.kill()
+        await cluster.until(lambda: cluster.isr(TOPIC, 0) == (leader,))
+        cluster.brokers[leader].kill()
+        for broker in others:
+            broker.start()
+        await cluster.until(lambda: cluster.state.live_brokers() == sorted(broker.broker_id for broker in others))
+        await asyncio.sleep(world.random.uniform(0, 20))
+        assert cluster.leader(TOPIC, 0) in (leader, -1)
+
+
 async def clean_stops(world: World) -> None:
     """Each broker is stopped as an operator does; its leaderships move first."""
     async with working_cluster(world) as (cluster, workload):
@@ -252,6 +273,7 @@ SCENARIOS = [
     bounces,
     every_broker_in_turn,
     all_at_once,
+    last_in_sync,
     clean_stops,
     controller_dies_creating,
     controller_dies_deleting,
@@ -272,6 +294,43 @@ def test_no_acknowledged_record_is_lost(scenario: Callable[[World], Coroutine[An
 def test_random_faults(seed: int) -> None:
     world = World(seed)
     print(world.run(random_faults(world), time_limit_s=3600))
+
+
+def failures(scenario: Callable[[World], Coroutine[Any, Any, Any]], seeds: int) -> list[str]:
+    """How the runs of a scenario fail, if they do."""
+    found = []
+    for seed in range(seeds):
+        world = World(seed)
+        try:
+            world.run(scenario(world), time_limit_s=600)
+        except AssertionError as error:
+            found.append(str(error))
+    return found
+
+
+def test_an_acknowledgement_before_replication_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def wait_replicated(manager: ReplicaManager, appended: Appended, timeout_ms: int) -> None:
+        for _, _, result in appended:
+            result.error_code = ErrorCode.NONE
+
+    monkeypatch.setattr(ReplicaManager, "wait_replicated", wait_replicated)
+    found = failures(paused_leader, seeds=2)
+    assert any("was acknowledged, the log has" in failure or "sent sequence" in failure for failure in found), found
+
+
+def test_a_follower_that_does_not_truncate_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Partition, "truncate_to", lambda partition, offset: False)
+    found = failures(paused_leader, seeds=2)
+    assert any("replicas differ" in failure or "in sync" in failure for failure in found), found
+
+
+def test_an_unclean_election_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def election(replicas: Any, isr: Any, online: Any, unclean: bool) -> Election | None:
+        return offline_partition_leader_election(replicas, isr, online, unclean=True)
+
+    monkeypatch.setattr("klamm.controller.partition_state_machine.offline_partition_leader_election", election)
+    found = failures(last_in_sync, seeds=3)
+    assert any("the new leader was not in sync" in failure for failure in found), found
 
 
 @pytest.mark.parametrize("scenario", ["whole_story", "paused_leader", "bounces"])
