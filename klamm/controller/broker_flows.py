@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from klamm.controller.context import PartitionAndReplica
 from klamm.controller.events import LeaderAndIsrResponseReceived
+from klamm.controller.features import compatible_brokers
 from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
 from klamm.controller.slices import slices
@@ -33,7 +34,7 @@ async def broker_change(parts: ControllerParts) -> None:
     """Compares the brokers in ZooKeeper with those that are known."""
     context, channels = parts.context, parts.channels
     assert channels is not None
-    current = await parts.store.live_brokers(parts.on_brokers, parts.on_broker)
+    current = await compatible_brokers(parts)
     known = context.live_or_shutting_down_brokers
     new = {id_: broker for id_, broker in current.items() if id_ not in known}
     bounced = {id_: broker for id_, broker in current.items() if id_ in known and broker.epoch > known[id_].epoch}
@@ -111,7 +112,8 @@ async def on_replicas_become_offline(parts: ControllerParts, replicas: Collectio
     await parts.partitions.trigger_online_partition_state_change()
     deleting = [replica for replica in replicas if deletions.is_topic_queued_up_for_deletion(replica[0][0])]
     others = [replica for replica in replicas if not deletions.is_topic_queued_up_for_deletion(replica[0][0])]
-    await parts.replicas.handle_state_changes(others, ReplicaState.OFFLINE)
+    elected = {key for key in leaderless if context.partition_state(key) is PartitionState.ONLINE}
+    await parts.replicas.handle_state_changes(others, ReplicaState.OFFLINE, fenced=elected)
     if deleting:
         await deletions.fail_replica_deletion(deleting)
     if all(context.partition_state(partition) is PartitionState.OFFLINE for partition in leaderless):

@@ -9,6 +9,8 @@ which one task processes, one after another (`event_manager.py`).
 | brokers, disks, LeaderAndIsr responses, a stop  | broker_flows.py                                                  |
 | topics, partitions, marks for deletion          | topic_flows.py, topic_deletion.py                                |
 | ISR changes                                     | isr_flows.py                                                     |
+| elections that are asked for; the balance       | elections.py                                                     |
+| finalized features                              | features.py                                                      |
 
 What must stay true:
 - Active is who was elected in this session *and* has taken over. To be named in /controller is not enough: that may be
@@ -23,15 +25,16 @@ What must stay true:
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from klamm.config.broker import BrokerConfig
-from klamm.controller import broker_flows, isr_flows, topic_flows
+from klamm.controller import broker_flows, elections, features, isr_flows, topic_flows
 from klamm.controller.context import ControllerContext, PartitionAndReplica
 from klamm.controller.event_manager import ControllerEventManager
 from klamm.controller.events import (
     AlterIsrReceived,
+    AutoPreferredReplicaLeaderElection,
     BrokerChange,
     BrokerModifications,
     ControlledShutdown,
@@ -45,13 +48,20 @@ from klamm.controller.events import (
     PartitionModifications,
     Question,
     RegisterBrokerAndReelect,
+    ReplicaLeaderElection,
     Startup,
     TopicChange,
     TopicDeletion,
     TopicDeletionStopReplicaResponseReceived,
+    TopicUncleanLeaderElectionEnable,
+    UncleanLeaderElectionEnable,
+    UpdateFeatures,
     UpdateMetadataResponseReceived,
+    ZkPreferredReplicaElection,
 )
 from klamm.controller.failover import on_controller_failover, on_controller_resignation
+from klamm.controller.feature_updates import FeatureResults, FeatureUpdate
+from klamm.controller.leader_election import ElectionResults, ElectionType
 from klamm.controller.parts import Channels, ControllerParts
 from klamm.controller.states import OnIllegalTransition, log_illegal_transition
 from klamm.environment import Environment
@@ -125,6 +135,14 @@ class KafkaController:
             TopicDeletionStopReplicaResponseReceived: self._stop_replica_response_received,
             AlterIsrReceived: self._alter_isr,
             IsrChangeNotification: lambda _event: isr_flows.isr_change_notification(parts),
+            ReplicaLeaderElection: self._replica_leader_election,
+            ZkPreferredReplicaElection: lambda _event: elections.zk_preferred_replica_election(parts),
+            AutoPreferredReplicaLeaderElection: lambda _event: elections.auto_preferred_replica_leader_election(parts),
+            UncleanLeaderElectionEnable: lambda _event: elections.unclean_leader_election_enable(parts),
+            TopicUncleanLeaderElectionEnable: lambda event: elections.unclean_leader_election_enable(
+                parts, event.topic
+            ),
+            UpdateFeatures: self._update_features,
         }
 
     # -- what the broker uses ---------------------------------------------------------------------------------------
@@ -201,6 +219,33 @@ class KafkaController:
         BROKER_NOT_AVAILABLE.
         """
         event = ControlledShutdown(broker_id, broker_epoch, answer=_future())
+        self._events.put(event)
+        return await event.answer
+
+    async def elect_leaders(self, partitions: Sequence[TopicPartition], election_type: ElectionType) -> ElectionResults:
+        """Answers ElectLeaders: each partition's new leader, or why it got none. KafkaError NOT_CONTROLLER.
+
+        What is elected is known to no broker yet.
+        """
+        event = ReplicaLeaderElection(partitions, election_type, answer=_future())
+        self._events.put(event)
+        return await event.answer
+
+    def enable_default_unclean_leader_election(self) -> None:
+        """unclean.leader.election.enable was switched on for all topics that do not say otherwise."""
+        self._events.put(UncleanLeaderElectionEnable())
+
+    def enable_topic_unclean_leader_election(self, topic: str) -> None:
+        self._events.put(TopicUncleanLeaderElectionEnable(topic))
+
+    def leader_rebalance_reconfigured(self) -> None:
+        """auto.leader.rebalance.enable or leader.imbalance.check.interval.seconds has another value."""
+        if self._is_active:
+            self._parts.schedule_leader_rebalance(self._parts.config.leader_imbalance_check_interval_seconds)
+
+    async def update_features(self, updates: Sequence[FeatureUpdate]) -> FeatureResults:
+        """Answers UpdateFeatures. KafkaError NOT_CONTROLLER: none, or all that are allowed, may have been done."""
+        event = UpdateFeatures(updates, answer=_future())
         self._events.put(event)
         return await event.answer
 
@@ -333,6 +378,12 @@ class KafkaController:
             event.resolve(await broker_flows.controlled_shutdown(self._parts, event.broker_id, event.broker_epoch))
         except KafkaError as error:
             event.fail(error)
+
+    async def _replica_leader_election(self, event: ReplicaLeaderElection) -> None:
+        event.resolve(await elections.replica_leader_election(self._parts, event.partitions, event.election_type))
+
+    async def _update_features(self, event: UpdateFeatures) -> None:
+        event.resolve(await features.update_features(self._parts, event.updates))
 
     async def _alter_isr(self, event: AlterIsrReceived) -> None:
         try:

@@ -9,11 +9,13 @@ the znode may be gone again by the time that its creation is noticed, and then n
 """
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, ClassVar, Generic, TypeVar
 
+from klamm.controller.feature_updates import FeatureResults, FeatureUpdate
+from klamm.controller.leader_election import ElectionResults, ElectionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrResponse
 from klamm.znodes.store import KafkaZooKeeper
@@ -152,6 +154,12 @@ class TopicDeletion(ControllerEvent):
     state = ControllerState.TOPIC_DELETION
 
 
+class ZkPreferredReplicaElection(ControllerEvent):
+    """/admin/preferred_replica_election has come, changed or gone."""
+
+    state = ControllerState.MANUAL_LEADER_BALANCE
+
+
 class IsrChangeNotification(ControllerEvent):
     """A leader has changed the ISR of partitions by itself, as brokers before 2.7 do."""
 
@@ -181,6 +189,29 @@ class ControlledShutdown(Question[list[TopicPartition]]):
 
 
 @dataclass(frozen=True, eq=False)
+class ReplicaLeaderElection(Question[ElectionResults]):
+    """An ElectLeaders request."""
+
+    state = ControllerState.MANUAL_LEADER_BALANCE
+    partitions: Sequence[TopicPartition]
+    election_type: ElectionType
+
+    def preempt(self) -> None:
+        self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller any more"))
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateFeatures(Question[FeatureResults]):
+    """An UpdateFeatures request."""
+
+    state = ControllerState.UPDATE_FEATURES
+    updates: Sequence[FeatureUpdate]
+
+    def preempt(self) -> None:
+        self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller any more"))
+
+
+@dataclass(frozen=True, eq=False)
 class AlterIsrReceived(Question[Any]):
     """A leader wants to change the ISR of partitions. The answer: an AlterIsr response."""
 
@@ -189,6 +220,29 @@ class AlterIsrReceived(Question[Any]):
 
     def preempt(self) -> None:
         self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller any more"))
+
+
+# -- timers and configurations ------------------------------------------------------------------------------------
+
+
+class AutoPreferredReplicaLeaderElection(ControllerEvent):
+    """It is time to look whether brokers have lost too many leaderships."""
+
+    state = ControllerState.AUTO_LEADER_BALANCE
+
+
+class UncleanLeaderElectionEnable(ControllerEvent):
+    """unclean.leader.election.enable was switched on."""
+
+    state = ControllerState.UNCLEAN_LEADER_ELECTION_ENABLE
+
+
+@dataclass(frozen=True)
+class TopicUncleanLeaderElectionEnable(ControllerEvent):
+    """unclean.leader.election.enable was switched on for a topic."""
+
+    state = ControllerState.TOPIC_UNCLEAN_LEADER_ELECTION_ENABLE
+    topic: str
 
 
 # -- responses ----------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ The order of a failover, which is Kafka's (`onControllerFailover`):
 | F7   | replicas, then partitions, get their states; all brokers are told what they lead and follow; dead ones leave |
 |      | the ISRs; partitions without a leader get one                                                                |
 | F8   | deletions go on                                                                                              |
+| F9   | a preferred replica election that waits in ZooKeeper is done; the timer of the automatic ones starts         |
 
 What must stay true:
 - The context is empty before F3, and nothing but the failover changes it until the end: events wait in the queue.
@@ -25,6 +26,8 @@ import logging
 from collections.abc import Callable
 
 from klamm.config.versions import ApiVersion
+from klamm.controller.elections import FIRST_REBALANCE_DELAY_SECONDS, zk_preferred_replica_election
+from klamm.controller.features import compatible_brokers
 from klamm.controller.parts import Channels, ControllerParts
 from klamm.controller.slices import for_slices
 from klamm.controller.topic_flows import legal_topics, load_topics
@@ -61,13 +64,15 @@ async def on_controller_failover(
     # The place of: reassignments under way go on.
     # F8
     await parts.deletions.try_topic_deletion()
-    # The place of: pending preferred replica elections; from then on, the automatic ones.
+    # F9
+    await zk_preferred_replica_election(parts)
+    parts.schedule_leader_rebalance(FIRST_REBALANCE_DELAY_SECONDS)
 
 
 async def _initialize_context(parts: ControllerParts) -> None:
     # F3
     context, store = parts.context, parts.store
-    context.set_live_brokers(await store.live_brokers(parts.on_brokers, parts.on_broker))
+    context.set_live_brokers(await compatible_brokers(parts))
     partitions = await load_topics(parts, legal_topics(await store.topic_names(parts.on_topics)))
     for states in await for_slices(partitions, store.partition_states):
         await asyncio.sleep(0)  # What was read in slices is taken up in slices.
@@ -98,6 +103,7 @@ async def _queue_topic_deletions(parts: ControllerParts) -> None:
 
 async def on_controller_resignation(parts: ControllerParts) -> None:
     """Forgets everything. Watches that are still armed put events that nobody minds."""
+    parts.cancel_leader_rebalance()
     parts.batch.clear()
     parts.context.reset()
     if parts.channels is not None:

@@ -15,8 +15,11 @@ Under controlled shutdown, brokers that are shutting down count as online.
 """
 
 from collections.abc import Collection, Sequence
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import NamedTuple
+
+from klamm.protocol.errors import KafkaError
+from klamm.znodes.topics import TopicPartition
 
 
 class ElectionStrategy(Enum):
@@ -27,6 +30,17 @@ class ElectionStrategy(Enum):
     REASSIGN = "ReassignPartitionLeaderElectionStrategy"
     PREFERRED_REPLICA = "PreferredReplicaPartitionLeaderElectionStrategy"
     CONTROLLED_SHUTDOWN = "ControlledShutdownPartitionLeaderElectionStrategy"
+
+
+class ElectionType(IntEnum):
+    """What an ElectLeaders request asks for, with its numbers."""
+
+    PREFERRED = 0
+    UNCLEAN = 1
+
+
+ElectionResults = dict[TopicPartition, int | KafkaError]
+"""What an ElectLeaders request gets: the elected leader of each partition, or why none was elected."""
 
 
 class Election(NamedTuple):

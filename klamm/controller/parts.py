@@ -8,12 +8,14 @@ What must stay true:
   asked: the event carries both epochs (`is_current`).
 """
 
+import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from klamm.config.broker import BrokerConfig
 from klamm.controller.context import ControllerContext
 from klamm.controller.events import (
+    AutoPreferredReplicaLeaderElection,
     BrokerChange,
     BrokerModifications,
     ControllerEvent,
@@ -26,6 +28,7 @@ from klamm.controller.events import (
     TopicDeletion,
     TopicDeletionStopReplicaResponseReceived,
     UpdateMetadataResponseReceived,
+    ZkPreferredReplicaElection,
 )
 from klamm.controller.partition_state_machine import PartitionStateMachine
 from klamm.controller.replica_state_machine import ReplicaStateMachine
@@ -77,6 +80,7 @@ class ControllerParts:
         self.context = ControllerContext()
         self.channels: Channels | None = None
         self._put = put
+        self._leader_rebalance: asyncio.TimerHandle | None = None
         self.batch = ControllerBrokerRequestBatch(
             config,
             broker_id,
@@ -119,6 +123,25 @@ class ControllerParts:
         if self.channels is None:
             raise RuntimeError(f"{api_key.message_name} for broker {broker_id}, but this broker is not the controller")
         self.channels.send_request(broker_id, api_key, body, on_response)
+
+    # -- timers -----------------------------------------------------------------------------------------------------
+
+    def schedule_leader_rebalance(self, delay_seconds: int) -> None:
+        """The next look at how many leaderships brokers have lost, instead of any that was planned.
+
+        Without auto.leader.rebalance.enable there is none.
+        """
+        self.cancel_leader_rebalance()
+        if self.config.auto_leader_rebalance_enable:
+            # An interval of 0, which Kafka allows, would leave the controller no time for anything else.
+            self._leader_rebalance = asyncio.get_running_loop().call_later(
+                max(delay_seconds, 1), self._put, AutoPreferredReplicaLeaderElection()
+            )
+
+    def cancel_leader_rebalance(self) -> None:
+        if self._leader_rebalance is not None:
+            self._leader_rebalance.cancel()
+            self._leader_rebalance = None
 
     # -- what the brokers answer ------------------------------------------------------------------------------------
 
@@ -164,3 +187,6 @@ class ControllerParts:
 
     def on_log_dir_events(self) -> None:
         self._put(LogDirEventNotification())
+
+    def on_preferred_replica_election(self) -> None:
+        self._put(ZkPreferredReplicaElection())

@@ -1,0 +1,165 @@
+"""Leader elections that somebody asks for, and those that keep the leaders where they belong.
+
+| who asks                                                  | for                 | event                              |
+|-----------------------------------------------------------|---------------------|------------------------------------|
+| an ElectLeaders request                                   | preferred, unclean  | ReplicaLeaderElection              |
+| /admin/preferred_replica_election                         | preferred           | ZkPreferredReplicaElection         |
+| the timer, every leader.imbalance.check.interval.seconds  | preferred           | AutoPreferredReplicaLeaderElection |
+| unclean.leader.election.enable was switched on            | whatever is offline | UncleanLeaderElectionEnable        |
+| the same, for one topic                                   | whatever is offline | TopicUncleanLeaderElectionEnable   |
+
+What must stay true:
+- Leadership moves only to a replica that is online and in the ISR. The exceptions are an unclean ElectLeaders, for
+  partitions without a live leader only, and what a topic's configuration allows.
+- The request in ZooKeeper goes after the attempt, whatever came of it: to ask again is to create it again. One that a
+  controller leaves behind is taken up by the next.
+- A partition that is being reassigned does not keep others from getting their preferred leaders back, nor itself
+  (KAFKA-10149).
+"""
+
+import logging
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from klamm.controller.context import ControllerContext
+from klamm.controller.leader_election import (
+    ElectionResults,
+    ElectionStrategy,
+    ElectionType,
+    preferred_replica_partition_leader_election,
+)
+from klamm.controller.parts import ControllerParts
+from klamm.controller.slices import slices
+from klamm.controller.states import PartitionState
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+
+# After a failover brokers come back one after another; most leaderships that they lost are there to be given back soon.
+FIRST_REBALANCE_DELAY_SECONDS = 5
+
+STRATEGIES = {
+    ElectionType.PREFERRED: ElectionStrategy.PREFERRED_REPLICA,
+    ElectionType.UNCLEAN: ElectionStrategy.OFFLINE_ALLOW_UNCLEAN,
+}
+# Why a partition got no leader.
+NOT_AVAILABLE = {
+    ElectionType.PREFERRED: ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE,
+    ElectionType.UNCLEAN: ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
+}
+
+_log = logging.getLogger(__name__)
+
+
+async def replica_leader_election(
+    parts: ControllerParts, partitions: Iterable[TopicPartition], election_type: ElectionType
+) -> ElectionResults:
+    """Elects leaders for those of the partitions that need one.
+
+    KafkaErrors UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION (it is being deleted), ELECTION_NOT_NEEDED,
+    PREFERRED_LEADER_NOT_AVAILABLE, ELIGIBLE_LEADERS_NOT_AVAILABLE.
+    """
+    results: ElectionResults = {}
+    electable = []
+    async for piece in slices(list(dict.fromkeys(partitions))):
+        for partition in piece:
+            error = _objection(parts.context, partition, election_type)
+            if error is None:
+                electable.append(partition)
+            else:
+                results[partition] = error
+    outcomes = await parts.partitions.handle_state_changes(electable, PartitionState.ONLINE, STRATEGIES[election_type])
+    for partition, outcome in outcomes.items():
+        if isinstance(outcome, LeaderAndIsr):
+            results[partition] = outcome.leader
+        else:
+            results[partition] = KafkaError(NOT_AVAILABLE[election_type], str(outcome))
+    return results
+
+
+def _objection(context: ControllerContext, partition: TopicPartition, election_type: ElectionType) -> KafkaError | None:
+    """Why nobody is to be elected; None if somebody is."""
+    replicas = context.partition_replica_assignment(partition)
+    if not replicas:
+        return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "The partition does not exist.")
+    if context.is_topic_queued_up_for_deletion(partition[0]):
+        return KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, "The topic is being deleted")
+    state = context.partition_leadership_info(partition)
+    if state is None:
+        return None
+    if election_type is ElectionType.PREFERRED:
+        is_led = state.leader == replicas[0]
+    else:
+        is_led = state.leader in context.live_broker_ids
+    return KafkaError(ErrorCode.ELECTION_NOT_NEEDED) if is_led else None
+
+
+async def zk_preferred_replica_election(parts: ControllerParts) -> None:
+    """Does what /admin/preferred_replica_election asks for, and removes it.
+
+    The znode is watched from then on: its removal is the next event, which looks for another one.
+    """
+    partitions = await parts.store.preferred_replica_election(parts.on_preferred_replica_election)
+    if partitions is None:
+        return
+    results = await replica_leader_election(parts, partitions, ElectionType.PREFERRED)
+    _log_results("asked for in ZooKeeper", results)
+    await parts.store.delete_preferred_replica_election(parts.guard)
+
+
+async def auto_preferred_replica_leader_election(parts: ControllerParts) -> None:
+    """Gives brokers their leaderships back, if they have lost too many of them; and looks again after a while."""
+    percentage = parts.config.leader_imbalance_per_broker_percentage
+    wanted = []
+    for broker_id, leaderships in sorted((await _leaderships_by_preferred_leader(parts.context)).items()):
+        # leader.imbalance.per.broker.percentage is what is tolerated.
+        if len(leaderships.lost) * 100 > percentage * leaderships.total:
+            _log.info("broker %d has lost %d of %d leaderships", broker_id, len(leaderships.lost), leaderships.total)
+            wanted += [
+                partition
+                for partition in leaderships.lost
+                if _can_preferred_replica_be_leader(parts.context, partition)
+            ]
+    if wanted:
+        _log_results("that restores the balance", await replica_leader_election(parts, wanted, ElectionType.PREFERRED))
+    parts.schedule_leader_rebalance(parts.config.leader_imbalance_check_interval_seconds)
+
+
+class _Leaderships(NamedTuple):
+    """Of the partitions whose preferred leader one broker is: how many there are, and those that others lead."""
+
+    total: int
+    lost: list[TopicPartition]
+
+
+async def _leaderships_by_preferred_leader(context: ControllerContext) -> dict[int, _Leaderships]:
+    found: dict[int, _Leaderships] = {}
+    async for piece in slices(context.all_partitions()):
+        for partition in piece:
+            replicas = context.partition_replica_assignment(partition)
+            if not replicas or context.is_topic_queued_up_for_deletion(partition[0]):
+                continue
+            total, lost = found.get(replicas[0]) or (0, [])
+            state = context.partition_leadership_info(partition)
+            if state is not None and state.leader != replicas[0]:
+                lost.append(partition)
+            found[replicas[0]] = _Leaderships(total + 1, lost)
+    return found
+
+
+def _can_preferred_replica_be_leader(context: ControllerContext, partition: TopicPartition) -> bool:
+    state = context.partition_leadership_info(partition)
+    replicas = context.partition_replica_assignment(partition)
+    online = context.online_brokers(partition)
+    return state is not None and preferred_replica_partition_leader_election(replicas, state.isr, online) is not None
+
+
+async def unclean_leader_election_enable(parts: ControllerParts, topic: str | None = None) -> None:
+    """Replicas outside the ISR may lead from now on (in one topic): partitions without a leader are tried again."""
+    await parts.partitions.trigger_online_partition_state_change(topic)
+
+
+def _log_results(what: str, results: ElectionResults) -> None:
+    errors = {partition: result for partition, result in results.items() if isinstance(result, KafkaError)}
+    _log.info("preferred replica election %s: %d led, %d not", what, len(results) - len(errors), len(errors))
+    for (topic, number), error in list(errors.items())[:10]:
+        _log.info("%s-%d: %s", topic, number, error)

@@ -1,0 +1,71 @@
+"""Finalized features (KIP-584): what all brokers of the cluster can do, and have agreed to use.
+
+Each broker says in its registration which versions of a feature it supports; /feature holds the versions that are
+finalized. Kafka 2.8 has the machinery but no feature, so here it matters to clusters that come from a newer version.
+
+What must stay true:
+- What is finalized is supported by every live broker. A broker that cannot do it is left out of the cluster: it would
+  do the work in an older way.
+- Each update of a request is refused or taken by itself, against what was finalized before the request; what is taken
+  is written at once.
+"""
+
+import logging
+from collections.abc import Iterable
+
+from klamm.config.versions import ApiVersion
+from klamm.controller.feature_updates import FeatureResults, FeatureUpdate, check_update, failed
+from klamm.controller.parts import ControllerParts
+from klamm.protocol.errors import KafkaError
+from klamm.znodes.cluster import FinalizedFeatures, incompatible_features
+from klamm.znodes.store import LiveBroker
+
+NONE_FINALIZED = FinalizedFeatures({}, epoch=-1)
+
+_log = logging.getLogger(__name__)
+
+
+async def compatible_brokers(parts: ControllerParts) -> dict[int, LiveBroker]:
+    """The live brokers by id, ascending, each watched; without those that cannot do what is finalized."""
+    live = await parts.store.live_brokers(parts.on_brokers, parts.on_broker)
+    finalized = (await _finalized_features(parts)).features
+    compatible = {}
+    for broker_id, broker in live.items():
+        missing = incompatible_features(finalized, broker.registration.features)
+        if missing:
+            _log.warning("broker %d is left out: it does not support the finalized features %s", broker_id, missing)
+        else:
+            compatible[broker_id] = broker
+    return compatible
+
+
+async def _finalized_features(parts: ControllerParts) -> FinalizedFeatures:
+    if parts.config.inter_broker_protocol_version < ApiVersion.V2_7_IV0:
+        return NONE_FINALIZED
+    return await parts.store.finalized_features() or NONE_FINALIZED
+
+
+async def update_features(parts: ControllerParts, updates: Iterable[FeatureUpdate]) -> FeatureResults:
+    """Finalizes other versions of features, or removes features, as far as the updates are allowed."""
+    existing = await _finalized_features(parts)
+    brokers = [broker.registration for broker in parts.context.live_or_shutting_down_brokers.values()]
+    own = parts.context.live_or_shutting_down_brokers.get(parts.broker_id)
+    supported = {} if own is None else own.registration.features
+    target = dict(existing.features)
+    errors: dict[str, KafkaError | None] = {}
+    for update in updates:
+        try:
+            versions = check_update(update, existing.features.get(update.feature), supported, brokers)
+        except KafkaError as error:
+            errors[update.feature] = error
+            continue
+        errors[update.feature] = None
+        if versions is None:
+            target.pop(update.feature, None)
+        else:
+            target[update.feature] = versions
+    if target == existing.features:
+        return FeatureResults(errors, None)
+    epoch = await parts.store.update_features(target, existing.epoch, parts.guard)
+    _log.info("finalized features %s become %s: epoch %s", existing, target, epoch)
+    return FeatureResults(errors if epoch is not None else failed(errors, "/feature has changed meanwhile"), epoch)
