@@ -17,12 +17,15 @@
 
 Whenever a broker gets LeaderAndIsr, all get UpdateMetadata.
 
-What must stay true: as in partition_state_machine.py. A leadership that was only looked at counts as this controller's
-from then on.
+What must stay true: as in partition_state_machine.py. Besides:
+- A leadership that was only looked at counts as this controller's from then on.
+- A replica that was usable does not become OFFLINE without a new leader epoch, whether or not it was in the ISR: a
+  proposal of its leader to take it in, made before, must not be accepted when it is back, perhaps with fewer records.
+  (Kafka 2.8.2 lets it pass; KIP-903.)
 """
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 from klamm.controller.context import ControllerContext, PartitionAndReplica
@@ -41,6 +44,9 @@ from klamm.znodes.topics import NO_LEADER, LeaderAndIsr, TopicPartition
 from klamm.zookeeper.errors import BadVersion, ZooKeeperError
 
 logger = logging.getLogger(__name__)
+
+# The states in which a leader may propose a replica for the ISR.
+_USABLE = (ReplicaState.NEW, ReplicaState.ONLINE)
 
 
 class ReplicaStateMachine:
@@ -81,21 +87,31 @@ class ReplicaStateMachine:
         await self._handle_state_changes(online, ReplicaState.ONLINE)
         await self._handle_state_changes(offline, ReplicaState.OFFLINE)
 
-    async def handle_state_changes(self, replicas: Iterable[PartitionAndReplica], target: ReplicaState) -> None:
-        """Changes the states and sends the requests that follow from it, broker after broker."""
+    async def handle_state_changes(
+        self, replicas: Iterable[PartitionAndReplica], target: ReplicaState, fenced: Collection[TopicPartition] = ()
+    ) -> None:
+        """Changes the states and sends the requests that follow from it, broker after broker.
+
+        `fenced` are partitions that got a new leader epoch since their replicas are not usable any more.
+        """
         groups: dict[int, dict[TopicPartition, None]] = {}
         for partition, broker_id in replicas:
             groups.setdefault(broker_id, {})[partition] = None
-        await self._handle_state_changes({key: list(partitions) for key, partitions in groups.items()}, target)
+        await self._handle_state_changes({key: list(partitions) for key, partitions in groups.items()}, target, fenced)
 
-    async def _handle_state_changes(self, groups: Mapping[int, Sequence[TopicPartition]], target: ReplicaState) -> None:
+    async def _handle_state_changes(
+        self,
+        groups: Mapping[int, Sequence[TopicPartition]],
+        target: ReplicaState,
+        fenced: Collection[TopicPartition] = (),
+    ) -> None:
         if not groups:
             return
         self._request_batch.new_batch()
         self._failures = []
         for broker_id, partitions in groups.items():
             if target is ReplicaState.OFFLINE:
-                await for_slices(partitions, partial(self._take_offline, broker_id))
+                await for_slices(partitions, partial(self._take_offline, broker_id, fenced))
                 continue
             async for piece in slices(partitions):
                 legal = self._legal(broker_id, piece, target)
@@ -174,8 +190,12 @@ class ReplicaStateMachine:
 
     # -- out of the ISR ---------------------------------------------------------------------------------------------
 
-    async def _take_offline(self, broker_id: int, partitions: Sequence[TopicPartition]) -> None:
+    async def _take_offline(
+        self, broker_id: int, fenced: Collection[TopicPartition], partitions: Sequence[TopicPartition]
+    ) -> None:
         context = self._context
+        before = context.replica_states(broker_id)
+        to_fence = {key for key in partitions if before.get(key) in _USABLE and key not in fenced}
         leaderships: dict[TopicPartition, LeaderAndIsr] = {}
         never_led = []
         for partition in self._legal(broker_id, partitions, ReplicaState.OFFLINE):
@@ -186,7 +206,7 @@ class ReplicaStateMachine:
                 never_led.append(partition)
             else:
                 leaderships[partition] = leadership
-        removed = await self._remove_from_isr(broker_id, leaderships)
+        removed = await self._remove_from_isr(broker_id, leaderships, to_fence)
         for partition, leadership in removed.items():
             if not context.is_topic_queued_up_for_deletion(partition[0]):
                 others = [key for key in context.partition_replica_assignment(partition) if key != broker_id]
@@ -198,9 +218,10 @@ class ReplicaStateMachine:
         self._changed(broker_id, [*removed, *never_led], ReplicaState.OFFLINE)
 
     async def _remove_from_isr(
-        self, broker_id: int, leaderships: Mapping[TopicPartition, LeaderAndIsr]
+        self, broker_id: int, leaderships: Mapping[TopicPartition, LeaderAndIsr], to_fence: Collection[TopicPartition]
     ) -> dict[TopicPartition, LeaderAndIsr]:
-        """Returns the leaderships without the broker, as they are in ZooKeeper and in the context now.
+        """Returns the leaderships without the broker, as they are in ZooKeeper and in the context now. Those `to_fence`
+        get a new leader epoch in any case.
 
         Begins with what the context has, and tries again with what it reads where that was out of date.
         """
@@ -214,7 +235,7 @@ class ReplicaStateMachine:
                         f"its state was written by a controller of epoch {state.controller_epoch}, not {context.epoch}"
                     )
                     self._fail(broker_id, partition, ReplicaState.OFFLINE, why)
-                elif broker_id in state.isr:
+                elif broker_id in state.isr or partition in to_fence:
                     updates[partition] = _without(state, broker_id, context.epoch)
                 elif state.controller_epoch == context.epoch:
                     finished[partition] = state

@@ -90,3 +90,26 @@ def test_a_timer_that_is_early_elects(tmp_path: Path, monkeypatch: pytest.Monkey
         await scene.until(lambda: controller.is_active and controller.context.epoch == 2)
 
     play(tmp_path, scenario)
+
+
+def test_a_proposal_from_before_a_bounce_is_refused(tmp_path: Path) -> None:
+    """What the leader knew of the follower was of its former life: the machine may have lost what was not synced."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.start(1, 2)
+        await scene.create("t", [1, 2])
+        await scene.alter_isr("t", [1])
+        proposed = (await scene.states(("t", 0)))["t", 0]
+        # The proposal that 2 joins is under way when 2 bounces.
+        await scene.kill(2)
+        await scene.start(2)
+        error, [item] = await scene.alter_isr(
+            "t", [1, 2], leader_epoch=proposed.leader_epoch, version=proposed.zk_version
+        )
+        assert (error, item.error_code) == (ErrorCode.NONE, ErrorCode.FENCED_LEADER_EPOCH)
+        assert await scene.state("t") == (1, proposed.leader_epoch + 1, (1,))
+        # One that was made since is taken.
+        error, [item] = await scene.alter_isr("t", [1, 2])
+        assert (error, item.error_code) == (ErrorCode.NONE, ErrorCode.NONE)
+
+    play(tmp_path, scenario)

@@ -9,7 +9,7 @@ from klamm.controller import slices
 from klamm.controller.context import ReplicaAssignment
 from klamm.controller.states import ReplicaState
 from klamm.znodes.batches import ControllerMoved
-from klamm.znodes.topics import LeaderAndIsr, partition_state_path
+from klamm.znodes.topics import LeaderAndIsr, TopicPartition, partition_state_path
 
 NEW = ReplicaState.NEW
 ONLINE = ReplicaState.ONLINE
@@ -211,10 +211,26 @@ def test_the_last_member_stays_in_the_isr(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_a_replica_outside_the_isr_goes_offline_without_a_write(tmp_path: Path) -> None:
+def test_a_usable_replica_outside_the_isr_leaves_with_a_new_leader_epoch(tmp_path: Path) -> None:
+    """A proposal to take it in, made before, must not be accepted when it is back."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.led(PARTITION, 1, 1, 3)
+        await change(scene, ONLINE, OFFLINE)
+        assert await scene.in_zookeeper(PARTITION) == (LeaderAndIsr(1, 11, (1, 3), EPOCH), 1)
+        assert sorted(scene.leader_and_isr) == [1, 3]
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(("before", "fenced"), [(OFFLINE, []), (INELIGIBLE, []), (ONLINE, [PARTITION])])
+def test_a_replica_that_is_fenced_already_goes_offline_without_a_write(
+    tmp_path: Path, before: ReplicaState, fenced: list[TopicPartition]
+) -> None:
     async def scenario(scene: Scene) -> None:
         state = await scene.led(PARTITION, 1, 1, 3)
-        await change(scene, ONLINE, OFFLINE)
+        scene.context.put_replica_state(REPLICA, before)
+        await scene.replicas.handle_state_changes([REPLICA], OFFLINE, fenced)
         assert await scene.in_zookeeper(PARTITION) == (state, 0)
         assert scene.context.partition_leadership_info(PARTITION) == LeaderAndIsr(1, 10, (1, 3), EPOCH)
         assert sorted(scene.leader_and_isr) == [1, 3]
@@ -236,7 +252,7 @@ def test_a_removal_that_somebody_else_has_done_is_taken_over(tmp_path: Path) -> 
     async def scenario(scene: Scene) -> None:
         await scene.led(PARTITION, 1, 1, 2, 3)
         await scene.changed_in_zookeeper(PARTITION, 1, 1, 3)
-        await change(scene, ONLINE, OFFLINE)
+        await change(scene, OFFLINE, OFFLINE)
         assert await scene.in_zookeeper(PARTITION) == (LeaderAndIsr(1, 20, (1, 3), 4), 1)
         assert scene.context.partition_leadership_info(PARTITION) == LeaderAndIsr(1, 20, (1, 3), EPOCH)
         assert scene.context.replica_state(REPLICA) is OFFLINE
