@@ -21,7 +21,9 @@ from klamm.broker.controlled_shutdown import ControlledShutdown
 from klamm.broker.controller_channel import ControllerChannel
 from klamm.broker.dispatcher import Dispatcher
 from klamm.broker.fetch_session import FetchSessionCache
+from klamm.broker.finalized_features import SUPPORTED_FEATURES, FinalizedFeatureCache
 from klamm.broker.handlers import APIS
+from klamm.broker.leader_elections import LeaderElections
 from klamm.broker.metadata_cache import Endpoint, MetadataCache
 from klamm.broker.producer_ids import ProducerIds
 from klamm.broker.quotas import NoQuotas, Quotas
@@ -84,6 +86,9 @@ class Broker:
         self._zookeeper = ZooKeeperSession(environment, config, self._session_expired, self._renew_session, self._fail)
         self._topic_configs = TopicConfigs(config, lambda: self._zookeeper.store)
         self._topic_admin = TopicAdmin(environment, config, self._metadata_cache, lambda: self._zookeeper.store)
+        self._finalized_features = FinalizedFeatureCache(
+            SUPPORTED_FEATURES, config.inter_broker_protocol_version, lambda: self._zookeeper.store, self._fail
+        )
         self._producer_ids = ProducerIds(self._allocate_producer_ids)
         self._log_manager: LogManager | None = None
         self._replica_manager: ReplicaManager | None = None
@@ -133,6 +138,7 @@ class Broker:
         await self._zookeeper.start()
         store = self._zookeeper.store
         await store.create_persistent_paths()
+        await self._finalized_features.load()
         self.cluster_id = await store.get_or_create_cluster_id(encode_topic_id(self._environment.random_uuid()))
         log_manager = await self._open_logs(store)
         await self._bind_listeners()
@@ -208,7 +214,7 @@ class Broker:
         """Makes the parts that know this broker's id and puts them together."""
         config, environment, loop = self._config, self._environment, asyncio.get_running_loop()
         listener_name = config.inter_broker_listener_name
-        registrar = self._registrar = Registrar(environment, self.broker_id, config.broker_rack)
+        registrar = self._registrar = Registrar(environment, self.broker_id, config.broker_rack, SUPPORTED_FEATURES)
         channel = self._controller_channel = ControllerChannel(
             self._metadata_cache, self.broker_id, listener_name, config.request_timeout_ms
         )
@@ -252,6 +258,8 @@ class Broker:
             self._metadata_cache,
             self._topic_configs,
             self._topic_admin,
+            LeaderElections(controller, self._metadata_cache),
+            self._finalized_features,
             self._producer_ids,
             replica_manager,
             log_manager,
@@ -289,6 +297,7 @@ class Broker:
             raise BrokerStartError(
                 f"ZooKeeper at {self._config.zookeeper_connect} holds {found}; this broker belongs to {self.cluster_id}"
             )
+        await self._finalized_features.load()
         assert self._controller is not None
         await self._controller.new_session(store)
 

@@ -24,12 +24,19 @@ class BrokerStartError(Exception):
 
 
 class Registrar:
-    """Registers one broker, once for each ZooKeeper session."""
+    """Registers one broker, once for each ZooKeeper session. `features` are those that it supports."""
 
-    def __init__(self, environment: Environment, broker_id: int, rack: str | None) -> None:
+    def __init__(
+        self,
+        environment: Environment,
+        broker_id: int,
+        rack: str | None,
+        features: Mapping[str, znodes.SupportedVersions],
+    ) -> None:
         self._environment = environment
         self._broker_id = broker_id
         self._rack = rack
+        self._features = features
         self.broker_epoch = NO_EPOCH
 
     def require_broker_epoch(self, broker_epoch: int) -> None:
@@ -67,6 +74,7 @@ class Registrar:
                 for name, endpoint in endpoints.items()
             ),
             self._rack,
+            self._features,
             timestamp_ms=self._environment.now_ms(),
         )
         previous_session_ids = await self._note_session(store.client.session_id, directory)

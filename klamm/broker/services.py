@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from klamm.broker.fetch_session import FetchSessionCache
+from klamm.broker.finalized_features import FinalizedFeatureCache
+from klamm.broker.leader_elections import LeaderElections
 from klamm.broker.metadata_cache import MetadataCache
 from klamm.broker.producer_ids import ProducerIds
 from klamm.broker.quotas import Quotas
@@ -37,6 +39,8 @@ class Services:
     metadata_cache: MetadataCache
     topic_configs: TopicConfigs
     topic_admin: TopicAdmin
+    leader_elections: LeaderElections
+    finalized_features: FinalizedFeatureCache
     producer_ids: ProducerIds
     replica_manager: ReplicaManager
     log_manager: LogManager

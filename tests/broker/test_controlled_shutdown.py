@@ -81,7 +81,7 @@ async def hand_over(
             "controlled.shutdown.retry.backoff.ms": str(backoff),
         }
     )
-    registrar = Registrar(SystemEnvironment(), LEAVING, None)
+    registrar = Registrar(SystemEnvironment(), LEAVING, None, {})
     registrar.broker_epoch = BROKER_EPOCH
     async with asyncio.timeout(30):
         return await ControlledShutdown(config, LEAVING, registrar, metadata(*live)).run(store)  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ from klamm.zookeeper.client import ZooKeeperClient
 
 
 def test_what_was_meant_for_a_former_life_is_refused() -> None:
-    registrar = Registrar(SystemEnvironment(), 0, None)
+    registrar = Registrar(SystemEnvironment(), 0, None, {})
     registrar.require_broker_epoch(0)  # Nothing is known yet.
     registrar.broker_epoch = 10
     for right in (NO_EPOCH, 10, 11):

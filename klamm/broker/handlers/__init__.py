@@ -10,6 +10,7 @@ from klamm.broker.handlers import (
     describe_cluster,
     describe_configs,
     describe_log_dirs,
+    elect_leaders,
     fetch,
     find_coordinator,
     init_producer_id,
@@ -19,6 +20,7 @@ from klamm.broker.handlers import (
     offset_for_leader_epoch,
     produce,
     stop_replica,
+    update_features,
     update_metadata,
 )
 from klamm.broker.registry import registered
@@ -37,6 +39,7 @@ __all__ = [
     "describe_cluster",
     "describe_configs",
     "describe_log_dirs",
+    "elect_leaders",
     "fetch",
     "find_coordinator",
     "init_producer_id",
@@ -46,5 +49,6 @@ __all__ = [
     "offset_for_leader_epoch",
     "produce",
     "stop_replica",
+    "update_features",
     "update_metadata",
 ]

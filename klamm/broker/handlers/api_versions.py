@@ -1,7 +1,8 @@
 """ApiVersions (key 18): which APIs and versions this broker serves, straight from the registrations.
 
 Every version. A client that asks in a version from the future is answered in version 0 by the dispatcher. Needs no
-authorization: it is the first thing that any client sends. Finalized features are those of a cluster that has none.
+authorization: it is the first thing that any client sends. From version 3 it tells the features that this broker
+supports and those that are finalized (KIP-584), with their epoch: -1 when feature versioning is off.
 """
 
 import re
@@ -14,6 +15,7 @@ from klamm.protocol.messages import ApiKey
 Response = messages.response_class(ApiKey.API_VERSIONS)
 
 FIRST_VERSION_WITH_SOFTWARE_NAME = 3
+NO_EPOCH = -1
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
 
@@ -35,5 +37,23 @@ def handle(request: Request) -> Body:
             Response.ApiVersion(api_key=api.key, min_version=api.min_version, max_version=api.max_version)
             for api in request.services.apis.values()
         ],
-        finalized_features_epoch=0,
+        **_features(request),
     )
+
+
+def _features(request: Request) -> dict[str, Body]:
+    features = request.services.finalized_features
+    current = features.current
+    return {
+        "supported_features": [
+            Response.SupportedFeatureKey(name=name, min_version=versions.min_version, max_version=versions.max_version)
+            for name, versions in features.supported.items()
+        ],
+        "finalized_features_epoch": NO_EPOCH if current is None else current.epoch,
+        "finalized_features": [
+            Response.FinalizedFeatureKey(
+                name=name, max_version_level=levels.max_version_level, min_version_level=levels.min_version_level
+            )
+            for name, levels in (current.features.items() if current is not None else ())
+        ],
+    }

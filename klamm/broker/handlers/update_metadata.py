@@ -31,4 +31,5 @@ async def handle(request: Request) -> Body:
         if topic.topic not in known:
             services.topic_configs.forget(topic.topic)
         services.topic_admin.metadata_changed(topic.topic)
+        services.leader_elections.metadata_changed(topic.topic)
     return UpdateMetadataResponse()

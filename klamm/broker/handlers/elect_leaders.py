@@ -1,0 +1,75 @@
+"""ElectLeaders (key 43), versions 0 to 2: elects preferred leaders (KIP-183) or, from version 1, unclean ones.
+
+Without a list of partitions it is about all that this broker knows, and those that need no election are left out of the
+answer. Only the controller's broker serves it; it waits until the leaders are in its metadata.
+"""
+
+from collections.abc import Iterable, Mapping
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.controller.leader_election import ElectionType
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.znodes.topics import TopicPartition
+
+Response = messages.response_class(ApiKey.ELECT_LEADERS)
+Result = Response.ReplicaElectionResult
+
+FIRST_VERSION_WITH_TYPES = 1
+
+
+def error_response(request: Request, error: KafkaError) -> Body:
+    return _response(request, error.code, dict.fromkeys(_named(request.body.topic_partitions or ()), error))
+
+
+@handler(
+    ApiKey.ELECT_LEADERS, operation=Operation.ALTER, resource_type=ResourceType.CLUSTER, error_response=error_response
+)
+async def handle(request: Request) -> Body:
+    request.require_cluster()
+    services, body = request.services, request.body
+    election_type = ElectionType.PREFERRED if request.version < FIRST_VERSION_WITH_TYPES else _type(body.election_type)
+    if body.topic_partitions is None:
+        topics = services.metadata_cache.snapshot.topics
+        partitions = [(topic, number) for topic, numbers in topics.items() for number in numbers]
+    else:
+        partitions = _named(body.topic_partitions)
+    results = await services.leader_elections.elect(partitions, election_type, body.timeout_ms)
+    if body.topic_partitions is None:
+        results = {
+            partition: error
+            for partition, error in results.items()
+            if error is None or error.code is not ErrorCode.ELECTION_NOT_NEEDED
+        }
+    return _response(request, ErrorCode.NONE, results)
+
+
+def _type(number: int) -> ElectionType:
+    try:
+        return ElectionType(number)
+    except ValueError:
+        allowed = ", ".join(f"{kind.value} ({kind.name})" for kind in ElectionType)
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"election type {number}; allowed are {allowed}") from None
+
+
+def _named(topics: Iterable[Body]) -> list[TopicPartition]:
+    return list(dict.fromkeys((topic.topic, number) for topic in topics for number in topic.partitions))
+
+
+def _response(request: Request, code: ErrorCode, errors: Mapping[TopicPartition, KafkaError | None]) -> Body:
+    topics: dict[str, list[Body]] = {}
+    for (topic, number), error in errors.items():
+        topics.setdefault(topic, []).append(
+            Result.PartitionResult(
+                partition_id=number,
+                error_code=ErrorCode.NONE if error is None else error.code,
+                error_message=None if error is None else error.message or None,
+            )
+        )
+    return Response(
+        version=request.version,
+        error_code=code if request.version >= FIRST_VERSION_WITH_TYPES else ErrorCode.NONE,
+        replica_election_results=[Result(topic=topic, partition_result=results) for topic, results in topics.items()],
+    )

@@ -1,0 +1,52 @@
+"""UpdateFeatures (key 57), version 0: finalizes features of the cluster, or removes them (KIP-584).
+
+Only the controller's broker serves it; it waits until its own ApiVersions tell the new features. As Kafka 2.8 supports
+no features, all that can succeed there is to remove what a newer version has left.
+"""
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.config.versions import ApiVersion
+from klamm.controller.feature_updates import FeatureUpdate, failed
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.UPDATE_FEATURES)
+
+
+def error_response(request: Request, error: KafkaError) -> Body:
+    return Response(version=request.version, error_code=error.code, error_message=error.message or None, results=[])
+
+
+@handler(
+    ApiKey.UPDATE_FEATURES, operation=Operation.ALTER, resource_type=ResourceType.CLUSTER, error_response=error_response
+)
+async def handle(request: Request) -> Body:
+    request.require_cluster()
+    services, body = request.services, request.body
+    services.require_controller()
+    if services.config.inter_broker_protocol_version < ApiVersion.V2_7_IV0:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, "with an inter.broker.protocol.version before 2.7 nothing is finalized"
+        )
+    updates = [
+        FeatureUpdate(update.feature, update.max_version_level, update.allow_downgrade)
+        for update in body.feature_updates
+    ]
+    errors, epoch = await services.controller.update_features(updates)
+    if epoch is not None and not await services.finalized_features.wait_until_epoch(epoch, body.timeout_ms):
+        errors = failed(errors, f"written, but not known to this broker within {body.timeout_ms} ms")
+    return Response(
+        version=request.version,
+        error_code=ErrorCode.NONE,
+        error_message=None,
+        results=[
+            Response.UpdatableFeatureResult(
+                feature=feature,
+                error_code=ErrorCode.NONE if error is None else error.code,
+                error_message=None if error is None else error.message or None,
+            )
+            for feature, error in errors.items()
+        ],
+    )

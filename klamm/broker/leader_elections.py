@@ -1,0 +1,73 @@
+"""ElectLeaders: the controller elects, and the answer waits until this broker knows the leaders (Kafka's
+`ReplicaManager.electLeaders`, `DelayedElectLeader`).
+
+What must stay true: whoever has asked finds the new leader in this broker's metadata as soon as the answer is there,
+unless the time was up.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from klamm.broker.metadata_cache import MetadataCache
+from klamm.controller.controller import KafkaController
+from klamm.controller.leader_election import ElectionType
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.replication.purgatory import DelayedOperation, Purgatory
+from klamm.znodes.topics import TopicPartition
+
+
+class LeaderElections:
+    """The elections that clients of this broker ask for; it has to be the controller."""
+
+    def __init__(self, controller: KafkaController, metadata_cache: MetadataCache) -> None:
+        self._controller = controller
+        self._metadata_cache = metadata_cache
+        self._purgatory: Purgatory[str] = Purgatory()
+
+    def metadata_changed(self, topic: str) -> None:
+        """The metadata cache has news of this topic: whoever waits for a leader looks again."""
+        self._purgatory.check(topic)
+
+    async def elect(
+        self, partitions: Sequence[TopicPartition], election_type: ElectionType, timeout_ms: int
+    ) -> dict[TopicPartition, KafkaError | None]:
+        """What became of each election; None is success.
+
+        Errors: those of `replica_leader_election`, NOT_CONTROLLER, and REQUEST_TIMED_OUT for a partition that has its
+        leader, but not in this broker's metadata within `timeout_ms`.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
+        try:
+            results = await self._controller.elect_leaders(partitions, election_type)
+        except KafkaError as error:
+            return dict.fromkeys(partitions, error)
+        errors = {partition: result for partition, result in results.items() if isinstance(result, KafkaError)}
+        leaders = {partition: result for partition, result in results.items() if isinstance(result, int)}
+        elected = _LeadersKnown(self._metadata_cache, leaders)
+        topics = list(dict.fromkeys(topic for topic, _ in leaders))
+        are_known = await self._purgatory.wait(elected, topics, (deadline - loop.time()) * 1000)
+        timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the leader is elected, but not known here yet")
+        return {
+            partition: errors.get(partition) or (None if are_known or elected.is_known(partition) else timed_out)
+            for partition in results
+        }
+
+
+class _LeadersKnown(DelayedOperation):
+    """Waits until each partition has been seen with its elected leader."""
+
+    def __init__(self, metadata_cache: MetadataCache, leaders: Mapping[TopicPartition, int]) -> None:
+        self._metadata_cache = metadata_cache
+        self._leaders = leaders
+        # The next to look at is the last: a partition is not looked at again each time that another one changes.
+        self._pending = list(leaders)[::-1]
+
+    def is_known(self, partition: TopicPartition) -> bool:
+        state = self._metadata_cache.snapshot.partition(*partition)
+        return state is not None and state.leader == self._leaders[partition]
+
+    def is_ready(self) -> bool:
+        while self._pending and self.is_known(self._pending[-1]):
+            self._pending.pop()
+        return not self._pending
