@@ -17,6 +17,7 @@ from klamm.controller.events import LeaderAndIsrResponseReceived
 from klamm.controller.features import compatible_brokers
 from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
+from klamm.controller.reassignment import resume_reassignments
 from klamm.controller.slices import slices
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -91,7 +92,7 @@ async def _on_replicas_become_online(parts: ControllerParts, replicas: Collectio
     """What has waited for these replicas goes on."""
     await parts.replicas.handle_state_changes(_not_deleted(parts, replicas), ReplicaState.ONLINE)
     await parts.partitions.trigger_online_partition_state_change()
-    # The place of: reassignments whose target has one of these brokers go on.
+    await resume_reassignments(parts, replicas)
     await parts.deletions.resume_deletion_for_topics({topic for (topic, _), _ in replicas})
 
 

@@ -9,6 +9,7 @@ which one task processes, one after another (`event_manager.py`).
 | brokers, disks, LeaderAndIsr responses, a stop  | broker_flows.py                                                  |
 | topics, partitions, marks for deletion          | topic_flows.py, topic_deletion.py                                |
 | ISR changes                                     | isr_flows.py                                                     |
+| reassignments                                   | reassignment.py                                                  |
 | elections that are asked for; the balance       | elections.py                                                     |
 | finalized features                              | features.py                                                      |
 
@@ -25,15 +26,16 @@ What must stay true:
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from klamm.config.broker import BrokerConfig
-from klamm.controller import broker_flows, elections, features, isr_flows, topic_flows
-from klamm.controller.context import ControllerContext, PartitionAndReplica
+from klamm.controller import broker_flows, elections, features, isr_flows, reassignment, topic_flows
+from klamm.controller.context import ControllerContext, PartitionAndReplica, ReplicaAssignment
 from klamm.controller.event_manager import ControllerEventManager
 from klamm.controller.events import (
     AlterIsrReceived,
+    ApiPartitionReassignment,
     AutoPreferredReplicaLeaderElection,
     BrokerChange,
     BrokerModifications,
@@ -44,8 +46,10 @@ from klamm.controller.events import (
     Expire,
     IsrChangeNotification,
     LeaderAndIsrResponseReceived,
+    ListPartitionReassignments,
     LogDirEventNotification,
     PartitionModifications,
+    PartitionReassignmentIsrChange,
     Question,
     RegisterBrokerAndReelect,
     ReplicaLeaderElection,
@@ -57,6 +61,7 @@ from klamm.controller.events import (
     UncleanLeaderElectionEnable,
     UpdateFeatures,
     UpdateMetadataResponseReceived,
+    ZkPartitionReassignment,
     ZkPreferredReplicaElection,
 )
 from klamm.controller.failover import on_controller_failover, on_controller_resignation
@@ -80,7 +85,7 @@ RETRY_BACKOFF_MS = 1_000
 
 _log = logging.getLogger(__name__)
 
-Flow = Callable[[Any], Awaitable[None]]
+Flow = Callable[[Any], Awaitable[object]]
 
 # Nothing can be done in the session any more.
 _SESSION_ENDS = (SessionExpired, AuthFailed, ClientClosed)
@@ -135,6 +140,10 @@ class KafkaController:
             TopicDeletionStopReplicaResponseReceived: self._stop_replica_response_received,
             AlterIsrReceived: self._alter_isr,
             IsrChangeNotification: lambda _event: isr_flows.isr_change_notification(parts),
+            ApiPartitionReassignment: self._api_partition_reassignment,
+            ZkPartitionReassignment: lambda _event: reassignment.zk_partition_reassignment(parts),
+            PartitionReassignmentIsrChange: lambda event: reassignment.complete_reassignments(parts, [event.partition]),
+            ListPartitionReassignments: self._list_partition_reassignments,
             ReplicaLeaderElection: self._replica_leader_election,
             ZkPreferredReplicaElection: lambda _event: elections.zk_preferred_replica_election(parts),
             AutoPreferredReplicaLeaderElection: lambda _event: elections.auto_preferred_replica_leader_election(parts),
@@ -246,6 +255,25 @@ class KafkaController:
     async def update_features(self, updates: Sequence[FeatureUpdate]) -> FeatureResults:
         """Answers UpdateFeatures. KafkaError NOT_CONTROLLER: none, or all that are allowed, may have been done."""
         event = UpdateFeatures(updates, answer=_future())
+        self._events.put(event)
+        return await event.answer
+
+    async def alter_partition_reassignments(
+        self, targets: Mapping[TopicPartition, tuple[int, ...] | None]
+    ) -> Mapping[TopicPartition, KafkaError | None]:
+        """Moves these partitions to these brokers, None: back to where they were; returns what could not begin.
+
+        KafkaError NOT_CONTROLLER: some, or all, may have begun.
+        """
+        event = ApiPartitionReassignment(targets, answer=_future())
+        self._events.put(event)
+        return await event.answer
+
+    async def list_partition_reassignments(
+        self, partitions: Sequence[TopicPartition] | None
+    ) -> Mapping[TopicPartition, ReplicaAssignment]:
+        """Those of these partitions (None: of all) that are being reassigned. KafkaError NOT_CONTROLLER."""
+        event = ListPartitionReassignments(partitions, answer=_future())
         self._events.put(event)
         return await event.answer
 
@@ -390,6 +418,14 @@ class KafkaController:
             event.resolve(await isr_flows.alter_isr(self._parts, event.request))
         except KafkaError as error:
             event.fail(error)
+        else:
+            await reassignment.complete_reassignments(self._parts, isr_flows.requested_partitions(event.request))
+
+    async def _api_partition_reassignment(self, event: ApiPartitionReassignment) -> None:
+        event.resolve(await reassignment.api_partition_reassignment(self._parts, event.targets))
+
+    async def _list_partition_reassignments(self, event: ListPartitionReassignments) -> None:
+        event.resolve(reassignment.list_partition_reassignments(self._parts.context, event.partitions))
 
     async def _update_metadata_response_received(self, event: UpdateMetadataResponseReceived) -> None:
         if event.error_code != ErrorCode.NONE and self._parts.is_current(event.sender):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, ClassVar, Generic, TypeVar
 
+from klamm.controller.context import ReplicaAssignment
 from klamm.controller.feature_updates import FeatureResults, FeatureUpdate
 from klamm.controller.leader_election import ElectionResults, ElectionType
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -160,6 +161,20 @@ class ZkPreferredReplicaElection(ControllerEvent):
     state = ControllerState.MANUAL_LEADER_BALANCE
 
 
+class ZkPartitionReassignment(ControllerEvent):
+    """/admin/reassign_partitions has come, changed or gone."""
+
+    state = ControllerState.ALTER_PARTITION_REASSIGNMENT
+
+
+@dataclass(frozen=True)
+class PartitionReassignmentIsrChange(ControllerEvent):
+    """The state of a partition that is being reassigned has changed; watched only where leaders before 2.7 may be."""
+
+    state = ControllerState.ALTER_PARTITION_REASSIGNMENT
+    partition: TopicPartition
+
+
 class IsrChangeNotification(ControllerEvent):
     """A leader has changed the ISR of partitions by itself, as brokers before 2.7 do."""
 
@@ -206,6 +221,28 @@ class UpdateFeatures(Question[FeatureResults]):
 
     state = ControllerState.UPDATE_FEATURES
     updates: Sequence[FeatureUpdate]
+
+    def preempt(self) -> None:
+        self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller any more"))
+
+
+@dataclass(frozen=True, eq=False)
+class ApiPartitionReassignment(Question[Mapping[TopicPartition, KafkaError | None]]):
+    """An AlterPartitionReassignments request; a target of None cancels. The answer: errors, None where it has begun."""
+
+    state = ControllerState.ALTER_PARTITION_REASSIGNMENT
+    targets: Mapping[TopicPartition, tuple[int, ...] | None]
+
+    def preempt(self) -> None:
+        self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller any more"))
+
+
+@dataclass(frozen=True, eq=False)
+class ListPartitionReassignments(Question[Mapping[TopicPartition, ReplicaAssignment]]):
+    """Which of these partitions (None: of all) are being reassigned?"""
+
+    state = ControllerState.LIST_PARTITION_REASSIGNMENT
+    partitions: Sequence[TopicPartition] | None
 
     def preempt(self) -> None:
         self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller any more"))

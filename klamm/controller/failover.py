@@ -12,7 +12,7 @@ The order of a failover, which is Kafka's (`onControllerFailover`):
 | F6   | all brokers learn who is alive: without that they could follow nobody                                        |
 | F7   | replicas, then partitions, get their states; all brokers are told what they lead and follow; dead ones leave |
 |      | the ISRs; partitions without a leader get one                                                                |
-| F8   | deletions go on                                                                                              |
+| F8   | reassignments that wait in ZooKeeper begin, those under way go on; then deletions go on                      |
 | F9   | a preferred replica election that waits in ZooKeeper is done; the timer of the automatic ones starts         |
 
 What must stay true:
@@ -29,6 +29,7 @@ from klamm.config.versions import ApiVersion
 from klamm.controller.elections import FIRST_REBALANCE_DELAY_SECONDS, zk_preferred_replica_election
 from klamm.controller.features import compatible_brokers
 from klamm.controller.parts import Channels, ControllerParts
+from klamm.controller.reassignment import initialize_partition_reassignments
 from klamm.controller.slices import for_slices
 from klamm.controller.topic_flows import legal_topics, load_topics
 from klamm.znodes.controller_store import ControllerEpoch
@@ -61,8 +62,8 @@ async def on_controller_failover(
     await parts.replicas.startup()
     await parts.partitions.startup()
     _log.info("broker %d serves as the controller with epoch %d", parts.broker_id, context.epoch)
-    # The place of: reassignments under way go on.
     # F8
+    await initialize_partition_reassignments(parts)
     await parts.deletions.try_topic_deletion()
     # F9
     await zk_preferred_replica_election(parts)

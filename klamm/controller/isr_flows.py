@@ -3,9 +3,9 @@
 What must stay true:
 - An ISR is written at the version that its leader knows, and only for the leader in its current epoch: a change that
   was decided upon older knowledge is refused.
-- A replica gets into the ISR only while it is online: otherwise the controller, which takes a dead replica out when its
-  broker dies, would never look at it again, and it could come back without the records that it once had and lead.
-  (Kafka 2.8.2 does not look.) The leader learns from the answer who is in the ISR.
+- A replica gets into the ISR only while it is assigned and online: otherwise the controller, which takes a dead replica
+  out when its broker dies, would never look at it again, and it could come back without the records that it once had
+  and lead. (Kafka 2.8.2 does not look.) The leader learns from the answer who is in the ISR.
 """
 
 import logging
@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from klamm.controller.parts import ControllerParts
+from klamm.controller.reassignment import complete_reassignments
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import response_class
@@ -50,6 +51,10 @@ async def alter_isr(parts: ControllerParts, request: Any) -> Any:
     return _response(results)
 
 
+def requested_partitions(request: Any) -> list[TopicPartition]:
+    return [(topic.name, item.partition_index) for topic in request.topics for item in topic.partitions]
+
+
 def _decide(parts: ControllerParts, partition: TopicPartition, sender: int, item: Any) -> ErrorCode | LeaderAndIsr:
     """What the partition's state is to be; the very state that it has when nothing changes."""
     context = parts.context
@@ -58,10 +63,11 @@ def _decide(parts: ControllerParts, partition: TopicPartition, sender: int, item
         return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     if item.leader_epoch != state.leader_epoch or sender != state.leader:
         return ErrorCode.FENCED_LEADER_EPOCH
+    replicas = context.partition_replica_assignment(partition)
     isr = tuple(
         member
         for member in dict.fromkeys(item.new_isr)
-        if member in state.isr or context.is_replica_online(member, partition)
+        if member in state.isr or (member in replicas and context.is_replica_online(member, partition))
     )
     if isr == state.isr:
         return state
@@ -133,7 +139,7 @@ async def isr_change_notification(parts: ControllerParts) -> None:
         else:
             parts.context.put_partition_leadership_info(partition, state)
     await parts.send_update_metadata(parts.context.live_or_shutting_down_broker_ids, known)
-    # The place of: reassignments that a new member of the ISR completes.
+    await complete_reassignments(parts, known)
     await parts.store.delete_isr_changes(names, parts.guard)
 
 

@@ -24,10 +24,12 @@ from klamm.controller.events import (
     LeaderAndIsrResponseReceived,
     LogDirEventNotification,
     PartitionModifications,
+    PartitionReassignmentIsrChange,
     TopicChange,
     TopicDeletion,
     TopicDeletionStopReplicaResponseReceived,
     UpdateMetadataResponseReceived,
+    ZkPartitionReassignment,
     ZkPreferredReplicaElection,
 )
 from klamm.controller.partition_state_machine import PartitionStateMachine
@@ -187,6 +189,12 @@ class ControllerParts:
 
     def on_log_dir_events(self) -> None:
         self._put(LogDirEventNotification())
+
+    def on_partition_reassignment(self) -> None:
+        self._put(ZkPartitionReassignment())
+
+    def on_partition_state(self, partition: TopicPartition) -> None:
+        self._put(PartitionReassignmentIsrChange(partition))
 
     def on_preferred_replica_election(self) -> None:
         self._put(ZkPreferredReplicaElection())

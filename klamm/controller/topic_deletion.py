@@ -78,8 +78,9 @@ class TopicDeletionManager:
             await self._resume_deletions()
 
     async def resume_deletion_for_topics(self, topics: Iterable[str]) -> None:
-        """What has kept these topics from being deleted has changed."""
-        queued = self._context.topics_to_be_deleted.intersection(topics)
+        """What has kept these topics from being deleted has changed. One that is being reassigned goes on waiting."""
+        reassigned = {topic for topic, _ in self._context.partitions_being_reassigned}
+        queued = self._context.topics_to_be_deleted.intersection(topics) - reassigned
         if queued:
             self._context.topics_ineligible_for_deletion -= queued
             await self._resume_deletions()

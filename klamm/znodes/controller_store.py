@@ -204,6 +204,32 @@ class ControllerStore(KafkaZooKeeper):
         write = SetData(topics.topic_path(topic), assignment.encode(), assignment.zk_version)
         return not await self._write_unless([write], guard, (NoNode, BadVersion))
 
+    async def update_partition_assignments(
+        self, assignments: Mapping[TopicPartition, tuple[Sequence[int], Sequence[int], Sequence[int]]], guard: int
+    ) -> set[str]:
+        """Gives these partitions these (replicas, adding and removing replicas); returns the topics that are gone.
+
+        Everything else in a topic's znode stays as it is, also what somebody writes there at the same time.
+        """
+        gone: set[str] = set()
+        pending = list(dict.fromkeys(topic for topic, _ in assignments))
+        while pending:
+            found = await self.topic_assignments(pending)
+            gone.update(topic for topic in pending if topic not in found)
+            changed = {topic: _reassigned(assignment, topic, assignments) for topic, assignment in found.items()}
+            results = await batches.write(
+                self.client,
+                [SetData(topics.topic_path(t), a.encode(), a.zk_version) for t, a in changed.items()],
+                guard,
+            )
+            pending = []
+            for topic, result in zip(changed, results, strict=True):
+                if isinstance(result, NoNode | BadVersion):
+                    pending.append(topic)
+                elif isinstance(result, ZooKeeperError):
+                    raise result
+        return gone
+
     async def delete_topic_guarded(self, topic: str, guard: int) -> None:
         """Removes a topic, its configuration, and last the mark for deletion, so that a crash in between is made good
         by whoever finds the mark."""
@@ -254,6 +280,42 @@ class ControllerStore(KafkaZooKeeper):
 
     async def delete_preferred_replica_election(self, guard: int) -> None:
         await self._delete_all([requests.PREFERRED_REPLICA_ELECTION_PATH], guard)
+
+    # -- reassignments ----------------------------------------------------------------------------------------------
+
+    async def partition_reassignment(self, watch: Callable[[], None]) -> dict[TopicPartition, tuple[int, ...]]:
+        """The replicas that /admin/reassign_partitions asks for; `watch` is called once when it changes.
+
+        A znode that cannot be understood asks for nothing and is logged.
+        """
+        if await retrying(self.client.exists, requests.REASSIGN_PARTITIONS_PATH, notice(watch)) is None:
+            return {}
+        return (await self._partition_reassignment())[0]
+
+    async def remove_partition_reassignments(
+        self, is_finished: Callable[[TopicPartition, tuple[int, ...]], bool], guard: int
+    ) -> None:
+        """Takes the partitions of which this is true out of /admin/reassign_partitions; the last one takes it away."""
+        path = requests.REASSIGN_PARTITIONS_PATH
+        while True:
+            listed, version = await self._partition_reassignment()
+            left = {key: replicas for key, replicas in listed.items() if not is_finished(key, replicas)}
+            if len(left) == len(listed):
+                return
+            data = requests.encode_reassignment(left)
+            write: MultiOperation = SetData(path, data, version) if left else Delete(path, version)
+            if not await self._write_unless([write], guard, (BadVersion, NoNode)):
+                return
+
+    async def _partition_reassignment(self) -> tuple[dict[TopicPartition, tuple[int, ...]], int]:
+        try:
+            data, stat = await retrying(self.client.get, requests.REASSIGN_PARTITIONS_PATH)
+            return requests.decode_reassignment(data), stat.version
+        except NoNode:
+            return {}, -1
+        except ZnodeError as error:
+            logger.error("what should be reassigned is unknown: %s", error)
+            return {}, -1
 
     # -- notifications ----------------------------------------------------------------------------------------------
 
@@ -315,3 +377,18 @@ class ControllerStore(KafkaZooKeeper):
             elif isinstance(result, ZooKeeperError) and not isinstance(result, ignored):
                 raise result
         return has_failed
+
+
+def _reassigned(
+    assignment: TopicAssignment,
+    topic: str,
+    changes: Mapping[TopicPartition, tuple[Sequence[int], Sequence[int], Sequence[int]]],
+) -> TopicAssignment:
+    """The assignment of a topic with those of `changes` that concern it."""
+    maps = dict(assignment.partitions), dict(assignment.adding_replicas), dict(assignment.removing_replicas)
+    for (changed_topic, number), change in changes.items():
+        if changed_topic == topic:
+            for replicas, of_partition in zip(maps, change, strict=True):
+                replicas[number] = of_partition
+    partitions, adding, removing = maps
+    return replace(assignment, partitions=partitions, adding_replicas=adding, removing_replicas=removing)

@@ -328,13 +328,14 @@ class KafkaZooKeeper:
     # -- partition states -------------------------------------------------------------------------------------------
 
     async def partition_states(
-        self, partitions: Iterable[TopicPartition]
+        self, partitions: Iterable[TopicPartition], watch: Callable[[TopicPartition], None] | None = None
     ) -> dict[TopicPartition, "LeaderAndIsr | ZnodeError"]:
         """Leader and ISR of those partitions that have them; the error where they cannot be understood.
 
-        To take such a state for absent would begin the partition's leader epochs anew.
+        To take such a state for absent would begin the partition's leader epochs anew. `watch(partition)` is called
+        once when a state changes.
         """
-        found = await self._get_all({key: topics.partition_state_path(*key) for key in partitions})
+        found = await self._get_all({key: topics.partition_state_path(*key) for key in partitions}, watch)
         return {key: _decode_state(key, data, stat.version) for key, (data, stat) in found.items()}
 
     async def update_partition_states(

@@ -807,9 +807,9 @@ def test_alter_isr(tmp_path: Path) -> None:
 def test_alter_isr_errors(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.start(1, 2, 3)
-        await scene.create("t", [2, 3])
+        await scene.create("t", [2, 3, 1])
         await scene.kill(3)
-        assert await scene.state("t") == (2, 1, (2,))
+        assert await scene.state("t") == (2, 1, (2, 1))
         broker_epoch = scene.brokers[2].epoch
         for fields, error in (
             ({"broker_epoch": broker_epoch - 1}, ErrorCode.STALE_BROKER_EPOCH),
@@ -818,16 +818,16 @@ def test_alter_isr_errors(tmp_path: Path) -> None:
         ):
             assert await scene.alter_isr("t", [2], **fields) == (error, [])
         for fields, isr, error in (
-            ({"leader_epoch": 0}, [2, 1], ErrorCode.FENCED_LEADER_EPOCH),
-            ({"leader_epoch": 2}, [2, 1], ErrorCode.FENCED_LEADER_EPOCH),
-            ({"sender": 1}, [2, 1], ErrorCode.FENCED_LEADER_EPOCH),
-            ({"version": 0}, [2, 1], ErrorCode.INVALID_UPDATE_VERSION),
-            ({"partition": 5}, [2, 1], ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            ({"leader_epoch": 0}, [2], ErrorCode.FENCED_LEADER_EPOCH),
+            ({"leader_epoch": 2}, [2], ErrorCode.FENCED_LEADER_EPOCH),
+            ({"sender": 1}, [2], ErrorCode.FENCED_LEADER_EPOCH),
+            ({"version": 0}, [2], ErrorCode.INVALID_UPDATE_VERSION),
+            ({"partition": 5}, [2], ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
             ({}, [1], ErrorCode.INVALID_REQUEST),
         ):
             top, [item] = await scene.alter_isr("t", isr, **fields)
             assert (top, item.error_code) == (ErrorCode.NONE, error), fields
-        assert await scene.state("t") == (2, 1, (2,))
+        assert await scene.state("t") == (2, 1, (2, 1))
         other = scene.brokers[2].controller
         response = await other.alter_isr(_alter_isr_request(scene, 2, "t", [2]))
         assert response.error_code == ErrorCode.NOT_CONTROLLER

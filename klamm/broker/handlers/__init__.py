@@ -2,6 +2,7 @@
 
 from klamm.broker.handlers import (
     alter_isr,
+    alter_partition_reassignments,
     api_versions,
     controlled_shutdown,
     create_partitions,
@@ -16,6 +17,7 @@ from klamm.broker.handlers import (
     init_producer_id,
     leader_and_isr,
     list_offsets,
+    list_partition_reassignments,
     metadata,
     offset_for_leader_epoch,
     produce,
@@ -31,6 +33,7 @@ APIS = registered()
 __all__ = [
     "APIS",
     "alter_isr",
+    "alter_partition_reassignments",
     "api_versions",
     "controlled_shutdown",
     "create_partitions",
@@ -45,6 +48,7 @@ __all__ = [
     "init_producer_id",
     "leader_and_isr",
     "list_offsets",
+    "list_partition_reassignments",
     "metadata",
     "offset_for_leader_epoch",
     "produce",

@@ -1,0 +1,47 @@
+"""ListPartitionReassignments (key 46), version 0: which partitions are being moved, and from where to where (KIP-455).
+
+Partitions that are not being moved, and those that do not exist, are left out. Only the controller's broker serves it.
+"""
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.LIST_PARTITION_REASSIGNMENTS)
+Topic = Response.OngoingTopicReassignment
+Partition = Topic.OngoingPartitionReassignment
+
+
+def error_response(request: Request, error: KafkaError) -> Body:
+    return Response(version=request.version, error_code=error.code, error_message=error.message or None, topics=[])
+
+
+@handler(
+    ApiKey.LIST_PARTITION_REASSIGNMENTS,
+    operation=Operation.DESCRIBE,
+    resource_type=ResourceType.CLUSTER,
+    error_response=error_response,
+)
+async def handle(request: Request) -> Body:
+    request.require_cluster()
+    wanted = None
+    if request.body.topics is not None:
+        wanted = [(topic.name, number) for topic in request.body.topics for number in topic.partition_indexes]
+    found: dict[str, list[Body]] = {}
+    listed = await request.services.controller.list_partition_reassignments(wanted)
+    for (topic, number), assignment in listed.items():
+        partition = Partition(
+            partition_index=number,
+            replicas=list(assignment.replicas),
+            adding_replicas=list(assignment.adding_replicas),
+            removing_replicas=list(assignment.removing_replicas),
+        )
+        found.setdefault(topic, []).append(partition)
+    return Response(
+        version=request.version,
+        error_code=ErrorCode.NONE,
+        error_message=None,
+        topics=[Topic(name=topic, partitions=partitions) for topic, partitions in found.items()],
+    )
