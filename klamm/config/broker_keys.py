@@ -354,15 +354,11 @@ class BrokerKeys:
 
     # -- controller -----------------------------------------------------------------------------------------------
     controller_socket_timeout_ms: int = integer(30000, "Longest wait of the controller for a broker.")
-    auto_leader_rebalance_enable: bool = boolean(
-        True, "Bring leadership back to preferred replicas.", importance=HIGH, effective=False
-    )
+    auto_leader_rebalance_enable: bool = boolean(True, "Bring leadership back to preferred replicas.", importance=HIGH)
     leader_imbalance_per_broker_percentage: int = integer(
-        10, "Share of lost leaderships that triggers it.", importance=HIGH, effective=False
+        10, "Share of lost leaderships that triggers it.", importance=HIGH
     )
-    leader_imbalance_check_interval_seconds: int = long(
-        300, "How often it is checked.", importance=HIGH, effective=False
-    )
+    leader_imbalance_check_interval_seconds: int = long(300, "How often it is checked.", importance=HIGH)
     unclean_leader_election_enable: bool = boolean(
         False,
         "Let a replica lead that may lack records.",
