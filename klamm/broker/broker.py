@@ -1,7 +1,8 @@
 """The composition root of one broker: it makes the parts, puts them together, starts and stops them in Kafka's order.
 
-Start: ZooKeeper session and top-level znodes, cluster id, log directories and their identity, logs, listeners bound
-(so that their addresses are known), broker znode, producer ids, then the listeners accept, and last the controller.
+Start: ZooKeeper session and top-level znodes, cluster id, dynamic configs, log directories and their identity, logs,
+listeners bound (so that their addresses are known), broker znode, producer ids, then the listeners accept, then the
+controller, and last the watch on changed configs.
 Stop is the reverse: the controller moves this broker's leaderships away, requests under way are answered, fetchers end,
 high watermarks and logs are checkpointed, the clean-shutdown files are written, and the ZooKeeper session, which is
 what others see of this broker, ends last.
@@ -17,9 +18,13 @@ import logging
 import os.path
 from collections.abc import Awaitable, Mapping
 
+from klamm.broker.config_admin import ConfigAdmin
+from klamm.broker.config_changes import ConfigChanges
+from klamm.broker.config_handlers import ConfigHandlers
 from klamm.broker.controlled_shutdown import ControlledShutdown
 from klamm.broker.controller_channel import ControllerChannel
 from klamm.broker.dispatcher import Dispatcher
+from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
 from klamm.broker.fetch_session import FetchSessionCache
 from klamm.broker.finalized_features import SUPPORTED_FEATURES, FinalizedFeatureCache
 from klamm.broker.handlers import APIS
@@ -84,8 +89,11 @@ class Broker:
         self._quotas = quotas or NoQuotas()
         self._metadata_cache = MetadataCache()
         self._zookeeper = ZooKeeperSession(environment, config, self._session_expired, self._renew_session, self._fail)
+        self._broker_config = DynamicBrokerConfig(config)
         self._topic_configs = TopicConfigs(config, lambda: self._zookeeper.store)
-        self._topic_admin = TopicAdmin(environment, config, self._metadata_cache, lambda: self._zookeeper.store)
+        self._topic_admin = TopicAdmin(
+            environment, lambda: self._broker_config.current, self._metadata_cache, lambda: self._zookeeper.store
+        )
         self._finalized_features = FinalizedFeatureCache(
             SUPPORTED_FEATURES, config.inter_broker_protocol_version, lambda: self._zookeeper.store, self._fail
         )
@@ -96,6 +104,7 @@ class Broker:
         self._controller: KafkaController | None = None
         self._controller_channel: ControllerChannel | None = None
         self._alter_isr: AlterIsrManager | None = None
+        self._config_changes: ConfigChanges | None = None
         self._dispatcher: Dispatcher | None = None
         self._listeners: dict[str, SocketServer] = {}
         self._log_dirs = [os.path.abspath(directory) for directory in config.log_dirs]
@@ -123,12 +132,15 @@ class Broker:
         `stop` may be called.
         """
         self.failure = asyncio.get_running_loop().create_future()
-        if reasons := self._config.unsupported_reasons():
-            raise BrokerStartError("; ".join(reasons))
+        self._refuse_unsupported()
         try:
             await self._start()
         except ZnodeError as error:
             raise BrokerStartError(f"ZooKeeper at {self._config.zookeeper_connect}: {error}") from error
+
+    def _refuse_unsupported(self) -> None:
+        if reasons := self._config.unsupported_reasons():
+            raise BrokerStartError("; ".join(reasons))
 
     async def wait_until_known(self) -> None:
         """Returns when the controller has told this broker of the cluster: from then on clients find their way."""
@@ -140,6 +152,8 @@ class Broker:
         await store.create_persistent_paths()
         await self._finalized_features.load()
         self.cluster_id = await store.get_or_create_cluster_id(encode_topic_id(self._environment.random_uuid()))
+        self.broker_id = await self._find_broker_id(store)
+        await self._load_dynamic_config(store)
         log_manager = await self._open_logs(store)
         await self._bind_listeners()
         self._assemble(log_manager)
@@ -151,16 +165,29 @@ class Broker:
             await server.start()
         assert self._controller is not None
         await self._controller.startup(store)
+        assert self._config_changes is not None
+        self._config_changes.start()
         self._zookeeper.keep()
         self._is_serving = True
         _log.info("broker %d of cluster %s serves %s", self.broker_id, self.cluster_id, dict(self.endpoints))
 
+    async def _find_broker_id(self, store: KafkaZooKeeper) -> int:
+        if self._config.broker_id >= 0:
+            return self._config.broker_id
+        stored = [read_meta_properties(self._environment.file_system, path) for path in self._log_dirs]
+        ids = [meta.broker_id for meta in stored if meta is not None]
+        return ids[0] if ids else await store.generate_broker_id(self._config.reserved_broker_max_id)
+
+    async def _load_dynamic_config(self, store: KafkaZooKeeper) -> None:
+        """What ZooKeeper holds for this broker comes before its file. Some of it, as the listeners, is looked at only
+        here: a change of that needs a restart."""
+        await self._broker_config.load(store, self.broker_id)
+        self._config = self._broker_config.current
+        self._refuse_unsupported()
+        await self._topic_configs.inherit_from(self._config)
+
     async def _open_logs(self, store: KafkaZooKeeper) -> LogManager:
         config = self._config
-        if self.broker_id < 0:
-            stored = [read_meta_properties(self._environment.file_system, path) for path in self._log_dirs]
-            ids = [meta.broker_id for meta in stored if meta is not None]
-            self.broker_id = ids[0] if ids else await store.generate_broker_id(config.reserved_broker_max_id)
         topics = await store.topic_names()
         await self._topic_configs.load(topics)
         self._log_manager = LogManager(
@@ -245,19 +272,34 @@ class Broker:
             register_broker=self._register,
             on_failure=self._fail,
         )
+        handlers = ConfigHandlers(
+            self.broker_id,
+            self._broker_config,
+            self._topic_configs,
+            replica_manager,
+            log_manager,
+            controller,
+            self._listeners.values(),
+            lambda: self._zookeeper.store,
+        )
+        self._config_changes = ConfigChanges(
+            lambda: self._zookeeper.store, environment.now_ms, handlers.changed, handlers.reload, self._fail
+        )
         services = Services(
             environment,
-            config,
+            self._broker_config,
             self.broker_id,
             self.cluster_id,
             registrar,
             controller,
+            channel,
             APIS,
             self._authorizer,
             self._quotas,
             self._metadata_cache,
             self._topic_configs,
             self._topic_admin,
+            ConfigAdmin(self._metadata_cache, self._broker_config, self.broker_id, lambda: self._zookeeper.store),
             LeaderElections(controller, self._metadata_cache),
             self._finalized_features,
             self._producer_ids,
@@ -300,6 +342,8 @@ class Broker:
         await self._finalized_features.load()
         assert self._controller is not None
         await self._controller.new_session(store)
+        assert self._config_changes is not None
+        self._config_changes.new_session()
 
     async def _register(self) -> None:
         assert self._registrar is not None and self._log_manager is not None
@@ -353,6 +397,8 @@ class Broker:
             hand_over = ControlledShutdown(self._config, self.broker_id, self._registrar, self._metadata_cache)
             await hand_over.run(self._zookeeper.store)
         self._is_serving = False
+        if self._config_changes is not None:
+            await self._config_changes.stop()
         for server in self._listeners.values():
             await server.stop(DRAIN_TIMEOUT_MS)
         if self._replica_manager is not None:

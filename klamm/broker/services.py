@@ -3,6 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from klamm.broker.config_admin import ConfigAdmin
+from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
+from klamm.broker.controller_channel import ControllerChannel
 from klamm.broker.fetch_session import FetchSessionCache
 from klamm.broker.finalized_features import FinalizedFeatureCache
 from klamm.broker.leader_elections import LeaderElections
@@ -28,23 +31,30 @@ class Services:
     """The parts of one broker that handlers may use."""
 
     environment: Environment
-    config: BrokerConfig
+    broker_config: DynamicBrokerConfig
     broker_id: int
     cluster_id: str
     registrar: Registrar
     controller: KafkaController
+    controller_channel: ControllerChannel
     apis: Mapping[ApiKey, Api]
     authorizer: Authorizer
     quotas: Quotas
     metadata_cache: MetadataCache
     topic_configs: TopicConfigs
     topic_admin: TopicAdmin
+    config_admin: ConfigAdmin
     leader_elections: LeaderElections
     finalized_features: FinalizedFeatureCache
     producer_ids: ProducerIds
     replica_manager: ReplicaManager
     log_manager: LogManager
     fetch_sessions: FetchSessionCache
+
+    @property
+    def config(self) -> BrokerConfig:
+        """What the broker runs with now."""
+        return self.broker_config.current
 
     def require_controller(self) -> None:
         """Raises KafkaError NOT_CONTROLLER unless this broker is the active controller, as far as it knows."""

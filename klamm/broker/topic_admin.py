@@ -59,9 +59,13 @@ class CreatedTopic:
     config: TopicConfig | None = None
 
 
+def is_legal_topic_name(name: str) -> bool:
+    return name not in (".", "..") and len(name) <= MAX_TOPIC_NAME_LENGTH and _LEGAL_NAME.match(name) is not None
+
+
 def validate_topic_name(name: str) -> None:
     """Raises KafkaError INVALID_TOPIC_EXCEPTION unless `name` is a legal topic name."""
-    if not name or name in (".", "..") or len(name) > MAX_TOPIC_NAME_LENGTH or not _LEGAL_NAME.match(name):
+    if not is_legal_topic_name(name):
         raise KafkaError(
             ErrorCode.INVALID_TOPIC_EXCEPTION,
             f"topic name {name!r} is illegal: allowed are 1 to {MAX_TOPIC_NAME_LENGTH} letters, digits, '.', '_', '-',"
@@ -70,12 +74,13 @@ def validate_topic_name(name: str) -> None:
 
 
 class TopicAdmin:
-    """The admin operations of one broker. `zookeeper()` is the store of the current session."""
+    """The admin operations of one broker. `zookeeper()` is the store of the current session, `config()` what the broker
+    runs with now."""
 
     def __init__(
         self,
         environment: Environment,
-        config: BrokerConfig,
+        config: Callable[[], BrokerConfig],
         metadata_cache: MetadataCache,
         zookeeper: Callable[[], KafkaZooKeeper],
     ) -> None:
@@ -144,7 +149,7 @@ class TopicAdmin:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, f"the value of topic config {key} is null")
             overrides[key] = value
         try:
-            config = TopicConfig.from_overrides(self._config, overrides)
+            config = TopicConfig.from_overrides(self._config(), overrides)
         except ConfigError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
         return assignment, config, overrides
@@ -157,10 +162,10 @@ class TopicAdmin:
                 )
             _check_count(len(topic.assignments), left_partitions)
             return _check_assignment({number: list(replicas) for number, replicas in topic.assignments}, 0)
-        partitions = self._config.num_partitions if topic.partitions == UNSET else topic.partitions
+        partitions = self._config().num_partitions if topic.partitions == UNSET else topic.partitions
         _check_count(partitions, left_partitions)
         replication_factor = (
-            self._config.default_replication_factor if topic.replication_factor == UNSET else topic.replication_factor
+            self._config().default_replication_factor if topic.replication_factor == UNSET else topic.replication_factor
         )
         chance, count = self._environment.random, max(1, len(self._metadata_cache.snapshot.brokers))
         return self._place(partitions, replication_factor, chance.randrange(count), chance.randrange(count), 0)

@@ -1,16 +1,21 @@
-"""The configurations of the topics that this broker hosts, as ZooKeeper has them in /config/topics.
+"""The configurations of topics, as ZooKeeper has them in /config/topics.
 
-A topic whose stored configuration is not valid (somebody wrote the znode by hand) runs with the broker's defaults, and
-the log says so: data must stay readable.
+What must stay true:
+- A value that is stored and not valid (somebody wrote the znode by hand) is logged and passed over: data must stay
+  readable, and the other values stay in force.
+- What is kept for a topic is never older than what was read last: readings for keeps exclude each other.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from klamm.config.broker import BrokerConfig
-from klamm.config.definition import ConfigError
 from klamm.config.topic import TopicConfig
 from klamm.znodes.store import KafkaZooKeeper
+
+# Topics whose configurations are made before others get a turn.
+TOPICS_PER_SLICE = 200
 
 _log = logging.getLogger(__name__)
 
@@ -26,21 +31,49 @@ class TopicConfigs:
         self._zookeeper = zookeeper
         self._default = TopicConfig.from_overrides(config, {})
         self._configs: dict[str, TopicConfig] = {}
+        self._keeping = asyncio.Lock()
 
     async def load(self, topics: Sequence[str]) -> None:
         """Reads and keeps the configurations of these topics. Raises ZooKeeperError when the session ends."""
-        self._configs.update(await self.read(topics))
+        async with self._keeping:
+            self._configs.update(await self.read(topics))
+
+    async def refresh(self, topic: str) -> TopicConfig:
+        """What the topic's configuration is now; it is kept if the topic's was kept. Raises ZooKeeperError."""
+        async with self._keeping:
+            config = (await self.read([topic]))[topic]
+            if topic in self._configs:
+                self._configs[topic] = config
+            return config
+
+    async def refresh_all(self) -> None:
+        """Reads what is kept again. Raises ZooKeeperError."""
+        await self.load(list(self._configs))
+
+    async def inherit_from(self, config: BrokerConfig) -> None:
+        """From now on topics have what this says where they have nothing of their own."""
+        async with self._keeping:
+            self._broker_config = config
+            self._default = TopicConfig.from_overrides(config, {})
+            for index, topic in enumerate(list(self._configs), 1):
+                # A topic may be forgotten while others have their turn.
+                if (kept := self._configs.get(topic)) is not None:
+                    self._configs[topic] = self._make(topic, kept.overrides)
+                if index % TOPICS_PER_SLICE == 0:
+                    await asyncio.sleep(0)
 
     async def read(self, topics: Sequence[str]) -> dict[str, TopicConfig]:
         """The configurations of these topics as ZooKeeper has them now. Raises ZooKeeperError when the session ends."""
-        configs = {}
-        for topic, overrides in (await self._zookeeper().topic_configs(topics)).items():
-            try:
-                configs[topic] = TopicConfig.from_overrides(self._broker_config, overrides, stored=True)
-            except ConfigError as error:
-                _log.error("topic %s runs with default configs, its own are not valid: %s", topic, error)
-                configs[topic] = self._default
-        return configs
+        stored = await self._zookeeper().topic_configs(topics)
+        return {topic: self._make(topic, overrides) for topic, overrides in stored.items()}
+
+    def _make(self, topic: str, overrides: Mapping[str, str]) -> TopicConfig:
+        if not overrides:
+            return self._default
+        config, problems = TopicConfig.from_stored(self._broker_config, overrides)
+        for problem in problems:
+            _log.error("topic %s runs without a config that is not valid: %s", topic, problem)
+        return config
 
     def of(self, topic: str) -> TopicConfig:
         """The topic's configuration; the broker's defaults for one that was not loaded."""

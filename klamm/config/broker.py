@@ -43,16 +43,25 @@ _PROTECTIONS = {
 class BrokerConfig(BrokerKeys):
     """The configuration of one broker; an attribute for each key (`log.segment.bytes` -> `log_segment_bytes`).
 
-    `originals` is what the file said, as text. `values` is each key's own typed value, before any fallback
-    (None = not set), as DescribeConfigs shows it.
+    `originals` is what the file said, as text. Over it lie the dynamic configs, as text too: `dynamic_default` is set
+    for all brokers of the cluster, `dynamic_broker` for this one. `values` is each key's own typed value, before any
+    fallback (None = not set), as DescribeConfigs shows it.
     """
 
     originals: Mapping[str, str]
+    dynamic_default: Mapping[str, str]
+    dynamic_broker: Mapping[str, str]
     values: Mapping[str, Any]
 
     @staticmethod
-    def from_properties(properties: Mapping[str, str]) -> "BrokerConfig":
+    def from_properties(
+        originals: Mapping[str, str],
+        *,
+        dynamic_default: Mapping[str, str] = MappingProxyType({}),
+        dynamic_broker: Mapping[str, str] = MappingProxyType({}),
+    ) -> "BrokerConfig":
         """Raises ConfigError listing every bad key with its value and what is allowed. Unknown keys are no error."""
+        properties = {**originals, **dynamic_default, **dynamic_broker}
         values, problems = BROKER_CONFIG_DEF.parse(properties)
         resolved, more_problems = _resolve(values, properties)
         # Values that are wrong in themselves would only be found wrong again when compared with others.
@@ -60,8 +69,23 @@ class BrokerConfig(BrokerKeys):
         if problems:
             raise ConfigError(problems)
         attributes = {attribute(key): value for key, value in resolved.items()}
-        originals = MappingProxyType(dict(properties))
-        return BrokerConfig(**attributes, originals=originals, values=MappingProxyType(values))
+        return BrokerConfig(
+            **attributes,
+            originals=MappingProxyType(dict(originals)),
+            dynamic_default=MappingProxyType(dict(dynamic_default)),
+            dynamic_broker=MappingProxyType(dict(dynamic_broker)),
+            values=MappingProxyType(values),
+        )
+
+    def with_dynamic(
+        self, *, default: Mapping[str, str] | None = None, broker: Mapping[str, str] | None = None
+    ) -> "BrokerConfig":
+        """The same broker with other dynamic configs; None: those it has. Raises ConfigError."""
+        return BrokerConfig.from_properties(
+            self.originals,
+            dynamic_default=self.dynamic_default if default is None else default,
+            dynamic_broker=self.dynamic_broker if broker is None else broker,
+        )
 
     @property
     def unknown_keys(self) -> list[str]:

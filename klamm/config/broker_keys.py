@@ -354,11 +354,22 @@ class BrokerKeys:
 
     # -- controller -----------------------------------------------------------------------------------------------
     controller_socket_timeout_ms: int = integer(30000, "Longest wait of the controller for a broker.")
-    auto_leader_rebalance_enable: bool = boolean(True, "Bring leadership back to preferred replicas.", importance=HIGH)
-    leader_imbalance_per_broker_percentage: int = integer(
-        10, "Share of lost leaderships that triggers it.", importance=HIGH
+    # Kafka 2.8 cannot change these three while it runs.
+    auto_leader_rebalance_enable: bool = boolean(
+        True,
+        "Bring leadership back to preferred replicas.",
+        importance=HIGH,
+        update_mode=CLUSTER_WIDE,
     )
-    leader_imbalance_check_interval_seconds: int = long(300, "How often it is checked.", importance=HIGH)
+    leader_imbalance_per_broker_percentage: int = integer(
+        10,
+        "Share of lost leaderships that triggers it.",
+        importance=HIGH,
+        update_mode=CLUSTER_WIDE,
+    )
+    leader_imbalance_check_interval_seconds: int = long(
+        300, "How often it is checked.", importance=HIGH, update_mode=CLUSTER_WIDE
+    )
     unclean_leader_election_enable: bool = boolean(
         False,
         "Let a replica lead that may lack records.",

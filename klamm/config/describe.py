@@ -79,16 +79,32 @@ def _describe_topic_key(config: TopicConfig, key: ConfigKey) -> DescribedConfig:
 
 
 def describe_broker(config: BrokerConfig) -> list[DescribedConfig]:
-    """Every key of the broker, then those of its file that it does not know (their values might be secrets)."""
-    names = [*BROKER_CONFIG_DEF.keys, *(name for name in config.originals if name not in BROKER_CONFIG_DEF.keys)]
-    return [_describe_broker_key(config, name) for name in names]
+    """Every key of the broker, then what is set and not known as one (its value might be a secret)."""
+    given = {**config.originals, **config.dynamic_default, **config.dynamic_broker}
+    described = []
+    for name in dict.fromkeys((*BROKER_CONFIG_DEF.keys, *given)):
+        own = BROKER_CONFIG_DEF.keys.get(name)
+        value = given[name] if own is None else format_value(own.type, config.values[name])
+        described.append(_describe_broker_key(name, value, _broker_synonyms(config, name)))
+    return described
 
 
-def _describe_broker_key(config: BrokerConfig, name: str) -> DescribedConfig:
+def describe_default_broker(config: BrokerConfig) -> list[DescribedConfig]:
+    """What is set for all brokers of the cluster."""
+    described = []
+    for name, value in config.dynamic_default.items():
+        synonyms = [
+            synonym
+            for synonym in _broker_synonyms(config, name)
+            if synonym.source is ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
+        ]
+        described.append(_describe_broker_key(name, value, synonyms))
+    return described
+
+
+def _describe_broker_key(name: str, value: str | None, synonyms: Sequence[ConfigSynonym]) -> DescribedConfig:
     key = config_key(name)
     own = BROKER_CONFIG_DEF.keys.get(name)
-    value = config.originals.get(name) if own is None else format_value(own.type, config.values[name])
-    synonyms = _broker_synonyms(config, name)
     # A key for one listener is told read-only by its full name, as Kafka does, although its base key may change.
     read_only = own is None or own.update_mode is UpdateMode.READ_ONLY
     return _described(name, key, value, synonyms, read_only=read_only)
@@ -113,15 +129,20 @@ def _described(
 
 
 def _broker_synonyms(config: BrokerConfig, name: str) -> list[ConfigSynonym]:
-    """What supplies a broker's key: the file under each of its names, then the defaults.
+    """What supplies a broker's key: what is set for this broker under each of its names, then what is set for the
+    cluster, then the file, then the defaults.
 
     As in Kafka, names that come before `name` itself do not count; without any entry of its own there are none.
     """
     key = config_key(name)
     # A key for one listener falls back on its base key.
     names = _FAMILY_OF.get(name, (name,) if key is None or key.name == name else (name, key.name))
-    file = ConfigSource.STATIC_BROKER_CONFIG
-    found = [ConfigSynonym(each, config.originals[each], file) for each in names if each in config.originals]
+    layers = (
+        (config.dynamic_broker, ConfigSource.DYNAMIC_BROKER_CONFIG),
+        (config.dynamic_default, ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
+        (config.originals, ConfigSource.STATIC_BROKER_CONFIG),
+    )
+    found = [ConfigSynonym(each, layer[each], source) for layer, source in layers for each in names if each in layer]
     for each in names:
         key = BROKER_CONFIG_DEF.keys.get(each)
         if key is not None and key.default is not None:

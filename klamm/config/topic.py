@@ -125,6 +125,10 @@ BROKER_KEY: Mapping[str, str] = MappingProxyType(
 )
 
 
+class ContradictoryTopicConfig(ConfigError):
+    """Values that are right each for itself, but not together."""
+
+
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TopicConfig(TopicKeys):
     """The configuration of one topic; an attribute for each key (`segment.bytes` -> `segment_bytes`).
@@ -136,28 +140,42 @@ class TopicConfig(TopicKeys):
     overrides: Mapping[str, str]
 
     @staticmethod
-    def from_overrides(
-        broker_config: BrokerConfig, overrides: Mapping[str, str | None], *, stored: bool = False
-    ) -> "TopicConfig":
-        """Raises ConfigError listing every unknown key, and every bad value with what is allowed.
-
-        `stored`: the overrides come from ZooKeeper, where another program may have left keys that are unknown here;
-        those are passed over.
-        """
-        given = {key: value for key, value in overrides.items() if key in TOPIC_CONFIG_DEF.keys or not stored}
-        problems = [f"{key} is not a topic config" for key in given if key not in TOPIC_CONFIG_DEF.keys]
-        problems += [f"{key}=null is not allowed; allowed: a value" for key, value in given.items() if value is None]
-        texts = {key: value for key, value in given.items() if value is not None}
+    def from_overrides(broker_config: BrokerConfig, overrides: Mapping[str, str | None]) -> "TopicConfig":
+        """Raises ConfigError listing every unknown key, and every bad value with what is allowed; or
+        ContradictoryTopicConfig."""
+        problems = [f"{key} is not a topic config" for key in overrides if key not in TOPIC_CONFIG_DEF.keys]
+        problems += [
+            f"{key}=null is not allowed; allowed: a value" for key, value in overrides.items() if value is None
+        ]
+        texts = {key: value for key, value in overrides.items() if value is not None}
         values, bad_values = TOPIC_CONFIG_DEF.parse(texts)
-        problems += bad_values
-        for key, broker_key in BROKER_KEY.items():
-            if key not in texts:
-                values[key] = getattr(broker_config, attribute(broker_key))
-        problems = problems or _contradictions(values)
-        if problems:
+        if problems := problems + bad_values:
             raise ConfigError(problems)
-        attributes = {attribute(key): value for key, value in values.items()}
-        return TopicConfig(**attributes, broker_config=broker_config, overrides=MappingProxyType(texts))
+        if contradictions := _contradictions(_inherit(values, texts, broker_config)):
+            raise ContradictoryTopicConfig(contradictions)
+        return _topic_config(values, texts, broker_config)
+
+    @staticmethod
+    def from_stored(broker_config: BrokerConfig, stored: Mapping[str, str]) -> "tuple[TopicConfig, list[str]]":
+        """The configuration that ZooKeeper holds, and a sentence for each value in it that is not valid.
+
+        Those are passed over, so that one bad value does not change what the others say (how long records are kept,
+        for example). Keys that are unknown here are passed over too: another program may know them.
+        """
+        valid: dict[str, str] = {}
+        problems: list[str] = []
+        for name, text in stored.items():
+            key = TOPIC_CONFIG_DEF.keys.get(name)
+            if key is None:
+                continue
+            try:
+                key.parse(text)
+            except ConfigError as error:
+                problems += error.problems
+            else:
+                valid[name] = text
+        values, _ = TOPIC_CONFIG_DEF.parse(valid)
+        return _topic_config(_inherit(values, valid, broker_config), valid, broker_config), problems
 
     @property
     def compact(self) -> bool:
@@ -168,6 +186,19 @@ class TopicConfig(TopicKeys):
     def delete(self) -> bool:
         """Whether old records are deleted."""
         return "delete" in self.cleanup_policy
+
+
+def _inherit(values: dict[str, Any], overrides: Mapping[str, str], broker_config: BrokerConfig) -> dict[str, Any]:
+    """`values`, with the broker's where the topic has none of its own."""
+    for key, broker_key in BROKER_KEY.items():
+        if key not in overrides:
+            values[key] = getattr(broker_config, attribute(broker_key))
+    return values
+
+
+def _topic_config(values: Mapping[str, Any], overrides: Mapping[str, str], broker_config: BrokerConfig) -> TopicConfig:
+    attributes = {attribute(key): value for key, value in values.items()}
+    return TopicConfig(**attributes, broker_config=broker_config, overrides=MappingProxyType(dict(overrides)))
 
 
 def _contradictions(values: Mapping[str, Any]) -> list[str]:

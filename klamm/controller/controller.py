@@ -247,10 +247,16 @@ class KafkaController:
     def enable_topic_unclean_leader_election(self, topic: str) -> None:
         self._events.put(TopicUncleanLeaderElectionEnable(topic))
 
-    def leader_rebalance_reconfigured(self) -> None:
-        """auto.leader.rebalance.enable or leader.imbalance.check.interval.seconds has another value."""
-        if self._is_active:
-            self._parts.schedule_leader_rebalance(self._parts.config.leader_imbalance_check_interval_seconds)
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """The broker runs with this configuration now. Of what may change while it runs, the controller uses the
+        three configs of the automatic rebalance and unclean.leader.election.enable."""
+        old = self._parts.config
+        self._parts.reconfigure(config)
+        timing, old_timing = (
+            (each.auto_leader_rebalance_enable, each.leader_imbalance_check_interval_seconds) for each in (config, old)
+        )
+        if self._is_active and timing != old_timing:
+            self._parts.schedule_leader_rebalance(config.leader_imbalance_check_interval_seconds)
 
     async def update_features(self, updates: Sequence[FeatureUpdate]) -> FeatureResults:
         """Answers UpdateFeatures. KafkaError NOT_CONTROLLER: none, or all that are allowed, may have been done."""

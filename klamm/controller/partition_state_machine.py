@@ -67,7 +67,7 @@ class PartitionStateMachine:
         state_change_log: StateChangeLog,
         on_illegal_transition: OnIllegalTransition = log_illegal_transition,
     ) -> None:
-        self._config = config
+        self.config = config
         self._context = context
         self._zookeeper = zookeeper
         self._request_batch = request_batch
@@ -305,7 +305,7 @@ class PartitionStateMachine:
         topics = list(dict.fromkeys(without_isr))
         if strategy is ElectionStrategy.OFFLINE_ALLOW_UNCLEAN or not topics:
             return set(topics)
-        default = str(self._config.unclean_leader_election_enable)
+        default = str(self.config.unclean_leader_election_enable)
         configs = await self._zookeeper().topic_configs(topics)
         # A value that is neither true nor false allows nothing.
         return {

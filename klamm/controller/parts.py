@@ -126,6 +126,10 @@ class ControllerParts:
             raise RuntimeError(f"{api_key.message_name} for broker {broker_id}, but this broker is not the controller")
         self.channels.send_request(broker_id, api_key, body, on_response)
 
+    def reconfigure(self, config: BrokerConfig) -> None:
+        """The broker runs with this configuration now."""
+        self.config = self.partitions.config = config
+
     # -- timers -----------------------------------------------------------------------------------------------------
 
     def schedule_leader_rebalance(self, delay_seconds: int) -> None:

@@ -9,6 +9,7 @@ What must stay true:
 Source: kafka.server.HostedPartition.
 """
 
+import asyncio
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from uuid import UUID
@@ -20,6 +21,9 @@ from klamm.storage.log import Log
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_manager import LogManager
 from klamm.znodes.topics import TopicPartition
+
+# How many get another configuration before others have their turn.
+PARTITIONS_PER_SLICE = 500
 
 
 class WantedLog(NamedTuple):
@@ -86,9 +90,22 @@ class HostedPartitions:
             return found
         config = self._topic_config_of(topic)
         log = self._log_manager.get_or_create(topic, partition, topic_id, log_config(config), is_new=is_new)
+        log.config = log_config(config)  # One that was there may have been loaded before its topic's last change.
         self._offline.pop((topic, partition), None)
         made = self._partitions[topic, partition] = self._make(topic, partition, log, config)
         return made
+
+    async def update_topic_configs(self, topic: str | None = None) -> None:
+        """The configurations of topics, or of this one, have changed: gives each partition and log what it has now."""
+        keys = [key for key in self._partitions if topic is None or key[0] == topic]
+        for index, key in enumerate(keys, 1):
+            # Partitions may go while others have their turn.
+            partition, config = self._partitions.get(key), self._topic_config_of(key[0])
+            if partition is not None and partition.topic_config is not config:
+                partition.topic_config = config
+                partition.log.config = log_config(config)
+            if index % PARTITIONS_PER_SLICE == 0:
+                await asyncio.sleep(0)
 
     def mark_offline(self, key: TopicPartition, wanted: WantedLog | None = None) -> None:
         """The partition's log cannot be used; `wanted` if that may change."""

@@ -121,6 +121,10 @@ class ReplicaManager:
     def hosted_partition(self, key: TopicPartition) -> Partition | None:
         return self._hosted.get(key)
 
+    async def update_topic_configs(self, topic: str | None = None) -> None:
+        """The configuration of this topic, or of any, has changed: partitions and logs get what theirs is now."""
+        await self._hosted.update_topic_configs(topic)
+
     # -- what the controller says ---------------------------------------------------------------------------------
 
     @property

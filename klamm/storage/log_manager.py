@@ -98,7 +98,7 @@ class LogManager:
         self._environment = environment
         self._file_system = environment.file_system
         self._meta_properties = meta_properties
-        self._default_config = default_config
+        self.default_config = default_config
         self._settings = settings or LogManagerSettings()
         self._on_directory_failure = on_directory_failure
         self._on_failure = on_failure
@@ -166,7 +166,7 @@ class LogManager:
             for topic, partition in partitions:
                 if not entry.directory.is_online:
                     return
-                await self._load(entry, topic, partition, topic_configs.get(topic, self._default_config))
+                await self._load(entry, topic, partition, topic_configs.get(topic, self.default_config))
                 done += 1
                 if progress is not None:
                     progress(done, total)
@@ -229,7 +229,7 @@ class LogManager:
         if parsed is None:
             _LOGGER.warning("Ignoring %s, which is no partition's directory", path)
         elif parsed[2] == DELETE_SUFFIX:
-            self._remove_later(self._default_config.file_delete_delay_ms, _remove_tree, path)
+            self._remove_later(self.default_config.file_delete_delay_ms, _remove_tree, path)
         elif parsed[2]:
             _LOGGER.warning("Ignoring %s: moving replicas between directories is not supported", path)
         else:

@@ -11,6 +11,7 @@ import orjson
 from klamm.znodes.fields import Fields
 
 CONFIG_PATH = "/config"
+DEFAULT_ENTITY = "<default>"
 CONFIG_CHANGES_PATH = "/config/changes"
 CONFIG_CHANGE_PREFIX = f"{CONFIG_CHANGES_PATH}/config_change_"
 
@@ -19,8 +20,17 @@ def config_path(entity_path: str) -> str:
     return f"{CONFIG_PATH}/{entity_path}"
 
 
+def config_change_path(name: str) -> str:
+    return f"{CONFIG_CHANGES_PATH}/{name}"
+
+
 def topic_entity(topic: str) -> str:
     return f"topics/{topic}"
+
+
+def broker_entity(broker_id: int | None) -> str:
+    """None: what all brokers of the cluster have by default."""
+    return f"brokers/{DEFAULT_ENTITY if broker_id is None else broker_id}"
 
 
 def encode_config(config: Mapping[str, str]) -> bytes:
@@ -41,7 +51,7 @@ def encode_config_change(entity_path: str) -> bytes:
 
 def decode_config_change(name: str, data: bytes) -> str:
     """The entity path that the notification `name` is about. Version 1 knows topics and clients only."""
-    fields = Fields.parse(f"{CONFIG_CHANGES_PATH}/{name}", data)
+    fields = Fields.parse(config_change_path(name), data)
     if fields.version() > 1:
         entity_path = fields.text("entity_path")
         if not entity_path.strip("/"):

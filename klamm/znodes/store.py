@@ -46,7 +46,7 @@ K = TypeVar("K")
 
 PRODUCER_ID_BLOCK_SIZE = 1000
 # A ZooKeeper server takes requests of 1,048,575 bytes (jute.maxbuffer); a little is left for all but the data.
-MAX_TOPIC_BYTES = 1_000_000
+MAX_ZNODE_BYTES = 1_000_000
 
 
 class LiveBroker(NamedTuple):
@@ -385,16 +385,64 @@ class KafkaZooKeeper:
                 logger.error("topic %s runs without its configuration: %s", name, error)
         return result
 
-    async def set_config(self, entity_path: str, config: Mapping[str, str]) -> None:
-        """Replaces an entity's configuration (`topics/T`, `brokers/1` ...) and tells all brokers. Safe to repeat."""
-        change = Create(
-            configs.CONFIG_CHANGE_PREFIX,
-            configs.encode_config_change(entity_path),
-            flags=CreateMode.PERSISTENT_SEQUENTIAL,
-        )
+    async def config(self, entity_path: str) -> dict[str, str]:
+        """An entity's configuration (`topics/T`, `brokers/1` ...). One that cannot be understood counts as empty and is
+        logged."""
+        return (await self._config_and_version(entity_path))[0]
+
+    async def _config_and_version(self, entity_path: str) -> tuple[dict[str, str], int | None]:
+        """None when the entity has no znode."""
+        try:
+            data, stat = await retrying(self.client.get, configs.config_path(entity_path))
+        except NoNode:
+            return {}, None
+        try:
+            return configs.decode_config(entity_path, data), stat.version
+        except ZnodeError as error:
+            logger.error("the configuration of %s counts as empty: %s", entity_path, error)
+            return {}, stat.version
+
+    async def update_config(self, entity_path: str, change: Callable[[dict[str, str]], Mapping[str, str]]) -> None:
+        """Changes an entity's configuration from what it is to what `change` makes of that, and tells all brokers.
+
+        Nobody else's change is overwritten unseen: `change` is then called again. What it raises is raised. KafkaError
+        INVALID_REQUEST when the result is more than ZooKeeper takes. A repeated write is told by its content.
+        """
         path = configs.config_path(entity_path)
-        await retrying(self.client.ensure_path, path.rpartition("/")[0])
-        await self._write_config_and(path, config, change)
+        written: Mapping[str, str] | None = None
+        while True:
+            stored, version = await self._config_and_version(entity_path)
+            if written is not None and stored == written:
+                return
+            written = change(dict(stored))
+            data = configs.encode_config(written)
+            _check_size(entity_path, len(data))
+            notification = Create(
+                configs.CONFIG_CHANGE_PREFIX,
+                configs.encode_config_change(entity_path),
+                flags=CreateMode.PERSISTENT_SEQUENTIAL,
+            )
+            write: MultiOperation = Create(path, data) if version is None else SetData(path, data, version)
+            await retrying(self.client.ensure_path, path.rpartition("/")[0])
+            try:
+                await retrying(self.client.multi, [write, notification])
+                return
+            except (BadVersion, NodeExists, NoNode) as error:
+                if error.index != 0:
+                    raise
+
+    async def config_changes(self, watch: Callable[[], None] | None = None) -> list[str]:
+        """The names of the notifications of changed configurations; `watch` is called once when one comes or goes."""
+        return await retrying(self.client.children, configs.CONFIG_CHANGES_PATH, notice(watch))
+
+    async def read_config_changes(self, names: Sequence[str]) -> dict[str, tuple[bytes, int]]:
+        """The content of those notifications that are (still) there, and when each was created, in milliseconds."""
+        found = await self._get_all({name: configs.config_change_path(name) for name in names})
+        return {name: (data, stat.ctime_ms) for name, (data, stat) in found.items()}
+
+    async def delete_config_changes(self, names: Sequence[str]) -> None:
+        """Removes those that another broker has not removed yet. Safe to repeat."""
+        await asyncio.gather(*(self._delete_if_there(configs.config_change_path(name)) for name in names))
 
     async def _write_config_and(self, path: str, config: Mapping[str, str], also: Create) -> None:
         """Sets or creates a configuration and does `also`, both or neither. Raises what `also` raises."""
@@ -444,12 +492,12 @@ class KafkaZooKeeper:
             await retrying(self.client.delete, path)
 
 
-def _check_size(topic: str, size_bytes: int) -> None:
+def _check_size(name: str, size_bytes: int) -> None:
     """A server answers a write over its limit by closing the connection, and each new try would end in the same way."""
-    if size_bytes > MAX_TOPIC_BYTES:
+    if size_bytes > MAX_ZNODE_BYTES:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
-            f"the replicas and configs of '{topic}' take {size_bytes} bytes, ZooKeeper takes {MAX_TOPIC_BYTES}",
+            f"the znode of '{name}' would take {size_bytes} bytes, ZooKeeper takes {MAX_ZNODE_BYTES}",
         )
 
 

@@ -435,8 +435,8 @@ def test_api_versions_lists_the_registrations(tmp_path: Path) -> None:
             listed = {one.api_key: (one.min_version, one.max_version) for one in answer.api_keys}
             assert listed == {
                 0: (0, 9), 1: (4, 12), 2: (1, 6), 3: (0, 11), 4: (0, 5), 5: (0, 3), 6: (0, 7), 7: (0, 3), 10: (0, 3),
-                18: (0, 3), 19: (2, 7), 20: (1, 6), 22: (0, 4), 23: (2, 4), 32: (1, 4), 35: (1, 2), 37: (0, 3),
-                56: (0, 0), 60: (0, 0),
+                18: (0, 3), 19: (2, 7), 20: (1, 6), 22: (0, 4), 23: (2, 4), 32: (1, 4), 33: (0, 2), 35: (1, 2),
+                37: (0, 3), 44: (0, 1), 56: (0, 0), 60: (0, 0),
             }  # fmt: skip
         bad = await client.ask(ApiKey.API_VERSIONS, 3, client_software_name="-", client_software_version="1")
         assert bad.error_code == ErrorCode.INVALID_REQUEST
@@ -780,6 +780,8 @@ def every_request() -> dict[ApiKey, Any]:
         request[ApiKey.LIST_OFFSETS].ListOffsetsTopic,
         request[ApiKey.OFFSET_FOR_LEADER_EPOCH].OffsetForLeaderTopic,
     )
+    altered = request[ApiKey.ALTER_CONFIGS].AlterConfigsResource
+    altered_a_bit = request[ApiKey.INCREMENTAL_ALTER_CONFIGS].AlterConfigsResource
     return {
         ApiKey.LEADER_AND_ISR: LeaderAndIsrRequest(0, 1),
         ApiKey.STOP_REPLICA: {"controller_id": 0, "controller_epoch": 1, "topic_states": []},
@@ -809,6 +811,10 @@ def every_request() -> dict[ApiKey, Any]:
                     resource_type=2, resource_name="t", configuration_keys=None
                 )
             ]
+        },
+        ApiKey.ALTER_CONFIGS: {"resources": [altered(resource_type=2, resource_name="t", configs=[])]},
+        ApiKey.INCREMENTAL_ALTER_CONFIGS: {
+            "resources": [altered_a_bit(resource_type=4, resource_name="", configs=[])]
         },
         ApiKey.DESCRIBE_LOG_DIRS: {"topics": None},
         ApiKey.CREATE_PARTITIONS: {"topics": [grow("t", 2)], "timeout_ms": 1000},
@@ -844,6 +850,8 @@ DENIALS = {
     ApiKey.INIT_PRODUCER_ID: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ApiKey.DESCRIBE_CONFIGS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ApiKey.ALTER_CONFIGS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ApiKey.DESCRIBE_LOG_DIRS: None,  # answered with no directory
     ApiKey.CREATE_PARTITIONS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ApiKey.DESCRIBE_CLUSTER: None,  # answered with no allowed operation

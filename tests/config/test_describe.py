@@ -2,7 +2,14 @@
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.definition import ConfigType, format_value
-from klamm.config.describe import ConfigSource, ConfigSynonym, DescribedConfig, describe_broker, describe_topic
+from klamm.config.describe import (
+    ConfigSource,
+    ConfigSynonym,
+    DescribedConfig,
+    describe_broker,
+    describe_default_broker,
+    describe_topic,
+)
 from klamm.config.topic import TopicConfig
 
 BROKER = BrokerConfig.from_properties(
@@ -41,6 +48,37 @@ def test_a_setting_in_several_units_lists_them_all() -> None:
         ConfigSynonym("log.retention.hours", "1", ConfigSource.STATIC_BROKER_CONFIG),
         ConfigSynonym("log.retention.hours", "168", ConfigSource.DEFAULT_CONFIG),
     )
+
+
+def test_dynamic_configs_come_before_the_file() -> None:
+    broker = BROKER.with_dynamic(
+        default={"log.segment.bytes": "5000", "min.insync.replicas": "2", "nobody.knows": "hunter2"},
+        broker={"log.segment.bytes": "6000"},
+    )
+    own = ConfigSynonym("log.segment.bytes", "6000", ConfigSource.DYNAMIC_BROKER_CONFIG)
+    clusters = ConfigSynonym("log.segment.bytes", "5000", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
+    rest = (
+        ConfigSynonym("log.segment.bytes", "4096", ConfigSource.STATIC_BROKER_CONFIG),
+        ConfigSynonym("log.segment.bytes", "1073741824", ConfigSource.DEFAULT_CONFIG),
+    )
+
+    described = by_name(describe_broker(broker))
+    assert (described["log.segment.bytes"].value, described["log.segment.bytes"].synonyms) == (
+        "6000",
+        (own, clusters, *rest),
+    )
+    assert described["min.insync.replicas"].source is ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
+    assert (described["nobody.knows"].value, described["nobody.knows"].sensitive) == (None, True)
+    topic = by_name(describe_topic(TopicConfig.from_overrides(broker, {})))["segment.bytes"]
+    assert (topic.value, topic.source, topic.synonyms) == (
+        "6000",
+        ConfigSource.DYNAMIC_BROKER_CONFIG,
+        (own, clusters, *rest),
+    )
+
+    default = by_name(describe_default_broker(broker))
+    assert list(default) == ["log.segment.bytes", "min.insync.replicas", "nobody.knows"]
+    assert (default["log.segment.bytes"].value, default["log.segment.bytes"].synonyms) == ("5000", (clusters,))
 
 
 def test_no_secret_is_shown() -> None:

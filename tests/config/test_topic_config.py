@@ -85,9 +85,18 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
     assert len(problems({"a": "1", "retention.ms": None, "segment.bytes": "x"})) == 3
 
 
-def test_stored_overrides_may_hold_keys_of_other_programs() -> None:
-    topic = TopicConfig.from_overrides(BROKER, {"other.program.key": "1", "segment.bytes": "20"}, stored=True)
-    assert (topic.segment_bytes, dict(topic.overrides)) == (20, {"segment.bytes": "20"})
+def test_what_is_stored_is_used_as_far_as_it_is_valid() -> None:
+    """One bad value must not take away the others, such as how long records are kept."""
+    stored = {"other.program.key": "1", "segment.bytes": "20", "retention.ms": "-1", "flush.ms": "soon"}
+    topic, problems = TopicConfig.from_stored(BROKER, stored)
+    assert (topic.segment_bytes, topic.retention_ms, topic.flush_ms) == (20, -1, BROKER.log_flush_interval_ms)
+    assert topic.overrides == {"segment.bytes": "20", "retention.ms": "-1"}
+    assert [problem.partition(" ")[0] for problem in problems] == ["flush.ms=soon"]
+
+
+def test_contradictory_values_that_are_stored_are_used() -> None:
+    topic, problems = TopicConfig.from_stored(BROKER, {"min.compaction.lag.ms": "5", "max.compaction.lag.ms": "4"})
+    assert (topic.min_compaction_lag_ms, topic.max_compaction_lag_ms, problems) == (5, 4, [])
 
 
 KEYS = st.one_of(st.sampled_from(list(TOPIC_CONFIG_DEF.keys)), st.text())
@@ -102,3 +111,10 @@ def test_garbage_is_parsed_or_refused(overrides: dict[str, str | None]) -> None:
         assert error.problems
         return
     assert topic.overrides == overrides
+
+
+@given(st.dictionaries(KEYS, st.text() | st.integers().map(str)))
+def test_garbage_that_is_stored_is_passed_over(stored: dict[str, str]) -> None:
+    topic, problems = TopicConfig.from_stored(BROKER, stored)
+    known = [key for key in stored if key in TOPIC_CONFIG_DEF.keys]
+    assert len(topic.overrides) + len(problems) == len(known)

@@ -152,7 +152,7 @@ def test_kafka_understands_what_we_write(real_kafka: RealKafka, real_zookeeper: 
             return value
 
         assert await retention() == "54321"
-        await store.set_config("topics/ours", {"retention.ms": "99999"})
+        await store.update_config("topics/ours", lambda _stored: {"retention.ms": "99999"})
         assert await retention() == "99999"
 
         # Each of these is removed by the controller once it has been understood and done.

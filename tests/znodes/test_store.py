@@ -18,8 +18,9 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes import cluster
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.cluster import ProducerIdBlock
+from klamm.znodes.configs import decode_config_change
 from klamm.znodes.fields import ZnodeError
-from klamm.znodes.store import KafkaZooKeeper
+from klamm.znodes.store import MAX_ZNODE_BYTES, KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper import errors
 from klamm.zookeeper.client import ZooKeeperClient
@@ -292,7 +293,7 @@ def test_an_unreadable_topic_does_not_hide_the_others(tmp_path: Path, caplog: py
 
 def test_a_config_left_by_another_topic_of_that_name_is_replaced(tmp_path: Path) -> None:
     async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
-        await store.set_config("topics/t", {"old": "1"})
+        await store.update_config("topics/t", lambda _stored: {"old": "1"})
         await store.create_topic("t", {0: [0]}, None, {"new": "2"})
         assert await store.topic_configs(["t"]) == {"t": {"new": "2"}}
 
@@ -367,14 +368,66 @@ def test_a_changed_config_is_announced(tmp_path: Path) -> None:
     async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
         fired = Fired()
         await store.client.children("/config/changes", fired)
-        await store.set_config("users/u/clients/c", {"a": "1"})
+        await store.update_config("users/u/clients/c", lambda _stored: {"a": "1"})
         assert await fired.next() == (EventType.NODE_CHILDREN_CHANGED, "/config/changes")
-        await store.set_config("users/u/clients/c", {"a": "2"})
+        await store.update_config("users/u/clients/c", lambda _stored: {"a": "2"})
         assert await store.client.children("/config/changes") == [
             "config_change_0000000000",
             "config_change_0000000001",
         ]
         assert (await store.client.get("/config/users/u/clients/c"))[0] == b'{"version":1,"config":{"a":"2"}}'
+
+    play(tmp_path, scenario)
+
+
+def test_a_config_changes_from_what_it_is(tmp_path: Path) -> None:
+    """Two that change it at the same time both count, and one that refuses changes nothing."""
+
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        await store.update_config("topics/t", lambda stored: {**stored, "a": "1"})
+        await asyncio.gather(
+            *(
+                store.update_config("topics/t", lambda stored, key=key: {**stored, key: stored["a"]})
+                for key in ("b", "c", "d")
+            )
+        )
+        assert await store.config("topics/t") == {"a": "1", "b": "1", "c": "1", "d": "1"}
+        assert len(await store.config_changes()) == 4
+
+        def refuse(stored: dict[str, str]) -> dict[str, str]:
+            raise KafkaError(ErrorCode.INVALID_CONFIG, stored["a"])
+
+        for change in (refuse, lambda _stored: {"big": "x" * MAX_ZNODE_BYTES}):
+            with pytest.raises(KafkaError):
+                await store.update_config("topics/t", change)
+        assert len(await store.config("topics/t")) == 4
+        assert len(await store.config_changes()) == 4
+
+    play(tmp_path, scenario)
+
+
+def test_a_config_that_cannot_be_understood_counts_as_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        await store.client.ensure_path("/config/brokers")
+        await store.client.create("/config/brokers/1", b"not JSON")
+        assert await store.config("brokers/1") == {}
+        assert "/config/brokers/1" in caplog.text
+        await store.update_config("brokers/1", lambda stored: {**stored, "a": "1"})
+        assert await store.config("brokers/1") == {"a": "1"}
+
+    play(tmp_path, scenario)
+
+
+def test_notifications_are_read_and_removed(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        for topic in "ab":
+            await store.update_config(f"topics/{topic}", lambda _stored: {})
+        first, second = await store.config_changes()
+        found = await store.read_config_changes([first, second, "config_change_gone"])
+        assert [decode_config_change(name, data) for name, (data, _) in found.items()] == ["topics/a", "topics/b"]
+        assert all(created_ms > 1_600_000_000_000 for _, created_ms in found.values())
+        await store.delete_config_changes([first, "config_change_gone"])
+        assert await store.config_changes() == [second]
 
     play(tmp_path, scenario)
 
@@ -388,13 +441,13 @@ def test_losses_during_creation_of_topics(tmp_path: Path) -> None:
             await store.create_topic(f"t{step}", {0: [0]}, UUID(int=step + 1), {"a": "b"})
             await store.add_partitions(f"t{step}", {1: [0]})
             await write_states(store, {(f"t{step}", n): LeaderAndIsr(0, step, (0,), 0) for n in range(2)})
-            await store.set_config(f"topics/t{step}", {"c": "d"})
+            await store.update_config(f"topics/t{step}", lambda stored: {**stored, "c": stored.get("c", "") + "d"})
 
         steps = len(await with_losses(proxy, create))
         assert steps > 8
         for step in range(steps):
             assert await safe.topic_assignment(f"t{step}") == TopicAssignment({0: (0,), 1: (0,)}, UUID(int=step + 1))
-            assert await safe.topic_configs([f"t{step}"]) == {f"t{step}": {"c": "d"}}
+            assert await safe.topic_configs([f"t{step}"]) == {f"t{step}": {"a": "b", "c": "d"}}
             assert len(await safe.partition_states([(f"t{step}", 0), (f"t{step}", 1)])) == 2
 
     play_with_losses(tmp_path, scenario)

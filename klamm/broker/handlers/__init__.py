@@ -1,6 +1,7 @@
 """The APIs that a broker serves: one module per API key, each registering itself in `klamm.broker.registry`."""
 
 from klamm.broker.handlers import (
+    alter_configs,
     alter_isr,
     alter_partition_reassignments,
     api_versions,
@@ -14,6 +15,7 @@ from klamm.broker.handlers import (
     elect_leaders,
     fetch,
     find_coordinator,
+    incremental_alter_configs,
     init_producer_id,
     leader_and_isr,
     list_offsets,
@@ -32,6 +34,7 @@ APIS = registered()
 
 __all__ = [
     "APIS",
+    "alter_configs",
     "alter_isr",
     "alter_partition_reassignments",
     "api_versions",
@@ -45,6 +48,7 @@ __all__ = [
     "elect_leaders",
     "fetch",
     "find_coordinator",
+    "incremental_alter_configs",
     "init_producer_id",
     "leader_and_isr",
     "list_offsets",

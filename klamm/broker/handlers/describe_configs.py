@@ -1,7 +1,7 @@
 """DescribeConfigs (key 32), versions 1 to 4: the configurations of topics and of this broker (KIP-133, 226, 569).
 
-Broker loggers are not configurable, so their resource type is refused. A broker is described by itself only; the
-cluster-wide default (an empty name) has no entries yet, because brokers have no dynamic configs.
+Broker loggers are not configurable, so their resource type is refused. A broker is described by itself only, the
+default of the cluster (an empty name) by every broker.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.broker.topic_admin import validate_topic_name
-from klamm.config.describe import DescribedConfig, describe_broker, describe_topic
+from klamm.config.describe import DescribedConfig, describe_broker, describe_default_broker, describe_topic
 from klamm.config.topic import TopicConfig
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -78,7 +78,7 @@ def _describe(request: Request, resource: Body, configs: Mapping[str, TopicConfi
         if not request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         if name == "":
-            return []
+            return describe_default_broker(services.config)
         if name != str(services.broker_id):
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST, f"broker {name!r} is described by itself; this is {services.broker_id}"

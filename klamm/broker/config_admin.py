@@ -1,0 +1,101 @@
+"""Alters the stored configurations of topics and brokers (Kafka's `ZkAdminManager`); `config_alterations` decides.
+
+Nothing takes effect here: every broker, this one too, hears of the change from ZooKeeper (`config_changes`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from klamm.broker.config_alterations import (
+    ConfigChange,
+    change_broker_config,
+    change_topic_config,
+    replace_broker_config,
+    replace_topic_config,
+)
+from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
+from klamm.broker.metadata_cache import MetadataCache
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.znodes.configs import broker_entity, topic_entity
+from klamm.znodes.store import KafkaZooKeeper
+
+Entries = Sequence[tuple[str, str | None]]
+
+
+class ConfigAdmin:
+    """`zookeeper()` is the store of the current session. Methods raise KafkaErrors, for topics also
+    UNKNOWN_TOPIC_OR_PARTITION, and ZooKeeperError when the session ends.
+
+    A broker is named by its id as text; an empty name is the default of the cluster. A broker alters only itself and
+    the default, because only it can tell whether it could run with the result.
+    """
+
+    def __init__(
+        self,
+        metadata_cache: MetadataCache,
+        broker_config: DynamicBrokerConfig,
+        broker_id: int,
+        zookeeper: Callable[[], KafkaZooKeeper],
+    ) -> None:
+        self._metadata_cache = metadata_cache
+        self._broker_config = broker_config
+        self._broker_id = broker_id
+        self._zookeeper = zookeeper
+
+    async def replace_topic(self, topic: str, entries: Entries, *, validate_only: bool) -> None:
+        """The topic is to have these configs and no others."""
+        self._require_topic(topic)
+        await self._update(
+            topic_entity(topic),
+            lambda _stored: replace_topic_config(self._broker_config.current, entries),
+            validate_only,
+        )
+
+    async def change_topic(self, topic: str, changes: Sequence[ConfigChange], *, validate_only: bool) -> None:
+        """Changes some of the topic's configs."""
+        self._require_topic(topic)
+        await self._update(
+            topic_entity(topic),
+            lambda stored: change_topic_config(self._broker_config.current, stored, changes),
+            validate_only,
+        )
+
+    async def replace_broker(self, name: str, entries: Entries, *, validate_only: bool) -> None:
+        """The broker is to have these dynamic configs and no others."""
+        broker_id = self._require_broker(name)
+        per_broker = broker_id is not None
+        await self._update(
+            broker_entity(broker_id),
+            lambda _stored: replace_broker_config(self._broker_config.current, entries, per_broker=per_broker),
+            validate_only,
+        )
+
+    async def change_broker(self, name: str, changes: Sequence[ConfigChange], *, validate_only: bool) -> None:
+        """Changes some of the broker's dynamic configs."""
+        broker_id = self._require_broker(name)
+        per_broker = broker_id is not None
+        await self._update(
+            broker_entity(broker_id),
+            lambda stored: change_broker_config(self._broker_config.current, stored, changes, per_broker=per_broker),
+            validate_only,
+        )
+
+    async def _update(
+        self, entity_path: str, change: Callable[[dict[str, str]], Mapping[str, str]], validate_only: bool
+    ) -> None:
+        store = self._zookeeper()
+        if validate_only:
+            change(await store.config(entity_path))
+        else:
+            await store.update_config(entity_path, change)
+
+    def _require_topic(self, topic: str) -> None:
+        if topic not in self._metadata_cache.snapshot.topics:
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{topic}' does not exist.")
+
+    def _require_broker(self, name: str) -> int | None:
+        if name in ("", str(self._broker_id)):
+            return self._broker_id if name else None
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"broker {name!r} is altered by itself; this is {self._broker_id}. An empty name is the default of all",
+        )

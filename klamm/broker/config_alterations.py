@@ -1,0 +1,177 @@
+"""What AlterConfigs and IncrementalAlterConfigs make of an entity's stored configuration, and when they are refused.
+
+Pure; Kafka's `ZkAdminManager.alterConfigs` and `incrementalAlterConfigs`. An alteration is refused as a whole: when any
+of its entries is wrong, nothing of it is stored.
+
+Where klamm differs from Kafka 2.8.2: APPEND to an empty list adds no empty element before the first one (Kafka's
+`,0:1` is then refused by its own followers), and SUBTRACT does not mind blanks after commas.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from klamm.config.broker import BrokerConfig, config_key
+from klamm.config.definition import ConfigError, ConfigKey, ConfigType, format_value
+from klamm.config.dynamic import change_problems, entry_problems, is_password
+from klamm.config.topic import TOPIC_CONFIG_DEF, ContradictoryTopicConfig, TopicConfig
+from klamm.protocol.errors import ErrorCode, KafkaError
+
+
+class ConfigOperation(IntEnum):
+    """`AlterConfigOp.OpType`, with its codes on the wire. The last two are for lists."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChange:
+    """One entry of an IncrementalAlterConfigs request; `operation` is the number that the client sent."""
+
+    name: str
+    value: str | None
+    operation: int
+
+
+def replace_topic_config(config: BrokerConfig, entries: Sequence[tuple[str, str | None]]) -> dict[str, str]:
+    """A topic's configuration is to be exactly this. KafkaErrors INVALID_CONFIG, INVALID_REQUEST."""
+    wanted = _given(entries)
+    _check_topic(config, wanted)
+    return wanted
+
+
+def change_topic_config(
+    config: BrokerConfig, stored: Mapping[str, str], changes: Sequence[ConfigChange]
+) -> dict[str, str]:
+    """A topic's configuration after these changes. KafkaErrors INVALID_CONFIG, INVALID_REQUEST."""
+    wanted = _changed(stored, changes, TOPIC_CONFIG_DEF.keys.get)
+    _check_topic(config, wanted)
+    return wanted
+
+
+def replace_broker_config(
+    config: BrokerConfig, entries: Sequence[tuple[str, str | None]], *, per_broker: bool
+) -> dict[str, str]:
+    """The dynamic configs of the broker that runs with `config`, or of all brokers by default, are to be exactly these.
+
+    KafkaError INVALID_REQUEST.
+    """
+    wanted = _given(entries)
+    _check_broker(config, wanted, {}, per_broker)
+    return wanted
+
+
+def change_broker_config(
+    config: BrokerConfig, stored: Mapping[str, str], changes: Sequence[ConfigChange], *, per_broker: bool
+) -> dict[str, str]:
+    """The dynamic configs after these changes. KafkaErrors INVALID_CONFIG, INVALID_REQUEST.
+
+    What is stored and not valid goes, as in Kafka. A password that a Kafka broker has stored stays as it is.
+    """
+    passwords = {name: text for name, text in stored.items() if is_password(name)}
+    bad = entry_problems(stored, per_broker=per_broker)
+    kept = {name: text for name, text in stored.items() if name not in bad}
+    wanted = _changed(kept, changes, config_key)
+    _check_broker(config, wanted, passwords, per_broker)
+    return wanted
+
+
+def _given(entries: Sequence[tuple[str, str | None]]) -> dict[str, str]:
+    nulls = [name for name, value in entries if value is None]
+    if nulls:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {','.join(nulls)}")
+    return {name: value for name, value in entries if value is not None}
+
+
+def _changed(
+    stored: Mapping[str, str], changes: Sequence[ConfigChange], key_of: Callable[[str], ConfigKey | None]
+) -> dict[str, str]:
+    twice = [name for name, count in Counter(change.name for change in changes).items() if count > 1]
+    if twice:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys : {','.join(twice)}")
+    wanted = dict(stored)
+    for change in changes:
+        operation = _operation(change)
+        if operation is ConfigOperation.DELETE:
+            wanted.pop(change.name, None)
+            continue
+        if change.value is None:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, f"Null value not supported for : {operation.name}:{change.name}"
+            )
+        if operation is ConfigOperation.SET:
+            wanted[change.name] = change.value
+        else:
+            wanted[change.name] = _changed_list(wanted, change.name, change.value, operation, key_of(change.name))
+    return wanted
+
+
+def _operation(change: ConfigChange) -> ConfigOperation:
+    try:
+        return ConfigOperation(change.operation)
+    except ValueError:
+        allowed = ", ".join(f"{operation.value} ({operation.name})" for operation in ConfigOperation)
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"operation {change.operation} on {change.name}: allowed are {allowed}"
+        ) from None
+
+
+def _changed_list(
+    configs: Mapping[str, str], name: str, value: str, operation: ConfigOperation, key: ConfigKey | None
+) -> str:
+    if key is None:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG, f"Config value {operation.name.lower()}: {name} is not a known config key"
+        )
+    if key.type is not ConfigType.LIST:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"Config value {operation.name.lower()} is not allowed for config key: {name}"
+        )
+    # As in Kafka, a list that is not set begins with the key's default, not with what the topic inherits.
+    elements = _elements(configs.get(name, format_value(key.type, key.default) or ""))
+    if operation is ConfigOperation.APPEND:
+        return ",".join(elements + _elements(value))
+    for element in _elements(value):
+        if element in elements:
+            elements.remove(element)
+    return ",".join(elements)
+
+
+def _elements(text: str) -> list[str]:
+    return [element for element in map(str.strip, text.split(",")) if element]
+
+
+def _check_topic(config: BrokerConfig, wanted: Mapping[str, str]) -> None:
+    unknown = [name for name in wanted if name not in TOPIC_CONFIG_DEF.keys]
+    if unknown:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"Unknown topic config name: {', '.join(unknown)}")
+    try:
+        TopicConfig.from_overrides(config, wanted)
+    except ContradictoryTopicConfig as error:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
+    except ConfigError as error:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Invalid config value: {error}") from None
+
+
+def _check_broker(
+    config: BrokerConfig, wanted: Mapping[str, str], stored_passwords: Mapping[str, str], per_broker: bool
+) -> None:
+    usable = {name: text for name, text in wanted.items() if not is_password(name)}
+    problems = [
+        f"{name} is a password, which cannot be stored (password.encoder.secret has no effect yet)"
+        for name, text in wanted.items()
+        if is_password(name) and stored_passwords.get(name) != text
+    ]
+    problems += entry_problems(usable, per_broker=per_broker).values()
+    if not problems:
+        try:
+            new = config.with_dynamic(broker=usable) if per_broker else config.with_dynamic(default=usable)
+            problems += change_problems(config, new)
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Invalid config value: {'; '.join(problems)}")

@@ -1,0 +1,73 @@
+"""What AlterConfigs and IncrementalAlterConfigs have in common: their resources, and how each of them is answered."""
+
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from enum import IntEnum
+from typing import Any
+
+from klamm.broker.registry import Body, Request
+from klamm.broker.security import CLUSTER_NAME, ResourceType
+from klamm.protocol.errors import ErrorCode, KafkaError
+
+
+class ConfigResourceType(IntEnum):
+    """`ConfigResource.Type`, which differs from an authorizer's resource types. Broker loggers (8) are none here."""
+
+    TOPIC = 2
+    BROKER = 4
+
+
+async def alter_each(
+    request: Request, response_class: Any, alter: Callable[[ConfigResourceType, Body], Awaitable[None]]
+) -> Body:
+    """Each resource succeeds or fails on its own. KafkaError INVALID_REQUEST, and nothing is done, for resources that
+    have no configs or are named twice."""
+    resources = request.body.resources
+    counts = Counter((resource.resource_type, resource.resource_name) for resource in resources)
+    for (number, name), count in counts.items():
+        _resource_type(number)
+        if count > 1:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"resource {name!r} is named {count} times")
+    answers = []
+    for resource in resources:
+        kind = _resource_type(resource.resource_type)
+        try:
+            _authorize(request, kind, resource.resource_name)
+            await alter(kind, resource)
+        except KafkaError as error:
+            answers.append(_answer(response_class, resource, error))
+        else:
+            answers.append(_answer(response_class, resource, KafkaError(ErrorCode.NONE)))
+    return response_class(version=request.version, responses=answers)
+
+
+def refuse_all(request: Request, response_class: Any, error: KafkaError) -> Body:
+    return response_class(
+        version=request.version,
+        responses=[_answer(response_class, resource, error) for resource in request.body.resources],
+    )
+
+
+def _resource_type(number: int) -> ConfigResourceType:
+    try:
+        return ConfigResourceType(number)
+    except ValueError:
+        allowed = " and ".join(f"{kind.value} ({kind.name})" for kind in ConfigResourceType)
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"resource type {number}: allowed are {allowed}") from None
+
+
+def _authorize(request: Request, kind: ConfigResourceType, name: str) -> None:
+    if kind is ConfigResourceType.TOPIC:
+        if not request.allows(name):
+            raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    elif not request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER):
+        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
+
+
+def _answer(response_class: Any, resource: Body, error: KafkaError) -> Body:
+    return response_class.AlterConfigsResourceResponse(
+        error_code=error.code,
+        error_message=error.message or None,
+        resource_type=resource.resource_type,
+        resource_name=resource.resource_name,
+    )

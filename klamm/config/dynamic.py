@@ -1,0 +1,136 @@
+"""The configs that may change while a broker runs, and what is wrong with a change of them. Pure.
+
+Kafka's DynamicBrokerConfig and DynamicConfig. They are stored at two levels: for one broker (/config/brokers/N), and as
+the default of the cluster (/config/brokers/<default>). A broker's own value comes before the cluster's, and both come
+before server.properties.
+
+A key that nobody knows is accepted, as in Kafka: a plugin may know it.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from klamm.config.broker import BROKER_CONFIG_DEF, BrokerConfig, config_key
+from klamm.config.definition import (
+    CLUSTER_WIDE,
+    LONG_MAX,
+    PER_BROKER,
+    ConfigDef,
+    ConfigError,
+    ConfigKey,
+    ConfigType,
+    UpdateMode,
+    at_least,
+    long,
+)
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class DynamicOnlyKeys:
+    """Keys that no file has: they can only be set while brokers run."""
+
+    leader_replication_throttled_rate: int = long(
+        LONG_MAX,
+        "Bytes per second that a leader sends for throttled replicas.",
+        at_least(0),
+        update_mode=CLUSTER_WIDE,
+        effective=False,
+    )
+    follower_replication_throttled_rate: int = long(
+        LONG_MAX,
+        "Bytes per second that a follower fetches for throttled replicas.",
+        at_least(0),
+        update_mode=CLUSTER_WIDE,
+        effective=False,
+    )
+    replica_alter_log_dirs_io_max_bytes_per_second: int = long(
+        LONG_MAX,
+        "Bytes per second moved between log directories.",
+        at_least(0),
+        update_mode=CLUSTER_WIDE,
+        effective=False,
+    )
+
+
+DYNAMIC_ONLY_DEF = ConfigDef(DynamicOnlyKeys)
+
+_LISTENER_KEY = re.compile(r"listener\.name\.[^.]*\.(.*)", re.DOTALL)
+# Of the keys for one listener these two may also be set for the whole cluster.
+_CLUSTER_WIDE_LISTENER_KEYS = ("max.connections", "max.connection.creation.rate")
+# May change for one listener, but not for all of them at once (SslConfigs.RECONFIGURABLE_CONFIGS).
+_ONLY_FOR_ONE_LISTENER = (
+    "ssl.keystore.type",
+    "ssl.keystore.location",
+    "ssl.keystore.password",
+    "ssl.keystore.key",
+    "ssl.keystore.certificate.chain",
+    "ssl.key.password",
+    "ssl.truststore.type",
+    "ssl.truststore.location",
+    "ssl.truststore.password",
+    "ssl.truststore.certificates",
+)
+# Pools of threads in Kafka, which grow and shrink by a factor of two at most.
+_POOL_SIZES = (
+    "num.io.threads",
+    "num.network.threads",
+    "num.replica.fetchers",
+    "num.recovery.threads.per.data.dir",
+    "background.threads",
+    "log.cleaner.threads",
+)
+
+
+def is_password(name: str) -> bool:
+    """Whether Kafka stores the key's value encrypted (password.encoder.secret)."""
+    key = config_key(name)
+    return key is not None and key.type is ConfigType.PASSWORD
+
+
+def entry_problems(entries: Mapping[str, str], *, per_broker: bool) -> dict[str, str]:
+    """What is wrong with each entry by itself, by key; `per_broker` is False for the default of the cluster."""
+    problems = {name: _entry_problem(name, text, per_broker) for name, text in entries.items()}
+    return {name: problem for name, problem in problems.items() if problem is not None}
+
+
+def _entry_problem(name: str, text: str, per_broker: bool) -> str | None:
+    key: ConfigKey | None
+    if (listener_key := _LISTENER_KEY.fullmatch(name)) is not None:
+        base = listener_key.group(1)
+        if not per_broker and base not in _CLUSTER_WIDE_LISTENER_KEYS:
+            return f"{name} may be set for one broker only, not as the default of the cluster"
+        key = BROKER_CONFIG_DEF.keys.get(base)
+        if key is not None and key.update_mode is UpdateMode.READ_ONLY:
+            return None  # Belongs to a listener that may be added by the same change.
+    else:
+        key = BROKER_CONFIG_DEF.keys.get(name) or DYNAMIC_ONLY_DEF.keys.get(name)
+        if key is not None and key.update_mode is UpdateMode.READ_ONLY:
+            return f"{name} cannot be changed while brokers run"
+        if name in _ONLY_FOR_ONE_LISTENER:
+            return f"{name} may be changed for one listener only: listener.name.NAME.{name}"
+        if key is not None and key.update_mode is PER_BROKER and not per_broker:
+            return f"{name} may be set for one broker only, not as the default of the cluster"
+    if key is None:
+        return None
+    try:
+        key.parse(text)
+    except ConfigError as error:
+        return str(error)
+    return None
+
+
+def change_problems(current: BrokerConfig, new: BrokerConfig) -> list[str]:
+    """Why a broker that runs with `current` must not be given `new`, although that is valid."""
+    problems = []
+    for name in _POOL_SIZES:
+        old_size, size = current.values[name], new.values[name]
+        if size != old_size and not max(1, old_size // 2) <= size <= old_size * 2:
+            problems.append(f"{name}={size} is not allowed; allowed: at least 1, and from half to double of {old_size}")
+    protocols = {listener.name: listener.security_protocol for listener in current.listeners}
+    for listener in new.listeners:
+        protocol = protocols.get(listener.name, listener.security_protocol)
+        if protocol != listener.security_protocol:
+            problems.append(f"the security protocol of listener {listener.name} cannot be changed from {protocol}")
+    known = current.unsupported_reasons()
+    return problems + [reason for reason in new.unsupported_reasons() if reason not in known]
