@@ -293,6 +293,7 @@ class Broker:
             registrar,
             controller,
             channel,
+            channel,
             APIS,
             self._authorizer,
             self._quotas,

@@ -3,7 +3,7 @@
 What must stay true:
 - A request goes to the broker that the metadata cache names as the controller, over one connection to it; this
   broker's own controller is reached in the same way.
-- When the cache names another controller, the next request goes there.
+- When the cache names another controller, requests to the former one fail at once: it may hang (`controller_changed`).
 """
 
 import asyncio
@@ -50,6 +50,16 @@ class ControllerChannel:
         if endpoint is None:
             raise NotSent(f"no controller is known (broker {snapshot.controller_id}, listener {self._listener_name})")
         return endpoint.host, endpoint.port
+
+    def controller_changed(self) -> None:
+        """The metadata cache is new. Ends the connection to a broker that is not the controller any more."""
+        if self._connection is not None:
+            try:
+                is_current = self._connection.address == self._controller_address()
+            except NotSent:
+                is_current = False
+            if not is_current:
+                self.close()
 
     def close(self) -> None:
         """Ends the connection; requests under way fail."""

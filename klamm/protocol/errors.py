@@ -117,6 +117,11 @@ class ErrorCode(IntEnum):
     INCONSISTENT_TOPIC_ID = 103
     INCONSISTENT_CLUSTER_ID = 104
 
+    @classmethod
+    def _missing_(cls, value: object) -> "ErrorCode":
+        """A code from the future is an error that nobody here knows, as in Kafka (`Errors.forCode`)."""
+        return cls.UNKNOWN_SERVER_ERROR
+
 
 # In characters.
 MAX_MESSAGE_LENGTH = 2_000

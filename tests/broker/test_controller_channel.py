@@ -113,3 +113,22 @@ def test_a_request_fails_when_the_channel_closes_or_nobody_answers() -> None:
             await impatient.ask()
 
     asyncio.run(main())
+
+
+def test_a_former_controller_that_hangs_is_left_when_another_is_known() -> None:
+    async def main() -> None:
+        scene = Scene()
+        async with AnsweringBroker(lambda _header, _body: None) as one, AnsweringBroker(answer) as two:
+            brokers = {1: one, 2: two}
+            scene.tell(1, brokers)
+            asking = asyncio.create_task(scene.ask(3))
+            await until(lambda: len(one.asked) == 1)
+            scene.channel.controller_changed()
+            assert not asking.done()
+            scene.tell(2, brokers)
+            scene.channel.controller_changed()
+            with pytest.raises(Disconnected):
+                await asking
+            assert await scene.ask(4) == 4
+
+    asyncio.run(main())

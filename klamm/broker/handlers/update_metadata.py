@@ -26,6 +26,7 @@ async def handle(request: Request) -> Body:
     request.require_cluster()
     services.registrar.require_broker_epoch(body.broker_epoch)
     await services.replica_manager.update_metadata(body.controller_epoch, lambda: services.metadata_cache.update(body))
+    services.controller_channel.controller_changed()
     known = services.metadata_cache.snapshot.topics
     for topic in body.topics:
         if topic.topic not in known:
