@@ -293,7 +293,6 @@ class Broker:
             registrar,
             controller,
             channel,
-            channel,
             APIS,
             self._authorizer,
             self._quotas,

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from klamm.broker.config_admin import ConfigAdmin
+from klamm.broker.controller_channel import ControllerChannel
 from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
-from klamm.broker.controller_channel import ControllerChannel
-from klamm.broker.controller_channel import ControllerChannel
 from klamm.broker.fetch_session import FetchSessionCache
 from klamm.broker.finalized_features import FinalizedFeatureCache
 from klamm.broker.leader_elections import LeaderElections
@@ -37,7 +36,6 @@ class Services:
     cluster_id: str
     registrar: Registrar
     controller: KafkaController
-    controller_channel: ControllerChannel
     controller_channel: ControllerChannel
     apis: Mapping[ApiKey, Api]
     authorizer: Authorizer
