@@ -818,6 +818,12 @@ def every_request() -> dict[ApiKey, Any]:
         },
         ApiKey.DESCRIBE_LOG_DIRS: {"topics": None},
         ApiKey.CREATE_PARTITIONS: {"topics": [grow("t", 2)], "timeout_ms": 1000},
+        ApiKey.ELECT_LEADERS: {
+            "election_type": 0,
+            "topic_partitions": [request[ApiKey.ELECT_LEADERS].TopicPartitions(topic="t", partitions=[0])],
+            "timeout_ms": 1000,
+        },
+        ApiKey.UPDATE_FEATURES: {"feature_updates": [], "timeout_ms": 1000},
         ApiKey.DESCRIBE_CLUSTER: {"include_cluster_authorized_operations": True},
     }
 
@@ -854,6 +860,8 @@ DENIALS = {
     ApiKey.INCREMENTAL_ALTER_CONFIGS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ApiKey.DESCRIBE_LOG_DIRS: None,  # answered with no directory
     ApiKey.CREATE_PARTITIONS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ApiKey.ELECT_LEADERS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ApiKey.UPDATE_FEATURES: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ApiKey.DESCRIBE_CLUSTER: None,  # answered with no allowed operation
 }
 
