@@ -436,7 +436,7 @@ def test_api_versions_lists_the_registrations(tmp_path: Path) -> None:
             assert listed == {
                 0: (0, 9), 1: (4, 12), 2: (1, 6), 3: (0, 11), 4: (0, 5), 5: (0, 3), 6: (0, 7), 7: (0, 3), 10: (0, 3),
                 18: (0, 3), 19: (2, 7), 20: (1, 6), 22: (0, 4), 23: (2, 4), 32: (1, 4), 33: (0, 2), 35: (1, 2),
-                37: (0, 3), 44: (0, 1), 56: (0, 0), 60: (0, 0),
+                37: (0, 3), 43: (0, 2), 44: (0, 1), 45: (0, 0), 46: (0, 0), 56: (0, 0), 57: (0, 0), 60: (0, 0),
             }  # fmt: skip
         bad = await client.ask(ApiKey.API_VERSIONS, 3, client_software_name="-", client_software_version="1")
         assert bad.error_code == ErrorCode.INVALID_REQUEST
@@ -823,6 +823,8 @@ def every_request() -> dict[ApiKey, Any]:
             "topic_partitions": [request[ApiKey.ELECT_LEADERS].TopicPartitions(topic="t", partitions=[0])],
             "timeout_ms": 1000,
         },
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS: {"topics": [], "timeout_ms": 1000},
+        ApiKey.LIST_PARTITION_REASSIGNMENTS: {"topics": None, "timeout_ms": 1000},
         ApiKey.UPDATE_FEATURES: {"feature_updates": [], "timeout_ms": 1000},
         ApiKey.DESCRIBE_CLUSTER: {"include_cluster_authorized_operations": True},
     }
@@ -861,6 +863,8 @@ DENIALS = {
     ApiKey.DESCRIBE_LOG_DIRS: None,  # answered with no directory
     ApiKey.CREATE_PARTITIONS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ApiKey.ELECT_LEADERS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ApiKey.UPDATE_FEATURES: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ApiKey.DESCRIBE_CLUSTER: None,  # answered with no allowed operation
 }
