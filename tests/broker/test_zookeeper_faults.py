@@ -218,6 +218,24 @@ def test_zookeeper_away_for_longer_than_the_session(tmp_path: Path) -> None:
     play(tmp_path, scenario, zookeeper_session_timeout_ms=300)
 
 
+def test_configs_that_change_without_a_session_are_seen_in_the_next_one(tmp_path: Path) -> None:
+    """Also when their notifications have been removed by then."""
+
+    async def scenario(cluster: Behind, client: Client) -> None:
+        await client.create_topic("t")
+        cluster.proxy.refusing = True
+        cluster.proxy.cut()
+        await cluster.end_session()
+        await cluster.zk.set("/config/topics/t", b'{"version":1,"config":{"segment.bytes":"7777"}}')
+        await cluster.zk.create("/config/brokers/<default>", b'{"version":1,"config":{"log.retention.ms":"-1"}}')
+        cluster.proxy.refusing = False
+        log = cluster.broker._replica_manager.partition("t", 0).log  # type: ignore[union-attr]
+        await until(lambda: (log.config.segment_bytes, log.config.retention_ms) == (7777, -1))
+        assert await produce(client, "t", b"a") == NONE
+
+    play(tmp_path, scenario)
+
+
 def test_a_session_that_expires_while_the_broker_is_set_up_in_it(tmp_path: Path) -> None:
     """It is followed by another one; there are never two at a time."""
 

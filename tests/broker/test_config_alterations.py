@@ -1,0 +1,189 @@
+"""What AlterConfigs and IncrementalAlterConfigs turn stored configurations into, and what they refuse."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klamm.broker.config_alterations import (
+    ConfigChange,
+    change_broker_config,
+    change_topic_config,
+    replace_broker_config,
+    replace_topic_config,
+)
+from klamm.config.broker import BROKER_CONFIG_DEF, BrokerConfig
+from klamm.config.topic import TOPIC_CONFIG_DEF
+from klamm.protocol.errors import ErrorCode, KafkaError
+
+SET, DELETE, APPEND, SUBTRACT = range(4)
+BROKER = BrokerConfig.from_properties({"zookeeper.connect": "zk", "log.cleanup.policy": "compact"})
+
+THROTTLED = "leader.replication.throttled.replicas"
+
+
+def topic_after(stored: dict[str, str], *changes: tuple[str, int, str | None]) -> dict[str, str]:
+    return change_topic_config(BROKER, stored, [ConfigChange(name, value, code) for name, code, value in changes])
+
+
+def broker_after(
+    stored: dict[str, str],
+    *changes: tuple[str, int, str | None],
+    per_broker: bool = True,
+    config: BrokerConfig = BROKER,
+) -> dict[str, str]:
+    changed = [ConfigChange(name, value, code) for name, code, value in changes]
+    return change_broker_config(config, stored, changed, per_broker=per_broker)
+
+
+def test_single_configs_are_set_and_deleted() -> None:
+    stored = {"retention.ms": "1", "segment.bytes": "100"}
+    assert topic_after(
+        stored, ("retention.ms", DELETE, None), ("flush.ms", SET, "5"), ("segment.ms", DELETE, "never there")
+    ) == {"segment.bytes": "100", "flush.ms": "5"}
+    assert stored == {"retention.ms": "1", "segment.bytes": "100"}
+
+
+@pytest.mark.parametrize(
+    ("stored", "operation", "value", "expected"),
+    [
+        ("compact", APPEND, "delete", "compact,delete"),
+        # The key's default, not what the topic inherits from its broker (compact).
+        (None, APPEND, "compact", "delete,compact"),
+        ("compact", APPEND, "compact", "compact,compact"),
+        ("compact, delete", SUBTRACT, "delete", "compact"),
+        ("compact,delete,delete", SUBTRACT, "delete", "compact,delete"),
+        ("compact", SUBTRACT, "compact", ""),
+        (None, SUBTRACT, "compact", "delete"),
+    ],
+)
+def test_lists_grow_and_shrink(stored: str | None, operation: int, value: str, expected: str) -> None:
+    configs = {} if stored is None else {"cleanup.policy": stored}
+    assert topic_after(configs, ("cleanup.policy", operation, value)) == {"cleanup.policy": expected}
+
+
+def test_an_empty_list_grows_without_an_empty_element() -> None:
+    assert topic_after({}, (THROTTLED, APPEND, "0:1,1:2")) == {THROTTLED: "0:1,1:2"}
+    assert topic_after({THROTTLED: ""}, (THROTTLED, APPEND, "0:1")) == {THROTTLED: "0:1"}
+
+
+REFUSED = [
+    ([("retention.ms", SET, "1"), ("retention.ms", DELETE, None)], "INVALID_REQUEST", "duplicate config keys"),
+    ([("retention.ms", SET, None)], "INVALID_REQUEST", "Null value not supported for : SET:retention.ms"),
+    ([("cleanup.policy", APPEND, None)], "INVALID_REQUEST", "Null value not supported for : APPEND:cleanup.policy"),
+    ([("retention.ms", APPEND, "1")], "INVALID_REQUEST", "append is not allowed for config key: retention.ms"),
+    ([("retention.ms", SUBTRACT, "1")], "INVALID_REQUEST", "subtract is not allowed for config key: retention.ms"),
+    ([("retention.ms", 4, "1")], "INVALID_REQUEST", "operation 4 on retention.ms: allowed are 0 (SET), 1 (DELETE)"),
+    ([("nobody.knows", APPEND, "1")], "INVALID_CONFIG", "nobody.knows is not a known config key"),
+    ([("nobody.knows", SET, "1")], "INVALID_CONFIG", "Unknown topic config name: nobody.knows"),
+    ([("retention.ms", SET, "-2")], "INVALID_REQUEST", "retention.ms=-2 is not allowed; allowed: at least -1"),
+    ([("cleanup.policy", APPEND, "squeeze")], "INVALID_REQUEST", "allowed: a list of compact, delete"),
+    (
+        [("min.compaction.lag.ms", SET, "9"), ("max.compaction.lag.ms", SET, "8")],
+        "INVALID_CONFIG",
+        "min.compaction.lag.ms=9 is more than max.compaction.lag.ms=8",
+    ),
+]
+
+
+@pytest.mark.parametrize(("changes", "code", "message"), REFUSED)
+def test_what_is_refused_for_a_topic(changes: list[tuple[str, int, str | None]], code: str, message: str) -> None:
+    with pytest.raises(KafkaError) as refused:
+        topic_after({}, *changes)
+    assert refused.value.code.name == code
+    assert message in refused.value.message
+
+
+def test_a_topics_configs_are_replaced() -> None:
+    assert replace_topic_config(BROKER, [("retention.ms", "5"), ("flush.ms", "1"), ("flush.ms", "2")]) == {
+        "retention.ms": "5",
+        "flush.ms": "2",
+    }
+    with pytest.raises(KafkaError, match="INVALID_REQUEST: Null value not supported for : a,b"):
+        replace_topic_config(BROKER, [("a", None), ("retention.ms", "1"), ("b", None)])
+    with pytest.raises(KafkaError, match="INVALID_CONFIG: Unknown topic config name: a"):
+        replace_topic_config(BROKER, [("a", "1"), ("retention.ms", "1")])
+
+
+def test_a_brokers_configs() -> None:
+    stored = {"min.insync.replicas": "2", "nobody.knows": "1"}
+    assert broker_after(stored, ("min.insync.replicas", DELETE, None), ("log.flush.interval.messages", SET, "7")) == {
+        "nobody.knows": "1",
+        "log.flush.interval.messages": "7",
+    }
+    assert broker_after({}, ("log.cleanup.policy", APPEND, "compact"), per_broker=False) == {
+        "log.cleanup.policy": "delete,compact"
+    }
+    assert replace_broker_config(BROKER, [("min.insync.replicas", "3")], per_broker=False) == {
+        "min.insync.replicas": "3"
+    }
+
+
+@pytest.mark.parametrize("per_broker", [True, False])
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("broker.id", "1", "broker.id cannot be changed while brokers run"),
+        ("min.insync.replicas", "0", "allowed: at least 1"),
+        ("num.io.threads", "17", "from half to double of 8"),
+        ("log.cleaner.dedupe.buffer.size", "1000", "is less than 1 MB"),
+        ("listener.name.a.ssl.keystore.password", "hunter2", "cannot"),
+    ],
+)
+def test_what_is_refused_for_a_broker(name: str, value: str, message: str, per_broker: bool) -> None:
+    for alter in (
+        lambda: broker_after({}, (name, SET, value), per_broker=per_broker),
+        lambda: replace_broker_config(BROKER, [(name, value)], per_broker=per_broker),
+    ):
+        with pytest.raises(KafkaError) as refused:
+            alter()
+        assert refused.value.code is ErrorCode.INVALID_REQUEST
+        assert message in refused.value.message
+        assert "hunter2" not in refused.value.message
+
+
+def test_a_listener_is_for_one_broker_only() -> None:
+    with pytest.raises(KafkaError, match="may be set for one broker only"):
+        broker_after({}, ("listeners", SET, "PLAINTEXT://:1"), per_broker=False)
+    assert broker_after({}, ("listeners", SET, "PLAINTEXT://:1")) == {"listeners": "PLAINTEXT://:1"}
+
+
+def test_both_levels_must_agree_with_each_other() -> None:
+    """The default is checked under what this broker has of its own, and the other way round."""
+    config = BROKER.with_dynamic(broker={"log.cleaner.threads": "2"}, default={})
+    small = ("log.cleaner.dedupe.buffer.size", SET, str(3 << 19))
+    assert broker_after({}, small, per_broker=False)
+    with pytest.raises(KafkaError, match="is less than 1 MB"):
+        broker_after({}, small, per_broker=False, config=config)
+
+
+def test_what_is_stored_and_not_valid_goes_but_passwords_stay() -> None:
+    password = "listener.name.a.ssl.keystore.password"
+    stored = {"broker.id": "3", "min.insync.replicas": "none", password: "encoded by Kafka", "message.max.bytes": "9"}
+    assert broker_after(stored, ("log.segment.bytes", SET, "99")) == {
+        password: "encoded by Kafka",
+        "message.max.bytes": "9",
+        "log.segment.bytes": "99",
+    }
+    assert password not in broker_after(stored, (password, DELETE, None))
+    with pytest.raises(KafkaError, match="is a password"):
+        broker_after(stored, (password, SET, "new"))
+
+
+KEYS = st.sampled_from([*BROKER_CONFIG_DEF.keys, *TOPIC_CONFIG_DEF.keys]) | st.text()
+CHANGES = st.lists(st.builds(ConfigChange, KEYS, st.none() | st.text(), st.integers(-1, 5)))
+
+
+@given(st.dictionaries(KEYS, st.text()), CHANGES, st.booleans())
+def test_garbage_is_refused_or_can_be_applied(
+    stored: dict[str, str], changes: list[ConfigChange], per_broker: bool
+) -> None:
+    for alter in (
+        lambda: change_topic_config(BROKER, stored, changes),
+        lambda: change_broker_config(BROKER, stored, changes, per_broker=per_broker),
+    ):
+        try:
+            wanted = alter()
+        except KafkaError as error:
+            assert error.code in (ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST)
+            continue
+        assert all(isinstance(value, str) for value in wanted.values())
