@@ -7,6 +7,7 @@ import pytest
 
 from klamm.controller import events
 from klamm.controller.events import ControllerRequestSender, ControllerState
+from klamm.controller.leader_election import ElectionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrResponse
 from klamm.zookeeper.errors import SessionExpired
@@ -49,9 +50,13 @@ def test_the_states_have_kafkas_numbers_and_names() -> None:
         (events.PartitionModifications("t"), 3),
         (events.TopicDeletion(), 4),
         (events.TopicDeletionStopReplicaResponseReceived(SENDER, 0, {}), 4),
+        (events.AutoPreferredReplicaLeaderElection(), 6),
+        (events.ZkPreferredReplicaElection(), 7),
         (events.IsrChangeNotification(), 9),
         (events.LeaderAndIsrResponseReceived(SENDER, LeaderAndIsrResponse()), 10),
         (events.LogDirEventNotification(), 11),
+        (events.UncleanLeaderElectionEnable(), 13),
+        (events.TopicUncleanLeaderElectionEnable("t"), 14),
         (events.UpdateMetadataResponseReceived(SENDER, 0), 16),
     ],
 )
@@ -66,6 +71,12 @@ def test_an_event_that_nobody_waits_for(event: events.ControllerEvent, number: i
         (lambda answer: events.Startup(None, answer=answer), 1, SessionExpired),  # type: ignore[arg-type]
         (lambda answer: events.RegisterBrokerAndReelect(None, answer=answer), 1, SessionExpired),  # type: ignore[arg-type]
         (lambda answer: events.ControlledShutdown(1, 2, answer=answer), 8, ErrorCode.STALE_CONTROLLER_EPOCH),
+        (
+            lambda answer: events.ReplicaLeaderElection([], ElectionType.PREFERRED, answer=answer),
+            7,
+            ErrorCode.NOT_CONTROLLER,
+        ),
+        (lambda answer: events.UpdateFeatures([], answer=answer), 17, ErrorCode.NOT_CONTROLLER),
         (lambda answer: events.AlterIsrReceived(None, answer=answer), 9, ErrorCode.NOT_CONTROLLER),
     ],
 )
