@@ -39,6 +39,7 @@ from klamm.broker.topic_admin import TopicAdmin
 from klamm.broker.topic_configs import TopicConfigs
 from klamm.broker.zookeeper_session import ZooKeeperSession
 from klamm.config.broker import BrokerConfig
+from klamm.config.versions import ApiVersion
 from klamm.controller.channel_manager import ControllerChannelManager
 from klamm.controller.controller import KafkaController
 from klamm.environment import Environment
@@ -49,6 +50,7 @@ from klamm.replication.alter_isr import AlterIsrManager
 from klamm.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.replication.partition import Partition
 from klamm.replication.replica_manager import ReplicaManager, log_config
+from klamm.replication.zk_isr import ZkIsrManager
 from klamm.storage.log_directory import MetaProperties, read_meta_properties
 from klamm.storage.log_manager import LogManager, LogManagerSettings
 from klamm.tasks import start_task
@@ -103,7 +105,7 @@ class Broker:
         self._registrar: Registrar | None = None
         self._controller: KafkaController | None = None
         self._controller_channel: ControllerChannel | None = None
-        self._alter_isr: AlterIsrManager | None = None
+        self._isr_changes: AlterIsrManager | ZkIsrManager | None = None
         self._config_changes: ConfigChanges | None = None
         self._dispatcher: Dispatcher | None = None
         self._listeners: dict[str, SocketServer] = {}
@@ -240,17 +242,17 @@ class Broker:
     def _assemble(self, log_manager: LogManager) -> None:
         """Makes the parts that know this broker's id and puts them together."""
         config, environment, loop = self._config, self._environment, asyncio.get_running_loop()
-        listener_name = config.inter_broker_listener_name
-        registrar = self._registrar = Registrar(environment, self.broker_id, config.broker_rack, SUPPORTED_FEATURES)
-        channel = self._controller_channel = ControllerChannel(
-            self._metadata_cache, self.broker_id, listener_name, config.request_timeout_ms
-        )
-        alter_isr = self._alter_isr = AlterIsrManager(
-            lambda body: channel.send(ApiKey.ALTER_ISR, lambda _version: body),
+        registrar = self._registrar = Registrar(
+            environment,
             self.broker_id,
-            lambda: registrar.broker_epoch,
-            self._fail,
+            config.broker_rack,
+            SUPPORTED_FEATURES,
+            config.inter_broker_protocol_version,
         )
+        channel = self._controller_channel = ControllerChannel(
+            self._metadata_cache, self.broker_id, config.control_listener_name, config.request_timeout_ms
+        )
+        isr_changes = self._isr_changes = self._make_isr_changes(channel, registrar)
         replica_manager = self._replica_manager = ReplicaManager(
             config,
             environment,
@@ -258,7 +260,7 @@ class Broker:
             log_manager,
             topic_configs=self._topic_configs,
             followers=ReplicaFetcherManager(config, self.broker_id, self._hosted_partition, self._fail),
-            alter_isr=alter_isr,
+            isr_changes=isr_changes,
             live_broker=self._inter_broker_address,
             is_known_partition=self._is_known_partition,
             notify_log_dir_failure=self._report_log_dir_failure,
@@ -310,6 +312,17 @@ class Broker:
             ),
         )
         self._dispatcher = Dispatcher(services)
+
+    def _make_isr_changes(self, channel: ControllerChannel, registrar: Registrar) -> AlterIsrManager | ZkIsrManager:
+        """How leaders change ISRs: through the controller, before 2.7-IV2 by themselves."""
+        if self._config.inter_broker_protocol_version >= ApiVersion.V2_7_IV2:
+            return AlterIsrManager(
+                lambda body: channel.send(ApiKey.ALTER_ISR, lambda _version: body),
+                self.broker_id,
+                lambda: registrar.broker_epoch,
+                self._fail,
+            )
+        return ZkIsrManager(lambda: self._zookeeper.store, self.broker_id, self._fail)
 
     def _inter_broker_address(self, broker_id: int) -> tuple[str, int] | None:
         endpoint = self._metadata_cache.snapshot.endpoint(broker_id, self._config.inter_broker_listener_name)
@@ -403,8 +416,8 @@ class Broker:
             await server.stop(DRAIN_TIMEOUT_MS)
         if self._replica_manager is not None:
             await self._replica_manager.stop()
-        if self._alter_isr is not None:
-            await self._alter_isr.stop()
+        if self._isr_changes is not None:
+            await self._isr_changes.stop()
         if self._controller_channel is not None:
             self._controller_channel.close()
         if self._log_manager is not None:

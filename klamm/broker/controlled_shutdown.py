@@ -13,6 +13,7 @@ from klamm.broker.registration import Registrar
 from klamm.config.broker import BrokerConfig
 from klamm.net.client import ClientError, ConnectionOptions, NotSent, connect
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.inter_broker_versions import inter_broker_version
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
@@ -91,7 +92,7 @@ class ControlledShutdown:
                 lambda version: request(
                     version=version, broker_id=self._broker_id, broker_epoch=self._registrar.broker_epoch
                 ),
-                version=3,
+                version=inter_broker_version(ApiKey.CONTROLLED_SHUTDOWN, self._config.inter_broker_protocol_version),
             )
         finally:
             connection.close()

@@ -15,7 +15,7 @@ from klamm.protocol.messages import ApiKey
 
 
 class ControllerChannel:
-    """Sends requests to the controller. `listener_name` is the one that brokers use among themselves."""
+    """Sends requests to the controller. `listener_name` is that of control requests."""
 
     def __init__(
         self,

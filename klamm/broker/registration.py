@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from klamm.broker.metadata_cache import Endpoint
 from klamm.broker.session_file import read_session_ids, write_session_ids
+from klamm.config.versions import ApiVersion
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes import brokers as znodes
@@ -24,7 +25,8 @@ class BrokerStartError(Exception):
 
 
 class Registrar:
-    """Registers one broker, once for each ZooKeeper session. `features` are those that it supports."""
+    """Registers one broker, once for each ZooKeeper session. `features` are those that it supports; they are not told
+    while inter.broker.protocol.version, `protocol`, is older than they are."""
 
     def __init__(
         self,
@@ -32,11 +34,13 @@ class Registrar:
         broker_id: int,
         rack: str | None,
         features: Mapping[str, znodes.SupportedVersions],
+        protocol: ApiVersion,
     ) -> None:
         self._environment = environment
         self._broker_id = broker_id
         self._rack = rack
         self._features = features
+        self._version = znodes.FEATURES_SINCE if protocol >= ApiVersion.V2_7_IV0 else znodes.FEATURES_SINCE - 1
         self.broker_epoch = NO_EPOCH
 
     def require_broker_epoch(self, broker_epoch: int) -> None:
@@ -76,6 +80,7 @@ class Registrar:
             self._rack,
             self._features,
             timestamp_ms=self._environment.now_ms(),
+            version=self._version,
         )
         previous_session_ids = await self._note_session(store.client.session_id, directory)
         await store.delete_leftover_controller(previous_session_ids)

@@ -21,6 +21,7 @@ from klamm.broker.replica_assignment import InvalidPartitions, InvalidReplicatio
 from klamm.config.broker import BrokerConfig
 from klamm.config.definition import ConfigError
 from klamm.config.topic import TopicConfig
+from klamm.config.versions import ApiVersion
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.replication.purgatory import DelayedOperation, Purgatory
@@ -123,8 +124,10 @@ class TopicAdmin:
     async def _create(self, topic: NewTopic, validate_only: bool, left_partitions: int) -> CreatedTopic:
         try:
             assignment, config, overrides = self._validate(topic, left_partitions)
-            topic_id = None if validate_only else self._environment.random_uuid()
-            if topic_id is not None:
+            topic_id = None
+            if self._config().inter_broker_protocol_version >= ApiVersion.V2_8_IV0 and not validate_only:
+                topic_id = self._environment.random_uuid()
+            if not validate_only:
                 await self._zookeeper().create_topic(topic.name, assignment, topic_id, overrides)
         except KafkaError as error:
             return CreatedTopic(topic.name, error)

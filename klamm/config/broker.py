@@ -92,6 +92,12 @@ class BrokerConfig(BrokerKeys):
         """The keys in the file that no broker knows, for a warning at start."""
         return [name for name in self.originals if config_key(name) is None]
 
+    @property
+    def control_listener_name(self) -> str:
+        """The listener through which the controller and the brokers reach each other."""
+        control_plane = self.control_plane_listener_name
+        return self.inter_broker_listener_name if control_plane is None else control_plane.upper()
+
     def unsupported_reasons(self) -> list[str]:
         """Why this broker must not start with this configuration although it is valid; empty when it may."""
         reasons = [
@@ -99,11 +105,6 @@ class BrokerConfig(BrokerKeys):
             for listener in self.listeners
             if listener.security_protocol != "PLAINTEXT"
         ]
-        if self.inter_broker_protocol_version < ApiVersion.V2_7_IV2:
-            reasons.append(
-                f"inter.broker.protocol.version={self.inter_broker_protocol_version} is not supported yet: leaders"
-                f" change in-sync replica sets through the controller, which needs {ApiVersion.V2_7_IV2} or later"
-            )
         for key, consequence in _PROTECTIONS.items():
             if self.values[key]:
                 reasons.append(f"{key}={self.values[key]} is not supported yet: {consequence}; remove it to start")

@@ -37,7 +37,7 @@ class ControllerChannelManager:
 
     def __init__(self, config: BrokerConfig, broker_id: int, on_failure: OnFailure) -> None:
         self._protocol = config.inter_broker_protocol_version
-        self._listener_name = (config.control_plane_listener_name or config.inter_broker_listener_name).upper()
+        self._listener_name = config.control_listener_name
         self._options = ConnectionOptions(
             client_id=str(broker_id),
             connect_timeout_ms=config.controller_socket_timeout_ms,

@@ -14,6 +14,7 @@ from typing import Any
 
 from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import complete_reassignments
+from klamm.controller.states import ReplicaState
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import response_class
@@ -139,8 +140,22 @@ async def isr_change_notification(parts: ControllerParts) -> None:
         else:
             parts.context.put_partition_leadership_info(partition, state)
     await parts.send_update_metadata(parts.context.live_or_shutting_down_broker_ids, known)
+    await _take_out_offline_members(parts, known)
     await complete_reassignments(parts, known)
     await parts.store.delete_isr_changes(names, parts.guard)
+
+
+async def _take_out_offline_members(parts: ControllerParts, partitions: Iterable[TopicPartition]) -> None:
+    """A leader may have taken a replica in while its broker died, and after the controller has looked for it."""
+    context = parts.context
+    offline = [
+        (partition, broker_id)
+        for partition in partitions
+        if (state := context.partition_leadership_info(partition)) is not None
+        for broker_id in context.partition_replica_assignment(partition)
+        if broker_id in state.isr and len(state.isr) > 1 and not context.is_replica_online(broker_id, partition)
+    ]
+    await parts.replicas.handle_state_changes(offline, ReplicaState.OFFLINE)
 
 
 def _known(parts: ControllerParts, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:

@@ -212,11 +212,11 @@ class PartitionStateMachine:
                 to_read.append(partition)
             else:
                 states[partition] = cached
-        while states or to_read:
-            if to_read:
-                states.update(await self._read_states(to_read, outcomes))
-            to_read = await self._try_to_elect(states, strategy, outcomes)
-            states = {}
+        if states:
+            to_read += await self._try_to_elect(states, strategy, outcomes, are_cached=True)
+        while to_read:
+            states = await self._read_states(to_read, outcomes)
+            to_read = await self._try_to_elect(states, strategy, outcomes, are_cached=False)
 
     async def _read_states(
         self, partitions: Sequence[TopicPartition], outcomes: Outcomes
@@ -232,10 +232,20 @@ class PartitionStateMachine:
         return states
 
     async def _try_to_elect(
-        self, states: Mapping[TopicPartition, LeaderAndIsr], strategy: ElectionStrategy, outcomes: Outcomes
+        self,
+        states: Mapping[TopicPartition, LeaderAndIsr],
+        strategy: ElectionStrategy,
+        outcomes: Outcomes,
+        *,
+        are_cached: bool,
     ) -> list[TopicPartition]:
-        """Returns the partitions whose state has changed meanwhile."""
+        """Returns the partitions whose state has changed, or may have changed, meanwhile.
+
+        Leaders before 2.7 change ISRs by themselves and tell the controller seconds later, or never if they die: a
+        cached state must not decide that nobody can lead.
+        """
         context = self._context
+        changed = []
         unclean_topics = await self._topics_with_unclean_election(states, strategy)
         recipients = {}
         updates = {}
@@ -247,6 +257,9 @@ class PartitionStateMachine:
                 self._fail(outcomes, partition, why)
                 continue
             election = self._election(partition, state, strategy, partition[0] in unclean_topics)
+            if election is None and are_cached:
+                changed.append(partition)
+                continue
             if election is None:
                 self._fail(outcomes, partition, f"nobody can be elected under {strategy.value}")
                 continue
@@ -256,9 +269,8 @@ class PartitionStateMachine:
                 election.leader, state.leader_epoch + 1, election.isr, context.epoch, state.zk_version
             )
         if not updates:
-            return []
+            return changed
         written = await self._zookeeper().update_partition_states(updates, context.epoch_zk_version)
-        changed = []
         for partition, result in written.items():
             if isinstance(result, BadVersion):
                 changed.append(partition)

@@ -97,7 +97,7 @@ class ControllerParts:
             config, self.context, self._current_store, self.batch, self.state_changes, on_illegal_transition
         )
         self.replicas = ReplicaStateMachine(
-            self.context, self._current_store, self.batch, self.state_changes, on_illegal_transition
+            config, self.context, self._current_store, self.batch, self.state_changes, on_illegal_transition
         )
         self.deletions = TopicDeletionManager(
             config, self.context, self._current_store, self.partitions, self.replicas, self.send_update_metadata

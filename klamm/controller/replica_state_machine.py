@@ -28,6 +28,8 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
+from klamm.config.broker import BrokerConfig
+from klamm.config.versions import ApiVersion
 from klamm.controller.context import ControllerContext, PartitionAndReplica
 from klamm.controller.request_batch import ControllerBrokerRequestBatch
 from klamm.controller.slices import for_slices, slices
@@ -54,12 +56,15 @@ class ReplicaStateMachine:
 
     def __init__(
         self,
+        config: BrokerConfig,
         context: ControllerContext,
         zookeeper: Callable[[], KafkaZooKeeper],
         request_batch: ControllerBrokerRequestBatch,
         state_change_log: StateChangeLog,
         on_illegal_transition: OnIllegalTransition = log_illegal_transition,
     ) -> None:
+        # Then the context may have an older ISR than ZooKeeper.
+        self._leaders_write_isr = config.inter_broker_protocol_version < ApiVersion.V2_7_IV2
         self._context = context
         self._zookeeper = zookeeper
         self._request_batch = request_batch
@@ -198,14 +203,19 @@ class ReplicaStateMachine:
         to_fence = {key for key in partitions if before.get(key) in _USABLE and key not in fenced}
         leaderships: dict[TopicPartition, LeaderAndIsr] = {}
         never_led = []
+        to_read = []
         for partition in self._legal(broker_id, partitions, ReplicaState.OFFLINE):
             # Before the removal: the leader epoch is the one that the broker knows.
             self._request_batch.add_stop_replica_request_for_brokers((broker_id,), partition, delete_partition=False)
             leadership = context.partition_leadership_info(partition)
             if leadership is None:
                 never_led.append(partition)
+            elif self._leaders_write_isr and broker_id not in leadership.isr and partition not in to_fence:
+                to_read.append(partition)
             else:
                 leaderships[partition] = leadership
+        if to_read:
+            leaderships.update(await self._read(broker_id, to_read))
         removed = await self._remove_from_isr(broker_id, leaderships, to_fence)
         for partition, leadership in removed.items():
             if not context.is_topic_queued_up_for_deletion(partition[0]):
@@ -223,7 +233,7 @@ class ReplicaStateMachine:
         """Returns the leaderships without the broker, as they are in ZooKeeper and in the context now. Those `to_fence`
         get a new leader epoch in any case.
 
-        Begins with what the context has, and tries again with what it reads where that was out of date.
+        Begins with what it is given, and tries again with what it reads where that was out of date.
         """
         context = self._context
         finished: dict[TopicPartition, LeaderAndIsr] = {}

@@ -13,6 +13,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.versions import ApiVersion
 from klamm.net.client import ClientError, Connection, ConnectionOptions, connect
 from klamm.protocol.fetch import FetchRequest, FetchResponse
+from klamm.protocol.inter_broker_versions import inter_broker_version
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.znodes.topics import TopicPartition
 
@@ -51,9 +52,9 @@ class LeaderEndpoint:
         self._broker_id = broker_id
         version = config.inter_broker_protocol_version
         self.truncates_on_fetch = version >= ApiVersion.V2_7_IV1
-        self._fetch_version = 12 if version >= ApiVersion.V2_7_IV1 else 11
-        self._list_offsets_version = 6 if version >= ApiVersion.V2_8_IV0 else 5
-        self._offset_for_leader_epoch_version = 4 if version >= ApiVersion.V2_8_IV0 else 3
+        self._fetch_version = inter_broker_version(ApiKey.FETCH, version)
+        self._list_offsets_version = inter_broker_version(ApiKey.LIST_OFFSETS, version)
+        self._offset_for_leader_epoch_version = inter_broker_version(ApiKey.OFFSET_FOR_LEADER_EPOCH, version)
         self._options = ConnectionOptions(
             client_id=f"broker-{broker_id}-fetcher-0",
             connect_timeout_ms=config.replica_socket_timeout_ms,

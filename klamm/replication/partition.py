@@ -77,6 +77,8 @@ class Partition:
         self.removing_replicas: tuple[int, ...] = ()
         self.isr_state: IsrState = CommittedIsr(())
         self.zk_version = -1
+        # That of the LeaderAndIsr which this broker leads or follows by.
+        self.controller_epoch = 0
         self._broker_id = broker_id
         self._max_lag_ms = replica_lag_time_max_ms
         self._clock_ms = clock_ms
@@ -145,6 +147,7 @@ class Partition:
         self.leader_id = state.leader
         self.leader_epoch = state.leader_epoch
         self.zk_version = state.zk_version
+        self.controller_epoch = state.controller_epoch
         self.replicas = state.replicas
         self.adding_replicas = state.adding_replicas
         self.removing_replicas = state.removing_replicas
@@ -318,6 +321,7 @@ class Partition:
                 self.leader_epoch,
                 proposal.proposed_isr,
                 self.zk_version,
+                self.controller_epoch,
                 lambda result: self._isr_change_decided(proposal, result),
             )
         )

@@ -38,7 +38,7 @@ class FollowerFetchers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WrittenIsr:
-    """The controller's answer to a proposed ISR: what stands in the partition's state znode now."""
+    """The answer to a proposed ISR: what stands in the partition's state znode now."""
 
     leader_epoch: int
     isr: tuple[int, ...]
@@ -47,7 +47,8 @@ class WrittenIsr:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IsrChange:
-    """A leader's proposal. `zk_version` is that of the state it wants to replace.
+    """A leader's proposal. `zk_version` is that of the state it wants to replace, `controller_epoch` that of the
+    LeaderAndIsr that made it leader.
 
     `on_result` hears, at most once, what was written, or why it never will be.
     """
@@ -56,11 +57,12 @@ class IsrChange:
     leader_epoch: int
     isr: tuple[int, ...]
     zk_version: int
+    controller_epoch: int
     on_result: Callable[[WrittenIsr | ErrorCode], None]
 
 
 class IsrChanges(Protocol):
-    """The way of proposals to the controller."""
+    """The way of proposals to the controller, or to ZooKeeper."""
 
     def submit(self, change: IsrChange) -> None:
         """Sends it, again and again until it is decided. One per partition at a time."""

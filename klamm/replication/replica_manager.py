@@ -67,7 +67,7 @@ class ReplicaManager:
         *,
         topic_configs: TopicConfigSource,
         followers: FollowerFetchers,
-        alter_isr: IsrChanges,
+        isr_changes: IsrChanges,
         live_broker: LiveBroker,
         is_known_partition: IsKnownPartition,
         notify_log_dir_failure: Callable[[], None],
@@ -78,7 +78,7 @@ class ReplicaManager:
         self._broker_id = broker_id
         self._log_manager = log_manager
         self._followers = followers
-        self._alter_isr = alter_isr
+        self._isr_changes = isr_changes
         self._notify_log_dir_failure = notify_log_dir_failure
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
@@ -107,7 +107,7 @@ class ReplicaManager:
             config,
             replica_lag_time_max_ms=self._config.replica_lag_time_max_ms,
             clock_ms=self._clock_ms,
-            isr_changes=self._alter_isr,
+            isr_changes=self._isr_changes,
             on_high_watermark=self._high_watermark_advanced,
         )
 

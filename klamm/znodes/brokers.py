@@ -1,7 +1,7 @@
 """/brokers/ids/N: a live broker, its listeners, rack and features (Kafka's BrokerIdZNode, EndPoint). Pure.
 
-Version 5 is written. Read are 1 (host and port only), 2 (endpoints), 3 (rack), 4 (listener names that are not security
-protocols) and 5 (features).
+Written are version 5 and, while inter.broker.protocol.version is older than 2.7, 4. Read are 1 (host and port only), 2
+(endpoints), 3 (rack), 4 (listener names that are not security protocols) and 5 (features).
 """
 
 import re
@@ -13,6 +13,7 @@ import orjson
 from klamm.znodes.fields import INT32_MAX, Fields
 
 BROKER_IDS_PATH = "/brokers/ids"
+FEATURES_SINCE = 5
 # The longest text that fits into Kafka's requests. A controller cannot tell anybody of a broker whose rack is longer.
 MAX_TEXT_BYTES = 2**15 - 1
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
@@ -55,7 +56,10 @@ class SupportedVersions:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """What a broker says about itself. `timestamp_ms`: when it registered; -1 when a foreign program left it out."""
+    """What a broker says about itself. `timestamp_ms`: when it registered; -1 when a foreign program left it out.
+
+    `version` is the znode's, 4 or 5 to be written; before 5 there are no features in it.
+    """
 
     broker_id: int
     endpoints: tuple[Endpoint, ...]
@@ -63,12 +67,13 @@ class BrokerRegistration:
     features: Mapping[str, SupportedVersions] = field(default_factory=dict)
     jmx_port: int = -1
     timestamp_ms: int = -1
+    version: int = field(default=FEATURES_SINCE, compare=False)
 
     def encode(self) -> bytes:
         # Host and port are there for clients that know nothing but plain text.
         plain = next((endpoint for endpoint in self.endpoints if endpoint.security_protocol == "PLAINTEXT"), None)
         registration: dict[str, object] = {
-            "version": 5,
+            "version": self.version,
             "host": None if plain is None else plain.host or None,
             "port": -1 if plain is None else plain.port,
             "endpoints": [endpoint.connection_string for endpoint in self.endpoints],
@@ -77,11 +82,12 @@ class BrokerRegistration:
             "listener_security_protocol_map": {
                 endpoint.listener_name: endpoint.security_protocol for endpoint in self.endpoints
             },
-            "features": {
+        }
+        if self.version >= FEATURES_SINCE:
+            registration["features"] = {
                 name: {"min_version": versions.min_version, "max_version": versions.max_version}
                 for name, versions in self.features.items()
-            },
-        }
+            }
         if self.rack is not None:
             registration["rack"] = self.rack
         return orjson.dumps(registration)
@@ -89,13 +95,15 @@ class BrokerRegistration:
     @classmethod
     def decode(cls, broker_id: int, data: bytes) -> "BrokerRegistration":
         fields = Fields.parse(broker_path(broker_id), data)
+        version = fields.version()
         return cls(
             broker_id,
-            _endpoints(fields, fields.version()),
+            _endpoints(fields, version),
             _text(fields, "rack") if fields.has("rack") else None,
             _features(fields),
             fields.integer("jmx_port"),
             fields.text_integer("timestamp", minimum=-1) if fields.has("timestamp") else -1,
+            version,
         )
 
 

@@ -47,6 +47,8 @@ K = TypeVar("K")
 PRODUCER_ID_BLOCK_SIZE = 1000
 # A ZooKeeper server takes requests of 1,048,575 bytes (jute.maxbuffer); a little is left for all but the data.
 MAX_ZNODE_BYTES = 1_000_000
+# So many fit into a znode with the longest names of topics.
+MAX_PARTITIONS_OF_ISR_CHANGE = 3_000
 
 
 class LiveBroker(NamedTuple):
@@ -351,6 +353,34 @@ class KafkaZooKeeper:
             guard,
         )
         return {key: _version(result) for key, result in zip(states, results, strict=True)}
+
+    async def update_leader_and_isr(self, states: Mapping[TopicPartition, LeaderAndIsr]) -> dict[TopicPartition, int]:
+        """Writes what leaders before 2.7 decide by themselves: each state if its znode has the version `zk_version`.
+
+        Returns the new version of each that is there now. The others have been changed by somebody else, or deleted. A
+        repeated write is told by its content.
+        """
+        # To ZooKeeper, -1 stands for any version.
+        legal = {key: state for key, state in states.items() if state.zk_version >= 0}
+        versions: dict[TopicPartition, int] = {}
+        doubtful = []
+        for key, result in (await self.update_partition_states(legal, None)).items():
+            if isinstance(result, int):
+                versions[key] = result
+            elif isinstance(result, BadVersion):
+                doubtful.append(key)
+            elif not isinstance(result, NoNode):
+                raise result
+        for key, found in (await self.partition_states(doubtful)).items():
+            if isinstance(found, LeaderAndIsr) and found == states[key]:
+                versions[key] = found.zk_version
+        return versions
+
+    async def propagate_isr_changes(self, partitions: Sequence[TopicPartition]) -> None:
+        """Tells the controller that these have other ISRs now. A repeated write tells it twice."""
+        for start in range(0, len(partitions), MAX_PARTITIONS_OF_ISR_CHANGE):
+            data = requests.encode_partitions(partitions[start : start + MAX_PARTITIONS_OF_ISR_CHANGE])
+            await retrying(self.client.create, requests.ISR_CHANGE_PREFIX, data, sequential=True)
 
     async def create_partition_states(
         self, states: Mapping[TopicPartition, LeaderAndIsr], guard: int | None

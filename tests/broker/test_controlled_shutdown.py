@@ -15,6 +15,7 @@ from klamm.broker.controlled_shutdown import ControlledShutdown
 from klamm.broker.metadata_cache import MetadataCache
 from klamm.broker.registration import Registrar
 from klamm.config.broker import BrokerConfig
+from klamm.config.versions import ApiVersion
 from klamm.environment import SystemEnvironment
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
@@ -81,7 +82,7 @@ async def hand_over(
             "controlled.shutdown.retry.backoff.ms": str(backoff),
         }
     )
-    registrar = Registrar(SystemEnvironment(), LEAVING, None, {})
+    registrar = Registrar(SystemEnvironment(), LEAVING, None, {}, ApiVersion.V2_8_IV1)
     registrar.broker_epoch = BROKER_EPOCH
     async with asyncio.timeout(30):
         return await ControlledShutdown(config, LEAVING, registrar, metadata(*live)).run(store)  # type: ignore[arg-type]

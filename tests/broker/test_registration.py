@@ -8,6 +8,7 @@ from one_broker import Client, OneBroker, run
 
 from klamm.broker.broker import BrokerStartError
 from klamm.broker.registration import NO_EPOCH, Registrar
+from klamm.config.versions import ApiVersion
 from klamm.environment import SystemEnvironment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes.brokers import MAX_TEXT_BYTES
@@ -15,7 +16,7 @@ from klamm.zookeeper.client import ZooKeeperClient
 
 
 def test_what_was_meant_for_a_former_life_is_refused() -> None:
-    registrar = Registrar(SystemEnvironment(), 0, None, {})
+    registrar = Registrar(SystemEnvironment(), 0, None, {}, ApiVersion.V2_8_IV1)
     registrar.require_broker_epoch(0)  # Nothing is known yet.
     registrar.broker_epoch = 10
     for right in (NO_EPOCH, 10, 11):

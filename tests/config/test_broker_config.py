@@ -297,10 +297,14 @@ def test_what_a_start_must_be_refused_for() -> None:
     ]
 
 
-def test_a_protocol_between_brokers_that_is_too_old_is_refused() -> None:
-    assert config(inter_broker_protocol_version="2.7-IV2").unsupported_reasons() == []
-    (reason,) = config(inter_broker_protocol_version="2.7-IV1").unsupported_reasons()
-    assert reason.startswith("inter.broker.protocol.version=2.7-IV1 is not supported yet")
+def test_control_requests_have_a_listener_of_their_own_where_one_is_named() -> None:
+    assert config().control_listener_name == "PLAINTEXT"
+    separate = config(
+        listeners="PLAINTEXT://:1,CONTROL://:2",
+        listener_security_protocol_map="PLAINTEXT:PLAINTEXT,CONTROL:PLAINTEXT",
+        control_plane_listener_name="control",
+    )
+    assert separate.control_listener_name == "CONTROL"
 
 
 def test_passwords_are_marked() -> None:

@@ -106,7 +106,9 @@ class Scene(Batch):
         self.partitions = PartitionStateMachine(
             self.config, self.context, lambda: self.store, self.batch, self.log, self.illegal.append
         )
-        self.replicas = ReplicaStateMachine(self.context, lambda: self.store, self.batch, self.log, self.illegal.append)
+        self.replicas = ReplicaStateMachine(
+            self.config, self.context, lambda: self.store, self.batch, self.log, self.illegal.append
+        )
 
     async def start(self) -> None:
         client = self.store.client

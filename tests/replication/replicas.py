@@ -144,7 +144,7 @@ class Broker:
             self.log_manager,
             topic_configs=self.configs,
             followers=self.fetchers,
-            alter_isr=self.proposals,
+            isr_changes=self.proposals,
             live_broker=self.live.get,
             is_known_partition=lambda topic, partition: (topic, partition) in self.known,
             notify_log_dir_failure=self._notify,

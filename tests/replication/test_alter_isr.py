@@ -67,7 +67,7 @@ class Controller:
 
 
 def change(results, partition=0, isr=(1, 2), epoch=0, version=0, topic="t"):
-    return IsrChange((topic, partition), epoch, isr, version, lambda result: results.append((partition, result)))
+    return IsrChange((topic, partition), epoch, isr, version, 1, lambda result: results.append((partition, result)))
 
 
 def scenario(function):
@@ -193,7 +193,7 @@ async def test_what_has_become_void_is_not_sent_and_its_answer_reaches_nobody(co
 @scenario
 async def test_whoever_hears_an_answer_may_propose_the_next_change_at_once(controller, manager, results):
     following = change(results, 0, (1, 2, 3))
-    manager.submit(IsrChange(("t", 0), 0, (1, 2), 0, lambda result: manager.submit(following)))
+    manager.submit(IsrChange(("t", 0), 0, (1, 2), 0, 1, lambda result: manager.submit(following)))
     await settle()
     await controller.answer(("t", 0, 0, 0, (1, 2), 1))
     assert controller.sent() == [("t", 0, 0, (1, 2, 3), 0)]

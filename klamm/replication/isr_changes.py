@@ -1,0 +1,71 @@
+"""Leaders' ISR proposals on their way to where they are decided: what AlterIsr and ZooKeeper have in common.
+
+What must stay true:
+- One round is under way at a time; it carries everything that is pending then.
+- A proposal goes out until it is decided or has become void.
+- An answer reaches the proposal that was sent, never a later one of the same partition.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from klamm.protocol.errors import ErrorCode
+from klamm.replication.ports import IsrChange, WrittenIsr
+from klamm.tasks import OnFailure, start_task
+from klamm.znodes.topics import TopicPartition
+
+RETRY_BACKOFF_MS = 50
+
+
+class BatchedIsrChanges(ABC):
+    """Implements the port `IsrChanges`; a subclass says how a round is decided."""
+
+    def __init__(self, on_failure: OnFailure) -> None:
+        self._on_failure = on_failure
+        self._pending: dict[TopicPartition, IsrChange] = {}
+        self._sender: asyncio.Task[None] | None = None
+        self._is_stopped = False
+
+    @abstractmethod
+    async def _send(self, changes: Sequence[IsrChange]) -> bool:
+        """Goes one round and `_decide`s what has an answer; whether every one of the changes had."""
+
+    def submit(self, change: IsrChange) -> None:
+        """Sends it until it is decided. RuntimeError when one of the partition's is pending."""
+        if change.topic_partition in self._pending:
+            raise RuntimeError(f"{change.topic_partition} has two ISR changes in flight")
+        if self._is_stopped:
+            return
+        self._pending[change.topic_partition] = change
+        if self._sender is None:
+            self._sender = start_task(self._run(), self._on_failure)
+
+    def clear_pending(self, topic_partition: TopicPartition) -> None:
+        self._pending.pop(topic_partition, None)
+
+    async def stop(self) -> None:
+        """Sends nothing more; what is pending is forgotten."""
+        self._is_stopped = True
+        self._pending.clear()
+        if self._sender is not None:
+            self._sender.cancel()
+            await asyncio.gather(self._sender, return_exceptions=True)
+
+    async def _run(self) -> None:
+        # Everything that is proposed in the same step of the loop goes together.
+        await asyncio.sleep(0)
+        while self._pending:
+            if not await self._send(list(self._pending.values())):
+                await asyncio.sleep(RETRY_BACKOFF_MS / 1000)
+        self._sender = None
+
+    def _is_pending(self, change: IsrChange) -> bool:
+        """False once it has become void."""
+        return self._pending.get(change.topic_partition) is change
+
+    def _decide(self, change: IsrChange, result: WrittenIsr | ErrorCode) -> None:
+        """Tells the leader, for whom it is still pending."""
+        # Gone before the leader hears of it: it may propose the next change at once.
+        del self._pending[change.topic_partition]
+        change.on_result(result)
