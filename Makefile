@@ -1,10 +1,11 @@
 # klamm's commands. Each builds the virtual environment on first need, from the locked requirement files.
 PYTEST_WORKERS ?= 2
 PORT ?= 9092
+SEEDS ?= 500
 BIN := .venv/bin
 PYTHON := $(BIN)/python
 
-.PHONY: help venv run test check bench format docs lock system clean
+.PHONY: help venv run test check simulate bench format docs lock system clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +27,9 @@ check: venv  ## lint, format, types, layers
 
 test: check system  ## everything: check, then all tests
 	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --durations 15
+
+simulate: venv  ## random faults on simulated clusters, SEEDS=500 of them
+	$(PYTHON) -m klamm.simulation --seeds $(SEEDS)
 
 bench: venv system  ## klamm and Apache Kafka 2.8.2 side by side, as ratios
 	$(PYTHON) bench/run.py

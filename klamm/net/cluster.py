@@ -3,6 +3,8 @@
 What must stay true:
 - A request that may not be executed twice is never sent twice: after it was written, a disconnection is an error.
 - Nothing is repeated for ever: the policy's deadline ends it, after at most one more attempt.
+- A broker that is cut off from the cluster does not keep the client: what it says of an older leader epoch is passed
+  over (KIP-320), and before a further attempt another broker is asked.
 - There is at most one connection per broker address.
 """
 
@@ -10,6 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from uuid import UUID
 
 from klamm.net.client import (
     Address,
@@ -70,10 +73,11 @@ class PartitionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """A topic as a broker described it; `partitions` by index."""
+    """A topic as a broker described it; `partitions` by index. `topic_id` is None where the broker does not tell it."""
 
     error_code: int
     partitions: dict[int, PartitionMetadata]
+    topic_id: UUID | None = None
 
 
 @dataclass(slots=True)
@@ -135,13 +139,15 @@ class ClusterClient:
         self._receive_buffer = ReceiveBuffer()
         self._connections: dict[Address, Connection] = {}
         self._connecting: dict[Address, asyncio.Lock] = {}
+        # Who answered the last request for metadata.
+        self._informant: Address | None = None
         self._closed = False
 
     async def send_to_any(
         self, api_key: ApiKey, build: BuildRequest, *, errors_of: Callable[[Any], Iterable[int]] = _no_errors
     ) -> Any:
         """Sends to whatever broker can be reached."""
-        return await self._repeat(lambda: self._send_any(api_key, build), errors_of)
+        return await self._repeat(lambda: self._send_any(api_key, build, self._addresses()), errors_of)
 
     async def send_to_broker(
         self,
@@ -203,7 +209,7 @@ class ClusterClient:
     async def refresh_metadata(self, topics: Iterable[str] | None = None) -> ClusterMetadata:
         """Asks a broker for brokers, controller and the given topics (None: all). Topics are not created by this."""
         names = None if topics is None else list(topics)
-        await self._repeat(lambda: self._refresh(names), _no_errors)
+        await self._repeat(lambda: self._refresh(names, elsewhere=False), _no_errors)
         return self.metadata
 
     async def connection_to(self, broker_id: int) -> Connection:
@@ -277,7 +283,7 @@ class ClusterClient:
             nonlocal stale
             address = None if stale else find()
             if address is None:
-                await self._refresh(topics)
+                await self._refresh(topics, elsewhere=stale)
                 address = find()
             stale = True
             if address is None:
@@ -286,21 +292,33 @@ class ClusterClient:
 
         return attempt
 
-    async def _send_any(self, api_key: ApiKey, build: BuildRequest) -> Any:
-        """Tries connections that exist, then the known brokers, then the bootstrap addresses; raises the last error."""
+    def _addresses(self) -> list[Address]:
+        """Connections that exist, then the known brokers, then the bootstrap addresses."""
         live = [address for address, connection in self._connections.items() if connection.connected]
+        return list(dict.fromkeys([*live, *self.metadata.brokers.values(), *self._bootstrap]))
+
+    async def _send_any(self, api_key: ApiKey, build: BuildRequest, addresses: Sequence[Address]) -> Any:
+        """Tries these addresses in turn; raises the last error."""
         last: ClientError | None = None
-        for address in dict.fromkeys([*live, *self.metadata.brokers.values(), *self._bootstrap]):
+        for address in addresses:
             try:
                 connection = await self._connection(address)
-                return await connection.send(api_key, build)
+                response = await connection.send(api_key, build)
             except (NotSent, Disconnected) as error:
                 last = error
+            else:
+                self._informant = address if api_key is ApiKey.METADATA else self._informant
+                return response
         assert last is not None
         raise last
 
-    async def _refresh(self, topics: Sequence[str] | None) -> None:
-        response = await self._send_any(ApiKey.METADATA, lambda version: _metadata_request(version, topics))
+    async def _refresh(self, topics: Sequence[str] | None, *, elsewhere: bool) -> None:
+        """`elsewhere`: what the last broker said did not help."""
+        addresses = self._addresses()
+        if elsewhere and self._informant in addresses:
+            index = addresses.index(self._informant) + 1
+            addresses = addresses[index:] + addresses[:index]
+        response = await self._send_any(ApiKey.METADATA, lambda version: _metadata_request(version, topics), addresses)
         for address, connection in list(self._connections.items()):
             if not connection.connected:
                 del self._connections[address]
@@ -308,22 +326,11 @@ class ClusterClient:
         metadata.cluster_id = response.cluster_id
         metadata.controller_id = response.controller_id
         metadata.brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
+        known = metadata.topics
         if topics is None:
-            metadata.topics.clear()
+            metadata.topics = {}
         for topic in response.topics:
-            metadata.topics[topic.name] = TopicMetadata(
-                topic.error_code,
-                {
-                    partition.partition_index: PartitionMetadata(
-                        partition.error_code,
-                        partition.leader_id,
-                        partition.leader_epoch,
-                        partition.replica_nodes,
-                        partition.isr_nodes,
-                    )
-                    for partition in topic.partitions
-                },
-            )
+            metadata.topics[topic.name] = _topic_metadata(topic, known.get(topic.name))
 
     def _leader_address(self, topic: str, partition: int) -> Address | None:
         described = self.metadata.topics.get(topic)
@@ -342,6 +349,27 @@ class ClusterClient:
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic} has {count} partitions, not {partition}"
             )
         return _NobodyToAsk(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {topic}-{partition} has no leader")
+
+
+def _topic_metadata(topic: Any, known: TopicMetadata | None) -> TopicMetadata:
+    """What the response says, except of partitions that are `known` in a newer leader epoch."""
+    partitions = {
+        partition.partition_index: PartitionMetadata(
+            partition.error_code,
+            partition.leader_id,
+            partition.leader_epoch,
+            partition.replica_nodes,
+            partition.isr_nodes,
+        )
+        for partition in topic.partitions
+    }
+    # A topic that was deleted and made again begins with epoch 0: only its id tells them apart.
+    if known is not None and topic.topic_id is not None and topic.topic_id == known.topic_id:
+        for number, state in partitions.items():
+            before = known.partitions.get(number)
+            if before is not None and before.leader_epoch > state.leader_epoch:
+                partitions[number] = before
+    return TopicMetadata(topic.error_code, partitions, topic.topic_id)
 
 
 def _metadata_request(version: int, names: Sequence[str] | None) -> Any:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import struct
+from uuid import UUID
 
 import pytest
 import uvloop
@@ -428,6 +429,9 @@ class ToyCluster:
         self.answered = []
         self.behaviour = {}
         self.topic_error = 0
+        self.topic_id, self.leader_epoch = UUID(int=7), 5
+        # Brokers that have heard nothing for a while: what they take for the leader and its epoch.
+        self.cut_off = {}
 
     async def start(self, count):
         for broker_id in range(1, count + 1):
@@ -438,7 +442,10 @@ class ToyCluster:
     def handler(self, broker_id):
         def handle(connection, header, body):
             if header.api_key == ApiKey.METADATA:
+                known = self.leader, self.leader_epoch
+                self.leader, self.leader_epoch = self.cut_off.get(broker_id, known)
                 connection.answer(header, self.metadata(header.api_version, body))
+                self.leader, self.leader_epoch = known
                 return
             self.answered.append(broker_id)
             behaviour = self.behaviour.get(broker_id)
@@ -468,9 +475,16 @@ class ToyCluster:
                 topic(
                     version=version,
                     name=name,
+                    topic_id=self.topic_id,
                     error_code=self.topic_error if name == "t" else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                     partitions=[
-                        partition(version=version, partition_index=0, leader_id=self.leader, replica_nodes=[1, 2])
+                        partition(
+                            version=version,
+                            partition_index=0,
+                            leader_id=self.leader,
+                            leader_epoch=self.leader_epoch,
+                            replica_nodes=[1, 2],
+                        )
                     ]
                     if name == "t"
                     else [],
@@ -600,6 +614,25 @@ def test_what_does_not_come_about_ends_with_a_reason():
         assert cluster.answered == []
 
     on_cluster(test, retry=RetryPolicy(deadline_ms=20, backoff_ms=1, max_backoff_ms=5))
+
+
+def test_a_broker_that_is_cut_off_does_not_keep_the_client():
+    async def test(cluster, client):
+        assert (await to_leader(client)).error_code == 0
+        cluster.cut_off[1] = (1, 5)
+        cluster.leader, cluster.leader_epoch = 2, 6
+        assert (await to_leader(client)).error_code == 0
+        assert cluster.answered == [1, 1, 2]
+        # What it says later is older than what is known; but a topic that was made anew begins anew.
+        await client.send_to_broker(1, ApiKey.HEARTBEAT, heartbeat())
+        cluster.cut_off[2] = (1, 5)
+        await client.refresh_metadata()
+        assert client.metadata.topics["t"].partitions[0].leader_epoch == 6
+        cluster.topic_id, cluster.cut_off = UUID(int=8), {1: (1, 0), 2: (1, 0)}
+        await client.refresh_metadata()
+        assert client.metadata.topics["t"].partitions[0].leader_epoch == 0
+
+    on_cluster(test)
 
 
 def test_retriable_errors_are_returned_when_the_time_is_over():
