@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from klamm.config.broker_keys import COMPRESSION_TYPES, MILLISECONDS_OR_UNLIMITED, BrokerKeys
+from klamm.config.broker_keys import COMPRESSION_TYPES, MILLISECONDS_OR_UNLIMITED, BrokerKeys, DynamicOnlyKeys
 from klamm.config.definition import ConfigDef, ConfigError, ConfigKey, Validator, at_least, attribute
 from klamm.config.listeners import (
     Listener,
@@ -23,6 +23,7 @@ from klamm.config.listeners import (
 from klamm.config.versions import ApiVersion
 
 BROKER_CONFIG_DEF = ConfigDef(BrokerKeys)
+DYNAMIC_ONLY_DEF = ConfigDef(DynamicOnlyKeys)
 
 _LISTENER_PREFIX = "listener.name."
 _HOUR_MS = 3_600_000
@@ -113,7 +114,7 @@ class BrokerConfig(BrokerKeys):
 
 def config_key(name: str) -> ConfigKey | None:
     """The definition of a broker's key, also of its form for one listener (listener.name.X.KEY); None if unknown."""
-    key = BROKER_CONFIG_DEF.keys.get(name)
+    key = BROKER_CONFIG_DEF.keys.get(name) or DYNAMIC_ONLY_DEF.keys.get(name)
     if key is None and name.startswith(_LISTENER_PREFIX):
         _, _, base = name.removeprefix(_LISTENER_PREFIX).partition(".")
         # A SASL key may have its mechanism before it: listener.name.X.scram-sha-256.sasl.jaas.config.

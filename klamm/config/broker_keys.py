@@ -620,3 +620,30 @@ class BrokerKeys:
     password_encoder_iterations: int = integer(
         4096, "Rounds of the derivation.", at_least(1024), importance=LOW, effective=False
     )
+
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
+class DynamicOnlyKeys:
+    """Keys that no file has: they can only be set while brokers run."""
+
+    leader_replication_throttled_rate: int = long(
+        LONG_MAX,
+        "Bytes per second that a leader sends for throttled replicas.",
+        at_least(0),
+        update_mode=CLUSTER_WIDE,
+        effective=False,
+    )
+    follower_replication_throttled_rate: int = long(
+        LONG_MAX,
+        "Bytes per second that a follower fetches for throttled replicas.",
+        at_least(0),
+        update_mode=CLUSTER_WIDE,
+        effective=False,
+    )
+    replica_alter_log_dirs_io_max_bytes_per_second: int = long(
+        LONG_MAX,
+        "Bytes per second moved between log directories.",
+        at_least(0),
+        update_mode=CLUSTER_WIDE,
+        effective=False,
+    )

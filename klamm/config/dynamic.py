@@ -9,51 +9,9 @@ A key that nobody knows is accepted, as in Kafka: a plugin may know it.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
-from klamm.config.broker import BROKER_CONFIG_DEF, BrokerConfig, config_key
-from klamm.config.definition import (
-    CLUSTER_WIDE,
-    LONG_MAX,
-    PER_BROKER,
-    ConfigDef,
-    ConfigError,
-    ConfigKey,
-    ConfigType,
-    UpdateMode,
-    at_least,
-    long,
-)
-
-
-@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
-class DynamicOnlyKeys:
-    """Keys that no file has: they can only be set while brokers run."""
-
-    leader_replication_throttled_rate: int = long(
-        LONG_MAX,
-        "Bytes per second that a leader sends for throttled replicas.",
-        at_least(0),
-        update_mode=CLUSTER_WIDE,
-        effective=False,
-    )
-    follower_replication_throttled_rate: int = long(
-        LONG_MAX,
-        "Bytes per second that a follower fetches for throttled replicas.",
-        at_least(0),
-        update_mode=CLUSTER_WIDE,
-        effective=False,
-    )
-    replica_alter_log_dirs_io_max_bytes_per_second: int = long(
-        LONG_MAX,
-        "Bytes per second moved between log directories.",
-        at_least(0),
-        update_mode=CLUSTER_WIDE,
-        effective=False,
-    )
-
-
-DYNAMIC_ONLY_DEF = ConfigDef(DynamicOnlyKeys)
+from klamm.config.broker import BROKER_CONFIG_DEF, DYNAMIC_ONLY_DEF, BrokerConfig, config_key
+from klamm.config.definition import PER_BROKER, ConfigError, ConfigKey, ConfigType, UpdateMode
 
 _LISTENER_KEY = re.compile(r"listener\.name\.[^.]*\.(.*)", re.DOTALL)
 # Of the keys for one listener these two may also be set for the whole cluster.

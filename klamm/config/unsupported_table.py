@@ -5,7 +5,7 @@
 
 import sys
 
-from klamm.config.broker import BROKER_CONFIG_DEF
+from klamm.config.broker import BROKER_CONFIG_DEF, DYNAMIC_ONLY_DEF
 from klamm.config.definition import ConfigDef
 from klamm.config.topic import TOPIC_CONFIG_DEF
 
@@ -15,11 +15,13 @@ END = "<!-- end: keys without effect -->\n"
 
 def table() -> str:
     """The keys of brokers and of topics without effect, as Markdown."""
-    return f"**Brokers:** {_names(BROKER_CONFIG_DEF)}.\n\n**Topics:** {_names(TOPIC_CONFIG_DEF)}.\n"
+    brokers, topics = _names(BROKER_CONFIG_DEF, DYNAMIC_ONLY_DEF), _names(TOPIC_CONFIG_DEF)
+    return f"**Brokers:** {brokers}.\n\n**Topics:** {topics}.\n"
 
 
-def _names(definition: ConfigDef) -> str:
-    return ", ".join(f"`{name}`" for name in sorted(definition.ineffective()))
+def _names(*definitions: ConfigDef) -> str:
+    names = sorted(name for definition in definitions for name in definition.ineffective())
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def replace_table(text: str) -> str:

@@ -53,7 +53,7 @@ def test_a_setting_in_several_units_lists_them_all() -> None:
 def test_dynamic_configs_come_before_the_file() -> None:
     broker = BROKER.with_dynamic(
         default={"log.segment.bytes": "5000", "min.insync.replicas": "2", "nobody.knows": "hunter2"},
-        broker={"log.segment.bytes": "6000"},
+        broker={"log.segment.bytes": "6000", "leader.replication.throttled.rate": "7"},
     )
     own = ConfigSynonym("log.segment.bytes", "6000", ConfigSource.DYNAMIC_BROKER_CONFIG)
     clusters = ConfigSynonym("log.segment.bytes", "5000", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG)
@@ -68,6 +68,8 @@ def test_dynamic_configs_come_before_the_file() -> None:
         (own, clusters, *rest),
     )
     assert described["min.insync.replicas"].source is ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
+    rate = described["leader.replication.throttled.rate"]
+    assert (rate.value, rate.source, rate.type) == ("7", ConfigSource.DYNAMIC_BROKER_CONFIG, ConfigType.LONG)
     assert (described["nobody.knows"].value, described["nobody.knows"].sensitive) == (None, True)
     topic = by_name(describe_topic(TopicConfig.from_overrides(broker, {})))["segment.bytes"]
     assert (topic.value, topic.source, topic.synonyms) == (

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.config.broker import BROKER_CONFIG_DEF, BrokerConfig
-from klamm.config.dynamic import DYNAMIC_ONLY_DEF, change_problems, entry_problems, is_password
+from klamm.config.broker import BROKER_CONFIG_DEF, DYNAMIC_ONLY_DEF, BrokerConfig
+from klamm.config.dynamic import change_problems, entry_problems, is_password
 
 BROKER = BrokerConfig.from_properties({"zookeeper.connect": "zk", "broker.id": "0", "num.io.threads": "8"})
 
