@@ -1,0 +1,338 @@
+"""The steps of a reassignment (Kafka's `onPartitionReassignment`).
+
+A reassignment lives in the topic's znode: RS, all replicas; AR, those that it adds; RR, those that it removes. The
+target TRS is RS without RR, the origin ORS is RS without AR. The steps, with Kafka's labels:
+
+| step | what                                                                                                         |
+|------|--------------------------------------------------------------------------------------------------------------|
+| U1   | ZooKeeper has RS = TRS + ORS, AR = TRS - ORS, RR = ORS - TRS                                                 |
+| U2   | the context has them                                                                                         |
+| U3   | replicas of a former target that are not in this one stop, and their data is deleted                         |
+|      | not all of TRS is in the ISR:                                                                                |
+| A1   | a new leader epoch; ORS and AR get LeaderAndIsr, AR as new replicas                                          |
+| A2   | AR become NEW                                                                                                |
+|      | all of TRS is in the ISR:                                                                                    |
+| B1   | AR become ONLINE                                                                                             |
+| B2   | the context has RS = TRS, no AR and no RR                                                                    |
+| B3   | a new leader epoch, with a leader in TRS; TRS get LeaderAndIsr: the leader takes nobody else into the ISR    |
+| B4   | RR become OFFLINE: they leave the ISR, and get StopReplica                                                   |
+| B5   | RR get StopReplica with deletion, and become NON_EXISTENT                                                    |
+| B6   | ZooKeeper has RS = TRS, no AR and no RR                                                                      |
+| B7   | /admin/reassign_partitions has it no more                                                                    |
+| B8   | all brokers get UpdateMetadata; a deletion of the topic that has waited goes on                              |
+
+From {1,2,3} to {4,5,6}, what ZooKeeper has:
+
+| RS            | AR      | RR      | leader | ISR           | after                      |
+|---------------|---------|---------|--------|---------------|----------------------------|
+| {1,2,3}       | {}      | {}      | 1      | {1,2,3}       |                            |
+| {4,5,6,1,2,3} | {4,5,6} | {1,2,3} | 1      | {1,2,3}       | A2                         |
+| {4,5,6,1,2,3} | {4,5,6} | {1,2,3} | 1      | {1,2,3,4,5,6} | the new ones have caught up |
+| {4,5,6,1,2,3} | {4,5,6} | {1,2,3} | 4      | {1,2,3,4,5,6} | B3                         |
+| {4,5,6,1,2,3} | {4,5,6} | {1,2,3} | 4      | {4,5,6}       | B4                         |
+| {4,5,6}       | {}      | {}      | 4      | {4,5,6}       | B6                         |
+
+What must stay true:
+- A controller may die after any step: as long as a replica has to be stopped, it stands in the topic's znode. B6 is
+  therefore last, and where U3 has something to do, it comes before U1 (Kafka's comes after it).
+- A replica is stopped only when it is out of the ISR, and when a leader is left: no acknowledged record may go with it.
+- Whoever is stopped has an older leader epoch than the StopReplica: a broker obeys no other.
+- What is done here for one partition is done for many at once.
+"""
+
+import logging
+from collections.abc import Collection, Iterable, Mapping
+
+from klamm.config.versions import ApiVersion
+from klamm.controller.context import ControllerContext, ReplicaAssignment
+from klamm.controller.leader_election import ElectionStrategy
+from klamm.controller.parts import ControllerParts
+from klamm.controller.slices import slices
+from klamm.controller.state_change_log import NO_REPLICA
+from klamm.controller.states import PartitionState, ReplicaState
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+from klamm.zookeeper.errors import BadVersion, ZooKeeperError
+
+_log = logging.getLogger(__name__)
+
+Reassignments = Mapping[TopicPartition, ReplicaAssignment]
+Results = dict[TopicPartition, KafkaError | None]
+"""None for what has begun."""
+
+
+def unknown_partition(partition: TopicPartition) -> KafkaError:
+    return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition_name(partition)} does not exist")
+
+
+def partition_name(partition: TopicPartition) -> str:
+    return f"{partition[0]}-{partition[1]}"
+
+
+async def on_partition_reassignment(parts: ControllerParts, reassignments: Reassignments) -> Results:
+    """Takes all steps that can be taken now.
+
+    KafkaErrors UNKNOWN_TOPIC_OR_PARTITION when a topic has vanished, INVALID_REPLICA_ASSIGNMENT when a replica would go
+    without which nobody has all records.
+    """
+    if not reassignments:
+        return {}
+    topics = {topic for topic, _ in reassignments}
+    parts.deletions.mark_topics_ineligible_for_deletion(topics, "topic reassignment in progress")
+    await refresh_leadership(parts, reassignments)
+    results = await _update_current_reassignments(parts, reassignments)
+    under_way = {key: assignment for key, assignment in reassignments.items() if results[key] is None}
+    incomplete = {key: assignment for key, assignment in under_way.items() if not is_complete(parts, key)}
+    if incomplete:
+        await _start_new_replicas(parts, incomplete)
+    # One that was never led may have got its leader, and its ISR, among the new replicas.
+    complete = {key: assignment for key, assignment in under_way.items() if is_complete(parts, key)}
+    if complete:
+        await complete_reassignment(parts, complete)
+    return results
+
+
+async def refresh_leadership(parts: ControllerParts, partitions: Collection[TopicPartition]) -> None:
+    """The context gets leaders and ISRs from ZooKeeper: leaders before 2.7 change the ISR there by themselves."""
+    is_alter_isr_enabled = parts.config.inter_broker_protocol_version >= ApiVersion.V2_7_IV2
+    watch = None if is_alter_isr_enabled else parts.on_partition_state
+    for partition, state in (await parts.store.partition_states(partitions, watch)).items():
+        known = parts.context.partition_leadership_info(partition)
+        if isinstance(state, LeaderAndIsr) and (known is None or known.zk_version != state.zk_version):
+            parts.context.put_partition_leadership_info(partition, state)
+
+
+def is_complete(parts: ControllerParts, partition: TopicPartition) -> bool:
+    """Whether all of the target is in the ISR, and one of them can lead."""
+    context = parts.context
+    assignment = context.partition_full_replica_assignment(partition)
+    if not assignment.is_being_reassigned:
+        return True
+    target, state = assignment.target_replicas, context.partition_leadership_info(partition)
+    return (
+        state is not None
+        and set(target).issubset(state.isr)
+        and any(context.is_replica_online(broker_id, partition) for broker_id in target)
+    )
+
+
+async def _update_current_reassignments(parts: ControllerParts, reassignments: Reassignments) -> Results:
+    context = parts.context
+    results: Results = dict.fromkeys(reassignments)
+    before = {partition: context.partition_full_replica_assignment(partition) for partition in reassignments}
+    dropped: dict[TopicPartition, tuple[int, ...]] = {}
+    for partition, assignment in reassignments.items():
+        unneeded = tuple(id_ for id_ in before[partition].replicas if id_ not in assignment.replicas)
+        if unneeded and (error := _refusal_of_loss(context, partition, unneeded)):
+            results[partition] = error
+        elif unneeded:
+            dropped[partition] = unneeded
+    if dropped:
+        # U2, U3
+        for partition in dropped:
+            context.update_partition_full_replica_assignment(partition, reassignments[partition])
+        await _lead_without(parts, dropped)
+        for partition in await _stop_replicas(parts, dropped):
+            context.update_partition_full_replica_assignment(partition, before[partition])
+            results[partition] = KafkaError(
+                ErrorCode.UNKNOWN_SERVER_ERROR,
+                f"replicas {dropped[partition]} of {partition_name(partition)} cannot be stopped",
+            )
+    # U1
+    changed = {
+        partition: assignment
+        for partition, assignment in reassignments.items()
+        if results[partition] is None and assignment != before[partition]
+    }
+    gone = await parts.store.update_partition_assignments(changed, parts.guard) if changed else set()
+    for partition, assignment in changed.items():
+        if partition[0] in gone:
+            results[partition] = unknown_partition(partition)
+        else:
+            # U2
+            _log.info("assignment of %s: %s", partition_name(partition), assignment)
+            context.update_partition_full_replica_assignment(partition, assignment)
+    context.partitions_being_reassigned.update(partition for partition, error in results.items() if error is None)
+    return results
+
+
+def _refusal_of_loss(
+    context: ControllerContext, partition: TopicPartition, dropped: Collection[int]
+) -> KafkaError | None:
+    """A replica in the ISR may go only if another one in it can lead: others lack records."""
+    state = context.partition_leadership_info(partition)
+    if state is None or not any(broker_id in dropped for broker_id in state.isr):
+        return None
+    left = [id_ for id_ in state.isr if id_ not in dropped and context.is_replica_online(id_, partition)]
+    if left:
+        return None
+    return KafkaError(
+        ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        f"without replicas {list(dropped)} of {partition_name(partition)} records would be lost:"
+        f" in sync are {list(state.isr)}",
+    )
+
+
+async def _start_new_replicas(parts: ControllerParts, incomplete: Reassignments) -> None:
+    context = parts.context
+    # A1
+    await _update_leader_epochs(parts, incomplete)
+    # A2
+    await _make_new(parts, incomplete)
+    never_led = [key for key in incomplete if context.partition_leadership_info(key) is None]
+    await parts.partitions.handle_state_changes(never_led, PartitionState.ONLINE, ElectionStrategy.OFFLINE)
+
+
+async def _make_new(parts: ControllerParts, reassignments: Reassignments) -> None:
+    """Those that the controller knows already need no more than the new leader epoch."""
+    adding = [(key, id_) for key, assignment in reassignments.items() for id_ in assignment.adding_replicas]
+    new = [replica for replica in adding if parts.context.replica_state(replica) is ReplicaState.NON_EXISTENT]
+    await parts.replicas.handle_state_changes(new, ReplicaState.NEW)
+
+
+async def complete_reassignment(parts: ControllerParts, reassignments: Reassignments) -> None:
+    context = parts.context
+    # B1
+    await _make_new(parts, reassignments)
+    adding = [(key, id_) for key, assignment in reassignments.items() for id_ in assignment.adding_replicas]
+    await parts.replicas.handle_state_changes(adding, ReplicaState.ONLINE)
+    # B2
+    for partition, assignment in reassignments.items():
+        completed = ReplicaAssignment(assignment.target_replicas)
+        context.update_partition_full_replica_assignment(partition, completed)
+    # B3
+    await _move_leaders(parts, reassignments)
+    # B4, B5
+    removing = {key: assignment.removing_replicas for key, assignment in reassignments.items()}
+    failed = await _stop_replicas(parts, removing)
+    for partition in failed:
+        context.update_partition_full_replica_assignment(partition, reassignments[partition])
+    targets = {key: assignment.target_replicas for key, assignment in reassignments.items() if key not in failed}
+    # B6
+    completed_assignments = {key: ReplicaAssignment(target) for key, target in targets.items()}
+    await parts.store.update_partition_assignments(completed_assignments, parts.guard)
+    # B7
+    await parts.store.remove_partition_reassignments(lambda key, target: targets.get(key) == target, parts.guard)
+    context.partitions_being_reassigned.difference_update(targets)
+    _log.info("%d reassignments are complete: %s", len(targets), targets)
+    # B8
+    await parts.send_update_metadata(context.live_or_shutting_down_broker_ids, tuple(targets))
+    await parts.deletions.resume_deletion_for_topics({topic for topic, _ in targets})
+
+
+# -- leaders -----------------------------------------------------------------------------------------------------------
+
+
+async def _move_leaders(parts: ControllerParts, partitions: Iterable[TopicPartition]) -> None:
+    """Each gets a new epoch, with the same leader if that is a replica and online, or else another one."""
+    context = parts.context
+    stay: list[TopicPartition] = []
+    move: list[TopicPartition] = []
+    for partition in partitions:
+        state = context.partition_leadership_info(partition)
+        if state is None:
+            continue
+        is_target = state.leader in context.partition_replica_assignment(partition)
+        (stay if is_target and context.is_replica_online(state.leader, partition) else move).append(partition)
+    await parts.partitions.handle_state_changes(move, PartitionState.ONLINE, ElectionStrategy.REASSIGN)
+    await _update_leader_epochs(parts, stay)
+
+
+async def _lead_without(parts: ControllerParts, dropped: Mapping[TopicPartition, Collection[int]]) -> None:
+    """Each gets a new epoch, with another leader where the leader is to go."""
+    context = parts.context
+    stay: list[TopicPartition] = []
+    move: list[TopicPartition] = []
+    for partition, broker_ids in dropped.items():
+        state = context.partition_leadership_info(partition)
+        if state is not None:
+            (move if state.leader in broker_ids else stay).append(partition)
+    await parts.partitions.handle_state_changes(move, PartitionState.OFFLINE)
+    await parts.partitions.handle_state_changes(move, PartitionState.ONLINE, ElectionStrategy.OFFLINE)
+    await _update_leader_epochs(parts, stay)
+
+
+async def _update_leader_epochs(parts: ControllerParts, partitions: Iterable[TopicPartition]) -> None:
+    """Raises the leader epochs in ZooKeeper and tells all replicas, with the assignment that the context has."""
+    context, batch = parts.context, parts.batch
+    states = {key: state for key in partitions if (state := context.partition_leadership_info(key)) is not None}
+    raised = await _write_next_epochs(parts, states)
+    batch.new_batch()
+    async for piece in slices(list(raised)):
+        for partition in piece:
+            state, assignment = raised[partition], context.partition_full_replica_assignment(partition)
+            context.put_partition_leadership_info(partition, state)
+            partition_state = context.partition_state(partition)
+            parts.state_changes.record(context.epoch, partition, NO_REPLICA, partition_state, partition_state, state)
+            # A new replica may be put on any disk; one that was there before may be on one that does not work.
+            batch.add_leader_and_isr_request_for_brokers(
+                assignment.origin_replicas, partition, state, assignment, is_new=False
+            )
+            batch.add_leader_and_isr_request_for_brokers(
+                assignment.adding_replicas, partition, state, assignment, is_new=True
+            )
+    batch.send_requests_to_brokers(context.epoch)
+
+
+async def _write_next_epochs(
+    parts: ControllerParts, states: Mapping[TopicPartition, LeaderAndIsr]
+) -> dict[TopicPartition, LeaderAndIsr]:
+    """Those that were written. Begins with what the context has, and reads again what has changed since."""
+    raised = {}
+    while states:
+        updates = {
+            key: LeaderAndIsr(state.leader, state.leader_epoch + 1, state.isr, parts.context.epoch, state.zk_version)
+            for key, state in states.items()
+        }
+        changed = []
+        for partition, result in (await parts.store.update_partition_states(updates, parts.guard)).items():
+            if isinstance(result, BadVersion):
+                changed.append(partition)
+            elif isinstance(result, ZooKeeperError):
+                _log.error("the leader epoch of %s stays: %s", partition_name(partition), result)
+            else:
+                new = updates[partition]
+                raised[partition] = LeaderAndIsr(new.leader, new.leader_epoch, new.isr, new.controller_epoch, result)
+        read = await parts.store.partition_states(changed) if changed else {}
+        states = {key: state for key, state in read.items() if isinstance(state, LeaderAndIsr)}
+    return raised
+
+
+# -- replicas that go --------------------------------------------------------------------------------------------------
+
+
+async def _stop_replicas(
+    parts: ControllerParts, removed: Mapping[TopicPartition, Collection[int]]
+) -> set[TopicPartition]:
+    """Takes replicas out of the ISR, stops them and has their data deleted; returns the partitions that keep theirs,
+    because one of them leads, or could not leave the ISR.
+
+    All have a new leader epoch already. Nobody waits for the brokers: what one that is dead does not hear stays on its
+    disk.
+    """
+    context = parts.context
+    led = {
+        key: ids
+        for key, ids in removed.items()
+        if (state := context.partition_leadership_info(key)) is None or state.leader not in ids
+    }
+    # B4
+    replicas = [(partition, broker_id) for partition, broker_ids in led.items() for broker_id in broker_ids]
+    await parts.replicas.handle_state_changes(replicas, ReplicaState.OFFLINE, fenced=led)
+    failed = {partition for partition in removed if partition not in led}
+    for partition, broker_id in replicas:
+        state = context.partition_leadership_info(partition)
+        if state is not None and broker_id in state.isr:
+            failed.add(partition)
+    for partition in sorted(failed):
+        _log.error(
+            "replicas %s of %s stay: %s",
+            removed[partition],
+            partition_name(partition),
+            context.partition_leadership_info(partition),
+        )
+    # B5
+    stopped = [replica for replica in replicas if replica[0] not in failed]
+    for step in (ReplicaState.DELETION_STARTED, ReplicaState.DELETION_SUCCESSFUL, ReplicaState.NON_EXISTENT):
+        await parts.replicas.handle_state_changes(stopped, step)
+    return failed
