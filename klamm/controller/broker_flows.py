@@ -41,7 +41,10 @@ async def broker_change(parts: ControllerParts) -> None:
     bounced = {id_: broker for id_, broker in current.items() if id_ in known and broker.epoch > known[id_].epoch}
     dead = [id_ for id_ in known if id_ not in current]
     if new or bounced or dead:
-        _log.info("brokers: new %s, bounced %s, dead %s, live %s", [*new], [*bounced], dead, [*current])
+        parts.announce(
+            f"Newly added brokers: {_listed(new)}, deleted brokers: {_listed(dead)},"
+            f" bounced brokers: {_listed(bounced)}, all live brokers: {_listed(current)}"
+        )
     for id_ in (*bounced, *dead):
         channels.remove_broker(id_)
     for broker in (*new.values(), *bounced.values()):
@@ -72,7 +75,7 @@ async def broker_modifications(parts: ControllerParts, broker_id: int) -> None:
         return
     before, after = known.registration, broker.registration
     if (before.endpoints, before.features) != (after.endpoints, after.features):
-        _log.info("broker %d is now %s", broker_id, after)
+        parts.announce(f"Updated broker metadata: {before} -> {after}")
         parts.context.update_broker_metadata(after)
         await parts.send_update_metadata(parts.context.live_or_shutting_down_broker_ids, ())
 
@@ -80,6 +83,7 @@ async def broker_modifications(parts: ControllerParts, broker_id: int) -> None:
 async def on_broker_startup(parts: ControllerParts, new: Sequence[int]) -> None:
     """Brokers have come: everybody learns of them, they learn everything, and what waited for them goes on."""
     context = parts.context
+    parts.announce(f"New broker startup callback for {_listed(new)}")
     for broker_id in new:
         context.replicas_on_offline_dirs.pop(broker_id, None)
     existing = [id_ for id_ in context.live_or_shutting_down_broker_ids if id_ not in new]
@@ -99,6 +103,7 @@ async def _on_replicas_become_online(parts: ControllerParts, replicas: Collectio
 async def on_broker_failure(parts: ControllerParts, dead: Iterable[int]) -> None:
     """Brokers are gone (and already removed from the live ones)."""
     dead = list(dead)
+    parts.announce(f"Broker failure callback for {_listed(dead)}")
     for broker_id in dead:
         parts.context.replicas_on_offline_dirs.pop(broker_id, None)
         parts.context.remove_shutting_down_broker(broker_id)
@@ -122,6 +127,10 @@ async def on_replicas_become_offline(parts: ControllerParts, replicas: Collectio
         await parts.send_update_metadata(context.live_or_shutting_down_broker_ids, ())
 
 
+def _listed(broker_ids: Iterable[int]) -> str:
+    return ",".join(map(str, broker_ids))
+
+
 def _not_deleted(parts: ControllerParts, replicas: Iterable[PartitionAndReplica]) -> list[PartitionAndReplica]:
     """Those that may be brought online: their brokers have not deleted them, and are not about to."""
     beyond = (ReplicaState.DELETION_STARTED, ReplicaState.DELETION_SUCCESSFUL)
@@ -138,7 +147,7 @@ async def log_dir_event_notification(parts: ControllerParts) -> None:
         return
     live = parts.context.live_or_shutting_down_broker_ids
     broker_ids = [id_ for id_ in await parts.store.log_dir_event_brokers(names) if id_ in live]
-    _log.info("log directories of brokers %s have failed", broker_ids)
+    parts.announce(f"Handling log directory failure for brokers {_listed(broker_ids)}")
     replicas = parts.context.replicas_on_brokers(broker_ids)
     await parts.replicas.handle_state_changes(_not_deleted(parts, replicas), ReplicaState.ONLINE)
     await parts.store.delete_log_dir_events(names, parts.guard)
@@ -173,7 +182,7 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
         context.replicas_on_offline_dirs.pop(broker_id, None)
     new = [(partition, broker_id) for partition in offline if partition not in before]
     if new:
-        _log.info("%d replicas on broker %d are offline", len(new), broker_id)
+        parts.announce(f"Mark {len(new)} replicas on broker {broker_id} as offline")
         await on_replicas_become_offline(parts, new)
     back = [(partition, broker_id) for partition in online if partition in before]
     if back:
@@ -199,7 +208,7 @@ async def controlled_shutdown(parts: ControllerParts, broker_id: int, broker_epo
         raise KafkaError(
             ErrorCode.STALE_BROKER_EPOCH, f"epoch {broker_epoch} of broker {broker_id} is over; it has {broker.epoch}"
         )
-    _log.info("broker %d shuts down", broker_id)
+    parts.announce(f"Shutting down broker {broker_id}")
     context.add_shutting_down_broker(broker_id)
     led: list[TopicPartition] = []
     followed: list[TopicPartition] = []

@@ -16,7 +16,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from klamm.config.broker import BrokerConfig
+from klamm.controller.send_queue import SendQueue
 from klamm.controller.slices import slices
+from klamm.metrics import Histogram
 from klamm.net.client import Address, ClientError, Connection, ConnectionOptions, connect
 from klamm.net.framing import ReceiveBuffer
 from klamm.protocol import leader_and_isr, update_metadata
@@ -84,7 +86,12 @@ class ControllerChannelManager:
             logger.warning("%s for broker %d is not sent: it is offline", api_key.message_name, broker_id)
             return
         version = inter_broker_version(api_key, self._protocol)
-        channel.queue.put_nowait(_Request(api_key, version, body, on_response))
+        put_at = asyncio.get_running_loop().time()
+        channel.queue.put_nowait(_Request(api_key, version, body, on_response, put_at))
+
+    def send_queues(self) -> dict[int, SendQueue]:
+        """The channels as they are now, by broker."""
+        return {broker_id: channel.described() for broker_id, channel in sorted(self._channels.items())}
 
     def queue_size(self, broker_id: int) -> int:
         """How many requests wait for the one that is being sent to this broker."""
@@ -104,6 +111,7 @@ class _Request(NamedTuple):
     version: int
     body: Any
     on_response: OnResponse | None
+    put_at: float
 
 
 class _Channel:
@@ -120,6 +128,20 @@ class _Channel:
         self._options = options
         self._receive_buffer = receive_buffer
         self._connection: Connection | None = None
+        self._time_ms = Histogram()
+        self._sending: _Request | None = None
+        self._sending_since = 0.0
+        self._trouble = ""
+
+    def described(self) -> SendQueue:
+        sending, now = self._sending, asyncio.get_running_loop().time()
+        return SendQueue(
+            self.queue.qsize(),
+            None if sending is None else sending.api_key.message_name,
+            0.0 if sending is None else (now - self._sending_since) * 1000,
+            self._trouble,
+            self._time_ms,
+        )
 
     def start(self, on_failure: OnFailure) -> None:
         self.task = start_task(self._send_all(), on_failure)
@@ -127,9 +149,12 @@ class _Channel:
     async def _send_all(self) -> None:
         try:
             while True:
-                request = await self.queue.get()
+                request = self._sending = await self.queue.get()
+                self._sending_since = asyncio.get_running_loop().time()
+                self._time_ms.update((self._sending_since - request.put_at) * 1000)
                 await _encode_partitions(request)
                 response = await self._send(request)
+                self._sending, self._trouble = None, ""
                 if request.on_response is not None:
                     request.on_response(response)
         finally:
@@ -137,17 +162,16 @@ class _Channel:
 
     async def _send(self, request: _Request) -> Any:
         """The response, however often the request must be sent for it."""
-        reported = ""
         while True:
             try:
                 connection = await self._connected()
                 return await connection.send(request.api_key, lambda _: request.body, version=request.version)
             except ClientError as error:
                 # The same reason ten times a second says no more than once.
-                if str(error) != reported:
-                    reported = str(error)
+                if str(error) != self._trouble:
+                    self._trouble = str(error)
                     name = request.api_key.message_name
-                    logger.warning("%s for broker %d is sent again: %s", name, self.broker_id, reported)
+                    logger.warning("%s for broker %d is sent again: %s", name, self.broker_id, error)
             self._disconnect()
             await asyncio.sleep(RETRY_BACKOFF_MS / 1000)
 

@@ -68,6 +68,7 @@ from klamm.controller.failover import on_controller_failover, on_controller_resi
 from klamm.controller.feature_updates import FeatureResults, FeatureUpdate
 from klamm.controller.leader_election import ElectionResults, ElectionType
 from klamm.controller.parts import Channels, ControllerParts
+from klamm.controller.state_change_log import StateChangeLog
 from klamm.controller.states import OnIllegalTransition, log_illegal_transition
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -113,12 +114,19 @@ class KafkaController:
         self._broker_id = broker_id
         self._open_channels = open_channels
         self._register_broker = register_broker
-        self._events = ControllerEventManager(self._process, on_failure)
-        self._parts = ControllerParts(config, environment, broker_id, self._events.put, on_illegal_transition)
+        self.state_changes = StateChangeLog(environment.now_ms, broker_id)
+        self._events = ControllerEventManager(
+            self._process, on_failure, self.state_changes, lambda: self._parts.context.epoch
+        )
+        self._parts = ControllerParts(
+            config, environment, broker_id, self._events.put, self.state_changes, on_illegal_transition
+        )
         self._retry: asyncio.TimerHandle | None = None
         self._not_before = 0.0  # By the loop's clock: no election is entered earlier.
         self._is_active = False
         self._controller_id = NO_CONTROLLER
+        self.elected_at_ms = 0
+        """By the wall clock; of no meaning while this broker is not active."""
         # These are processed by every broker; all others only by the active controller.
         self._elections: dict[type[ControllerEvent], Flow] = {
             Startup: self._startup,
@@ -172,6 +180,16 @@ class KafkaController:
         return self._parts.context
 
     @property
+    def parts(self) -> ControllerParts:
+        """To be read only."""
+        return self._parts
+
+    @property
+    def event_manager(self) -> ControllerEventManager:
+        """To be read only."""
+        return self._events
+
+    @property
     def state(self) -> ControllerState:
         return self._events.state
 
@@ -210,6 +228,7 @@ class KafkaController:
         self._is_active = False
         # Also when a resignation was cut short.
         await on_controller_resignation(self._parts)
+        self.state_changes.close()
 
     async def alter_isr(self, request: Any) -> Any:
         """Answers an AlterIsr request; errors are in the response. Cut short, nothing is known of what was done."""
@@ -295,8 +314,10 @@ class KafkaController:
                 await self._flows[type(event)](event)
             else:
                 event.preempt()
+                self.state_changes.event_turns_out("ignored: this broker is not the controller")
         except (ControllerMoved, ZooKeeperError, ZnodeError) as error:
             _log.warning("%s failed: %s", type(event).__name__, error)
+            self.state_changes.event_turns_out(f"failed: {error}")
             event.preempt()
             await self._give_up(error)
 
@@ -334,6 +355,7 @@ class KafkaController:
                 await register()
             await self._elect()
         except Exception as error:
+            self.state_changes.event_turns_out(f"failed: {error}")
             await self._resign()
             event.fail(error)
         else:
@@ -365,8 +387,13 @@ class KafkaController:
                 return  # The timer comes back to it.
             try:
                 epoch = await store.register_controller_and_increment_epoch(self._broker_id, self._environment.now_ms())
-                _log.info("broker %d is elected controller with epoch %d", self._broker_id, epoch.epoch)
+                self.state_changes.announce(
+                    epoch.epoch,
+                    f"{self._broker_id} successfully elected as the controller. Epoch incremented to {epoch.epoch}"
+                    f" and epoch zk version is now {epoch.zk_version}",
+                )
                 self._controller_id = self._broker_id
+                self.elected_at_ms = self._environment.now_ms()
                 self._is_active = True
                 await on_controller_failover(self._parts, epoch, self._open_channels)
                 return
@@ -377,9 +404,11 @@ class KafkaController:
     async def _resign(self) -> None:
         """Does nothing when this broker is not active."""
         if self._is_active:
-            _log.info("broker %d resigns as controller", self._broker_id)
+            epoch = self._parts.context.epoch
             self._is_active = False
             await on_controller_resignation(self._parts)
+            self.state_changes.announce(epoch, "Resigned")
+            self.state_changes.close_followers()
 
     def _elect_later(self) -> None:
         """Leaves the next election to others for a while; who stands in /controller then is left alone."""

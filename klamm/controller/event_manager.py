@@ -5,23 +5,51 @@ What must stay true:
 - Every event that was put is either processed or preempted, never both: an event whose processing was cut short by
   `close` is preempted too, and its processing never goes on.
 - A fault of the program in one event ends the processing of all: the process has to stop.
+
+It measures, under Kafka's names, how long events wait (`EventQueueTimeMs`) and how long they take in each state
+(`<State>RateAndTimeMs`).
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from klamm.controller.events import ControllerEvent, ControllerState
+from klamm.controller.state_change_log import StateChangeLog
+from klamm.metrics import Histogram
 from klamm.tasks import OnFailure, start_task
+
+# The states whose time is not measured.
+_NOT_TIMED = (ControllerState.IDLE, ControllerState.UPDATE_METADATA_RESPONSE_RECEIVED)
+
+
+class _QueuedEvent(NamedTuple):
+    event: ControllerEvent
+    put_at: float  # By the loop's clock, as all times here.
 
 
 class ControllerEventManager:
-    """`process(event)` deals with everything that can go wrong in operation; what it raises reaches `on_failure`."""
+    """`process(event)` deals with everything that can go wrong in operation; what it raises reaches `on_failure`.
 
-    def __init__(self, process: Callable[[ControllerEvent], Awaitable[None]], on_failure: OnFailure) -> None:
+    `log` gets a record of each event; `controller_epoch` is asked for when it is made.
+    """
+
+    def __init__(
+        self,
+        process: Callable[[ControllerEvent], Awaitable[None]],
+        on_failure: OnFailure,
+        log: StateChangeLog,
+        controller_epoch: Callable[[], int],
+    ) -> None:
         self._process = process
         self._on_failure = on_failure
-        self._queue: deque[ControllerEvent] = deque()
+        self._log = log
+        self._controller_epoch = controller_epoch
+        self.queue_time_ms = Histogram()
+        self.processing_time_ms = {state: Histogram() for state in ControllerState if state not in _NOT_TIMED}
+        self._began_at = 0.0
+        self._queue: deque[_QueuedEvent] = deque()
         self._wake = asyncio.Event()
         self._current: ControllerEvent | None = None
         self._task: asyncio.Task[None] | None = None
@@ -39,6 +67,16 @@ class ControllerEventManager:
         """How many events wait."""
         return len(self._queue)
 
+    @property
+    def oldest_waits_ms(self) -> float:
+        """How long the event at the head of the queue has waited; 0 when none waits."""
+        return _ms_since(self._queue[0].put_at) if self._queue else 0.0
+
+    @property
+    def current(self) -> tuple[ControllerEvent, float] | None:
+        """The event in progress, and how long it has been (ms)."""
+        return None if self._current is None else (self._current, _ms_since(self._began_at))
+
     def start(self) -> None:
         self._task = start_task(self._run(), self._on_failure)
 
@@ -47,7 +85,7 @@ class ControllerEventManager:
         if self._is_closed:
             event.preempt()
             return
-        self._queue.append(event)
+        self._queue.append(_QueuedEvent(event, asyncio.get_running_loop().time()))
         self._wake.set()
 
     def clear_and_put(self, event: ControllerEvent) -> None:
@@ -69,19 +107,44 @@ class ControllerEventManager:
 
     def _preempt_waiting(self) -> None:
         while self._queue:
-            self._queue.popleft().preempt()
+            self._queue.popleft().event.preempt()
 
     async def _run(self) -> None:
         while True:
             await self._wake.wait()
             self._wake.clear()
             while self._queue:
-                self._current = self._queue.popleft()
+                event, put_at = self._queue.popleft()
+                self._current = event
                 is_done = False
+                epoch = self._controller_epoch()
+                queue_time_ms = self._begin(put_at)
                 try:
-                    await self._process(self._current)
+                    await self._process(event)
                     is_done = True
                 finally:
                     if not is_done:
-                        self._current.preempt()
+                        event.preempt()
+                        self._log.event_turns_out("cut short")
                     self._current = None
+                    # One who resigns has no epoch any more.
+                    self._end(event, self._controller_epoch() or epoch, queue_time_ms)
+
+    def _begin(self, put_at: float) -> float:
+        assert self._current is not None
+        queue_time_ms = _ms_since(put_at)
+        self.queue_time_ms.update(queue_time_ms)
+        self._began_at = asyncio.get_running_loop().time()
+        self._log.event_begins(type(self._current).__name__)
+        return queue_time_ms
+
+    def _end(self, event: ControllerEvent, epoch: int, queue_time_ms: float) -> None:
+        processing_time_ms = _ms_since(self._began_at)
+        timer = self.processing_time_ms.get(event.state)
+        if timer is not None:
+            timer.update(processing_time_ms)
+        self._log.event_ends(epoch, event.state.label, queue_time_ms, processing_time_ms)
+
+
+def _ms_since(moment: float) -> float:
+    return (asyncio.get_running_loop().time() - moment) * 1000

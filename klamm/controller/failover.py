@@ -61,7 +61,7 @@ async def on_controller_failover(
     # F7
     await parts.replicas.startup()
     await parts.partitions.startup()
-    _log.info("broker %d serves as the controller with epoch %d", parts.broker_id, context.epoch)
+    parts.announce(f"Ready to serve as the new controller with epoch {context.epoch}")
     # F8
     await initialize_partition_reassignments(parts)
     await parts.deletions.try_topic_deletion()
@@ -83,8 +83,9 @@ async def _initialize_context(parts: ControllerParts) -> None:
                 _log.error("%s-%d is left out: %s", *partition, state)
             else:
                 context.put_partition_leadership_info(partition, state)
-    _log.info(
-        "brokers %s, %d topics, %d partitions", [*context.live_broker_ids], len(context.all_topics), len(partitions)
+    parts.announce(
+        f"Currently active brokers in the cluster: Set({', '.join(map(str, context.live_broker_ids))});"
+        f" {len(context.all_topics)} topics, {len(partitions)} partitions"
     )
 
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import complete_reassignments
-from klamm.controller.states import ReplicaState
+from klamm.controller.state_change_log import NO_REPLICA
+from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import response_class
@@ -96,6 +97,9 @@ async def _write(
             state = LeaderAndIsr(change.leader, change.leader_epoch, change.isr, change.controller_epoch, written)
             parts.context.put_partition_leadership_info(partition, state)
             results[partition] = state
+            online = PartitionState.ONLINE
+            why = f"broker {state.leader}, which leads, changed the ISR"
+            parts.state_changes.record(parts.context.epoch, partition, NO_REPLICA, online, online, state, why)
     return results
 
 

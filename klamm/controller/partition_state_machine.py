@@ -129,12 +129,19 @@ class PartitionStateMachine:
         )
 
     def _change(
-        self, partition: TopicPartition, target: PartitionState, leadership: LeaderAndIsr | None = None
+        self,
+        partition: TopicPartition,
+        target: PartitionState,
+        leadership: LeaderAndIsr | None = None,
+        why: str = "",
     ) -> None:
         context = self._context
         before = context.partition_state(partition)
         context.put_partition_state(partition, target)
-        self._state_change_log.record(context.epoch, partition, NO_REPLICA, before, target, leadership)
+        replicas = context.partition_replica_assignment(partition) if target is PartitionState.NEW else ()
+        self._state_change_log.record(
+            context.epoch, partition, NO_REPLICA, before, target, leadership, why, replicas=replicas
+        )
 
     def _fail(self, outcomes: Outcomes, partition: TopicPartition, why: str) -> None:
         context = self._context
@@ -148,6 +155,7 @@ class PartitionStateMachine:
             PartitionState.ONLINE,
             context.partition_leadership_info(partition),
             why,
+            failed=True,
         )
 
     async def _bring_online(self, strategy: ElectionStrategy | None, partitions: Sequence[TopicPartition]) -> Outcomes:
@@ -186,18 +194,18 @@ class PartitionStateMachine:
                 self._fail(outcomes, partition, f"its state could not be created in ZooKeeper: {result}")
             else:
                 state = states[partition]
-                self._decided(partition, state, state.isr, is_new=True)
+                self._decided(partition, state, state.isr, "the first online replica leads", is_new=True)
                 outcomes[partition] = state
 
     def _decided(
-        self, partition: TopicPartition, state: LeaderAndIsr, recipients: Iterable[int], *, is_new: bool
+        self, partition: TopicPartition, state: LeaderAndIsr, recipients: Iterable[int], why: str, *, is_new: bool
     ) -> None:
         """The leadership is in ZooKeeper."""
         context = self._context
         context.put_partition_leadership_info(partition, state)
         assignment = context.partition_full_replica_assignment(partition)
         self._request_batch.add_leader_and_isr_request_for_brokers(recipients, partition, state, assignment, is_new)
-        self._change(partition, PartitionState.ONLINE, state)
+        self._change(partition, PartitionState.ONLINE, state, why)
 
     # -- elections --------------------------------------------------------------------------------------------------
 
@@ -248,6 +256,7 @@ class PartitionStateMachine:
         changed = []
         unclean_topics = await self._topics_with_unclean_election(states, strategy)
         recipients = {}
+        unclean: set[TopicPartition] = set()
         updates = {}
         for partition, state in states.items():
             if state.controller_epoch > context.epoch:
@@ -263,7 +272,8 @@ class PartitionStateMachine:
             if election is None:
                 self._fail(outcomes, partition, f"nobody can be elected under {strategy.value}")
                 continue
-            context.unclean_leader_election_count += election.unclean
+            if election.unclean:
+                unclean.add(partition)
             recipients[partition] = election.recipients
             updates[partition] = LeaderAndIsr(
                 election.leader, state.leader_epoch + 1, election.isr, context.epoch, state.zk_version
@@ -279,7 +289,11 @@ class PartitionStateMachine:
             else:
                 new = updates[partition]
                 state = LeaderAndIsr(new.leader, new.leader_epoch, new.isr, new.controller_epoch, result)
-                self._decided(partition, state, recipients[partition], is_new=False)
+                why = strategy.value
+                if partition in unclean:
+                    context.unclean_leader_election_count += 1
+                    why += ", unclean"
+                self._decided(partition, state, recipients[partition], why, is_new=False)
                 outcomes[partition] = state
         return changed
 

@@ -35,6 +35,7 @@ from klamm.controller.events import (
 from klamm.controller.partition_state_machine import PartitionStateMachine
 from klamm.controller.replica_state_machine import ReplicaStateMachine
 from klamm.controller.request_batch import ControllerBrokerRequestBatch
+from klamm.controller.send_queue import SendQueue
 from klamm.controller.slices import slices
 from klamm.controller.state_change_log import StateChangeLog
 from klamm.controller.states import OnIllegalTransition
@@ -61,6 +62,8 @@ class Channels(Protocol):
 
     async def shutdown(self) -> None: ...
 
+    def send_queues(self) -> Mapping[int, SendQueue]: ...
+
 
 class ControllerParts:
     """See the module. `put` queues an event."""
@@ -74,12 +77,14 @@ class ControllerParts:
         environment: Environment,
         broker_id: int,
         put: Callable[[ControllerEvent], None],
+        state_changes: StateChangeLog,
         on_illegal_transition: OnIllegalTransition,
     ) -> None:
         self.config = config
         self.environment = environment
         self.broker_id = broker_id
         self.context = ControllerContext()
+        self.state_changes = state_changes
         self.channels: Channels | None = None
         self._put = put
         self._leader_rebalance: asyncio.TimerHandle | None = None
@@ -91,8 +96,8 @@ class ControllerParts:
             on_leader_and_isr_response=self._on_leader_and_isr_response,
             on_update_metadata_response=self._on_update_metadata_response,
             on_stop_replica_response=self._on_stop_replica_response,
+            on_sent=state_changes.request_sent,
         )
-        self.state_changes = StateChangeLog(environment.now_ms)
         self.partitions = PartitionStateMachine(
             config, self.context, self._current_store, self.batch, self.state_changes, on_illegal_transition
         )
@@ -110,6 +115,10 @@ class ControllerParts:
     def guard(self) -> int:
         """The version of /controller_epoch that every write of this controllership checks."""
         return self.context.epoch_zk_version
+
+    def announce(self, text: str) -> None:
+        """Something that an operator wants to find in controller.log."""
+        self.state_changes.announce(self.context.epoch, text)
 
     # -- to the brokers ---------------------------------------------------------------------------------------------
 

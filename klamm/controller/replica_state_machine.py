@@ -154,7 +154,9 @@ class ReplicaStateMachine:
         state = self._context.replica_state((partition, broker_id))
         self._failures.append(f"replica {broker_id} of {topic}-{number} ({state.name}): {why}")
         leadership = self._context.partition_leadership_info(partition)
-        self._state_change_log.record(self._context.epoch, partition, broker_id, state, target, leadership, why)
+        self._state_change_log.record(
+            self._context.epoch, partition, broker_id, state, target, leadership, why, failed=True
+        )
 
     # -- changes of the context and of the requests only ------------------------------------------------------------
 

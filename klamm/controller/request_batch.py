@@ -45,6 +45,8 @@ logger = logging.getLogger(__name__)
 OnResponse = Callable[[Any], None]
 Send = Callable[[int, ApiKey, Any, OnResponse | None], None]
 """Queues a request (broker id, API, body, who gets the response) for a broker."""
+OnSent = Callable[[int, str, tuple[int, ...], int, int], None]
+"""Hears what was queued: controller epoch, API, brokers, count of partitions, and how many of them the broker leads."""
 
 NO_EPOCH = -1
 EPOCH_DURING_DELETE = -2
@@ -72,6 +74,7 @@ class ControllerBrokerRequestBatch:
         on_leader_and_isr_response: Callable[[int, LeaderAndIsrResponse], None],
         on_update_metadata_response: Callable[[int, UpdateMetadataResponse], None],
         on_stop_replica_response: Callable[[int, int, Mapping[TopicPartition, int]], None],
+        on_sent: OnSent = lambda *_: None,
     ) -> None:
         self._config = config
         self._controller_id = controller_id
@@ -80,6 +83,7 @@ class ControllerBrokerRequestBatch:
         self._on_leader_and_isr_response = on_leader_and_isr_response
         self._on_update_metadata_response = on_update_metadata_response
         self._on_stop_replica_response = on_stop_replica_response
+        self._on_sent = on_sent
         # Broker id -> topic -> partition -> what it is told.
         self._leader_and_isr: dict[int, dict[str, dict[int, LeaderAndIsrPartitionState]]] = {}
         self._stop_replica: dict[int, dict[str, dict[int, _StopReplica]]] = {}
@@ -227,6 +231,8 @@ class ControllerBrokerRequestBatch:
             self._send(
                 broker_id, ApiKey.LEADER_AND_ISR, request, self._told(self._on_leader_and_isr_response, broker_id)
             )
+            led = sum(state.leader == broker_id for states in topics.values() for state in states.values())
+            self._on_sent(controller_epoch, "LeaderAndIsr", (broker_id,), _count(topics), led)
 
     def _live_leaders(self, leaders: Collection[int]) -> list[LiveLeader]:
         """Where the followers reach the leaders. One without the inter-broker listener cannot be reached."""
@@ -260,6 +266,8 @@ class ControllerBrokerRequestBatch:
             self._send(
                 broker_id, ApiKey.UPDATE_METADATA, body, self._told(self._on_update_metadata_response, broker_id)
             )
+        brokers = tuple(sorted(self._update_metadata_brokers))
+        self._on_sent(controller_epoch, "UpdateMetadata", brokers, _count(self._update_metadata), 0)
 
     def _send_stop_replica_requests(self, controller_epoch: int) -> None:
         if not self._stop_replica:
@@ -277,6 +285,7 @@ class ControllerBrokerRequestBatch:
                 (topic, number) for topic, states in topics.items() for number, state in states.items() if state.delete
             ]
             on_response = self._stop_replica_told(broker_id, deleted) if deleted else None
+            self._on_sent(controller_epoch, "StopReplica", (broker_id,), _count(topics), 0)
             if version >= 3:
                 body = request(**header, topic_states=_stop_replica_topic_states(topics))
                 self._send(broker_id, ApiKey.STOP_REPLICA, body, on_response)
@@ -307,6 +316,10 @@ class ControllerBrokerRequestBatch:
                 self._on_stop_replica_response(broker_id, response.error_code, error_codes)
 
         return on_response
+
+
+def _count(topics: Mapping[str, Collection[int]]) -> int:
+    return sum(map(len, topics.values()))
 
 
 def _leader_and_isr_state(

@@ -1,23 +1,83 @@
-"""What the controller decided, newest last: one record for every change of a partition's or replica's state.
+"""What the controller decided and did: one record for everything, and Kafka's two log files made of them.
 
-A record is a tuple that is put away; it is made readable only for whoever asks. A controller that is elected in a large
-cluster records hundreds of thousands, so nothing is formatted or written when a record is made.
+| record         | is made for                                               | becomes a line of                   |
+|----------------|-----------------------------------------------------------|-------------------------------------|
+| StateChange    | a change of a partition's or replica's state, or of who   | state-change.log: INFO for New and  |
+|                | leads; one that failed, too                               | Online partitions and for ISRs that |
+|                |                                                           | lose a member, ERROR, else TRACE    |
+| RequestSent    | LeaderAndIsr, UpdateMetadata or StopReplica for a broker  | state-change.log, INFO              |
+| Announcement   | who is the controller, which brokers come, go and stop    | controller.log                      |
+| EventProcessed | an event: how long it waited, and took, and how it went   | none                                |
+
+The lines are Kafka's and go to the loggers that Kafka names them by, in batches: the message of a `logging.LogRecord`
+is then a `LogLines`, which holds the time of each line.
+
+What must stay true:
+- When a record is made, it is put away and nothing else: nothing is formatted, and nothing is written. A controller
+  that is elected in a large cluster makes hundreds of thousands.
+- Lines are written, and followers told, after the event and in slices, so that the loop serves others in between;
+  `close` writes what is left.
+- A follower that does not keep up misses records, and is told how many. It holds up nobody.
 """
 
+import asyncio
+import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from typing import NamedTuple
+from itertools import groupby
+from typing import Any, NamedTuple
 
+from klamm.controller.states import PartitionState, ReplicaState
 from klamm.znodes.topics import LeaderAndIsr, TopicPartition
 
 NO_REPLICA = -1
+# Log4j's level below DEBUG.
+TRACE = 5
+# So many records are formatted at once.
+SLICE = 500
+# So many records wait for a follower.
+MAX_UNREAD = 50_000
+
+STATE_CHANGE_LOGGER = logging.getLogger("state.change.logger")
+CONTROLLER_LOGGER = logging.getLogger("kafka.controller.KafkaController")
+
+# Kafka's names of the states.
+PARTITION_STATE_NAMES: Mapping[int, str] = {
+    PartitionState.NEW: "NewPartition",
+    PartitionState.ONLINE: "OnlinePartition",
+    PartitionState.OFFLINE: "OfflinePartition",
+    PartitionState.NON_EXISTENT: "NonExistentPartition",
+}
+REPLICA_STATE_NAMES: Mapping[int, str] = {
+    ReplicaState.NEW: "NewReplica",
+    ReplicaState.ONLINE: "OnlineReplica",
+    ReplicaState.OFFLINE: "OfflineReplica",
+    ReplicaState.DELETION_STARTED: "ReplicaDeletionStarted",
+    ReplicaState.DELETION_SUCCESSFUL: "ReplicaDeletionSuccessful",
+    ReplicaState.DELETION_INELIGIBLE: "ReplicaDeletionIneligible",
+    ReplicaState.NON_EXISTENT: "NonExistentReplica",
+}
+# Whose changes are logged at INFO.
+_PARTITION_ONLINE = int(PartitionState.ONLINE)  # New is before it.
+_REPLICA_OFFLINE = int(ReplicaState.OFFLINE)
+
+
+class Line(NamedTuple):
+    """One line of a log file, without its layout."""
+
+    logger: logging.Logger
+    level: int
+    time_ms: int
+    text: str
 
 
 class StateChange(NamedTuple):
     """One change. `replica` is a broker id; NO_REPLICA when the state is the partition's own.
 
-    `leadership` is what was decided with it. `why` is "" for a change that went well.
+    `leadership` is what was decided with it, `replicas` who a new partition is assigned to. If it `failed`, the state
+    stayed as it was. `event` is what the controller was processing, and `why` what it decided by, or what was in the
+    way; "" where the event says it all.
     """
 
     time_ms: int
@@ -28,6 +88,9 @@ class StateChange(NamedTuple):
     to_state: IntEnum
     leadership: LeaderAndIsr | None
     why: str
+    failed: bool
+    replicas: tuple[int, ...]
+    event: str
 
     def __str__(self) -> str:
         topic, number = self.partition
@@ -38,15 +101,218 @@ class StateChange(NamedTuple):
             text += f", leader {state.leader} epoch {state.leader_epoch} isr {','.join(map(str, state.isr))}"
         return f"{text}: {self.why}" if self.why else text
 
+    def lines(self, controller_id: int) -> Iterator[Line]:
+        topic, number = self.partition
+        name = f"{topic}-{number}"
+        epoch = self.controller_epoch
+        prefix = f"[Controller id={controller_id} epoch={epoch}] "
+
+        def line(level: int, text: str) -> Line:
+            return Line(STATE_CHANGE_LOGGER, level, self.time_ms, prefix + text)
+
+        if self.replica == NO_REPLICA:
+            before, after = PARTITION_STATE_NAMES[self.from_state], PARTITION_STATE_NAMES[self.to_state]
+            if self.failed:
+                yield line(
+                    logging.ERROR,
+                    f"Controller {controller_id} epoch {epoch} failed to change state for partition {name}"
+                    f" from {before} to {after}: {self.why}",
+                )
+            elif self.to_state is PartitionState.NEW:
+                replicas = ",".join(map(str, self.replicas))
+                text = f"Changed partition {name} state from {before} to {after} with assigned replicas {replicas}"
+                yield line(logging.INFO, text)
+            elif self.to_state is PartitionState.ONLINE and self.leadership is not None:
+                text = (
+                    f"Changed partition {name} from {before} to {after} with state {_leader_and_isr(self.leadership)}"
+                )
+                yield line(logging.INFO, text)
+            else:
+                yield line(TRACE, f"Changed partition {name} state from {before} to {after}")
+            return
+        before, after = REPLICA_STATE_NAMES[self.from_state], REPLICA_STATE_NAMES[self.to_state]
+        if self.failed:
+            yield line(
+                logging.ERROR,
+                f"Controller {controller_id} epoch {epoch} initiated state change of replica {self.replica}"
+                f" for partition {name} from {before} to {after} failed: {self.why}",
+            )
+            return
+        if self.to_state is ReplicaState.OFFLINE and self.leadership is not None:
+            yield line(
+                logging.INFO,
+                f"Partition {name} state changed to {_leader_isr_and_controller_epoch(self.leadership)} after removing"
+                f" replica {self.replica} from the ISR as part of transition to {after}",
+            )
+        yield line(TRACE, f"Changed state of replica {self.replica} for partition {name} from {before} to {after}")
+
+    def described(self) -> dict[str, Any]:
+        state = self.leadership
+        of_partition = self.replica == NO_REPLICA
+        names = PARTITION_STATE_NAMES if of_partition else REPLICA_STATE_NAMES
+        return {
+            "kind": "partition" if of_partition else "replica",
+            "topic": self.partition[0],
+            "partition": self.partition[1],
+            **({} if of_partition else {"replica": self.replica}),
+            "from": names[self.from_state],
+            "to": names[self.to_state],
+            "leader": None if state is None else state.leader,
+            "leader_epoch": None if state is None else state.leader_epoch,
+            "isr": None if state is None else state.isr,
+            "failed": self.failed,
+            "why": self.why,
+            "event": self.event,
+        }
+
+
+class RequestSent(NamedTuple):
+    """A request was queued for brokers. `size` is how many partitions or replicas it names, `led` how many of them
+    the broker leads from now on (LeaderAndIsr only).
+    """
+
+    time_ms: int
+    controller_epoch: int
+    api: str
+    broker_ids: tuple[int, ...]
+    size: int
+    led: int
+    event: str
+
+    def lines(self, controller_id: int) -> Iterator[Line]:
+        ids = ", ".join(map(str, self.broker_ids))
+        if self.api == "LeaderAndIsr":
+            text = (
+                f"Sending LeaderAndIsr request to broker {ids} with {self.led} become-leader"
+                f" and {self.size - self.led} become-follower partitions"
+            )
+        elif self.api == "UpdateMetadata":
+            text = f"Sending UpdateMetadata request to brokers HashSet({ids}) for {self.size} partitions"
+        else:
+            text = f"Sending StopReplica request for {self.size} replicas to broker {ids}"
+        prefix = f"[Controller id={controller_id} epoch={self.controller_epoch}] "
+        yield Line(STATE_CHANGE_LOGGER, logging.INFO, self.time_ms, prefix + text)
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "kind": "request",
+            "api": self.api,
+            "brokers": self.broker_ids,
+            "size": self.size,
+            **({"led": self.led} if self.api == "LeaderAndIsr" else {}),
+            "event": self.event,
+        }
+
+
+class Announcement(NamedTuple):
+    """Something that an operator wants to find in controller.log."""
+
+    time_ms: int
+    controller_epoch: int
+    text: str
+    event: str
+
+    def lines(self, controller_id: int) -> Iterator[Line]:
+        yield Line(CONTROLLER_LOGGER, logging.INFO, self.time_ms, f"[Controller id={controller_id}] {self.text}")
+
+    def described(self) -> dict[str, Any]:
+        return {"kind": "controller", "text": self.text, "event": self.event}
+
+
+class EventProcessed(NamedTuple):
+    """An event is over. `outcome` is "processed", "ignored" (this broker is not active), or what went wrong."""
+
+    time_ms: int
+    controller_epoch: int
+    event: str
+    state: str
+    queue_time_ms: float
+    processing_time_ms: float
+    outcome: str
+
+    def lines(self, controller_id: int) -> Iterator[Line]:
+        yield from ()
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "kind": "event",
+            "event": self.event,
+            "state": self.state,
+            "queue_time_ms": round(self.queue_time_ms, 3),
+            "processing_time_ms": round(self.processing_time_ms, 3),
+            "outcome": self.outcome,
+        }
+
+
+Record = StateChange | RequestSent | Announcement | EventProcessed
+
+
+class NumberedRecord(NamedTuple):
+    """Records are numbered in the order in which a broker has made them, from 0 at its start."""
+
+    sequence: int
+    record: Record
+
+
+class LogLines:
+    """Lines of one logger and level, as the message of one log record."""
+
+    __slots__ = ("lines",)
+
+    def __init__(self, lines: Sequence[Line]) -> None:
+        self.lines = lines
+
+    def __str__(self) -> str:
+        return "\n".join(line.text for line in self.lines)
+
+
+class Follower:
+    """Gets every record that is made after it began to follow."""
+
+    def __init__(self) -> None:
+        self.missed = 0
+        self._unread: deque[NumberedRecord] = deque()
+        self._is_closed = False
+        self._changed = asyncio.Event()
+
+    def put(self, records: Sequence[NumberedRecord]) -> None:
+        room = MAX_UNREAD - len(self._unread)
+        self._unread.extend(records[:room])
+        self.missed += len(records[room:])
+        self._changed.set()
+
+    def close(self) -> None:
+        """There will be no more records."""
+        self._is_closed = True
+        self._changed.set()
+
+    async def read(self) -> list[NumberedRecord]:
+        """Some records, as soon as there are any; none when there will not be any more."""
+        while not self._unread and not self._is_closed:
+            self._changed.clear()
+            await self._changed.wait()
+        return [self._unread.popleft() for _ in range(min(len(self._unread), SLICE))]
+
 
 class StateChangeLog:
-    """The newest `capacity` changes. `now_ms` is the wall clock."""
+    """The newest `capacity` records, and the way of all to logs and followers. `now_ms` is the wall clock."""
 
-    def __init__(self, now_ms: Callable[[], int], capacity: int = 10_000) -> None:
+    def __init__(self, now_ms: Callable[[], int], controller_id: int = -1, capacity: int = 10_000) -> None:
         self._now_ms = now_ms
-        self._changes: deque[tuple[int, int, TopicPartition, int, IntEnum, IntEnum, LeaderAndIsr | None, str]] = deque(
-            maxlen=capacity
-        )
+        self._controller_id = controller_id
+        # State changes are plain tuples here: to make a StateChange takes three times as long.
+        self._records: deque[Any] = deque(maxlen=capacity)
+        self._made = 0
+        self._followers: dict[Follower, None] = {}
+        # What is still to be delivered: everything while somebody wants that, else what is logged at INFO or above.
+        self._undelivered: deque[Any] = deque()
+        self._is_wanted = self._are_all_wanted = False
+        self._delivery: asyncio.Handle | None = None
+        self._event = ""
+        self._outcome = ""
+        self._look_who_listens()
+
+    # -- making records ---------------------------------------------------------------------------------------------
 
     def record(
         self,
@@ -57,11 +323,172 @@ class StateChangeLog:
         to_state: IntEnum,
         leadership: LeaderAndIsr | None = None,
         why: str = "",
+        *,
+        failed: bool = False,
+        replicas: tuple[int, ...] = (),
     ) -> None:
         """See `StateChange`."""
-        self._changes.append(
-            (self._now_ms(), controller_epoch, partition, replica, from_state, to_state, leadership, why)
+        change = (
+            self._now_ms(),
+            controller_epoch,
+            partition,
+            replica,
+            from_state,
+            to_state,
+            leadership,
+            why,
+            failed,
+            replicas,
+            self._event,
         )
+        self._records.append(change)
+        self._made += 1
+        if self._is_wanted and (
+            self._are_all_wanted
+            or failed
+            or (
+                to_state <= _PARTITION_ONLINE
+                if replica == NO_REPLICA
+                else to_state == _REPLICA_OFFLINE and leadership is not None
+            )
+        ):
+            self._undelivered.append(change)
+
+    def request_sent(
+        self, controller_epoch: int, api: str, broker_ids: tuple[int, ...], size: int, led: int = 0
+    ) -> None:
+        """See `RequestSent`."""
+        self._add(RequestSent(self._now_ms(), controller_epoch, api, broker_ids, size, led, self._event))
+
+    def announce(self, controller_epoch: int, text: str) -> None:
+        """See `Announcement`."""
+        self._add(Announcement(self._now_ms(), controller_epoch, text, self._event))
+
+    def _add(self, record: Record) -> None:
+        self._records.append(record)
+        self._made += 1
+        if self._is_wanted:
+            self._undelivered.append(record)
+
+    # -- events -----------------------------------------------------------------------------------------------------
+
+    def event_begins(self, event: str) -> None:
+        self._event = event
+        self._outcome = "processed"
+
+    def event_turns_out(self, outcome: str) -> None:
+        """How the event in progress ends, if not by being processed."""
+        self._outcome = outcome
+
+    def event_ends(self, controller_epoch: int, state: str, queue_time_ms: float, processing_time_ms: float) -> None:
+        """The event in progress is over: what was recorded since it began is written soon."""
+        self._add(
+            EventProcessed(
+                self._now_ms(),
+                controller_epoch,
+                self._event,
+                state,
+                queue_time_ms,
+                processing_time_ms,
+                self._outcome,
+            )
+        )
+        self._event = ""
+        self._look_who_listens()
+        if self._undelivered and self._delivery is None:
+            self._delivery = asyncio.get_running_loop().call_soon(self._deliver_slice)
+
+    # -- reading ----------------------------------------------------------------------------------------------------
 
     def changes(self) -> list[StateChange]:
-        return [StateChange(*change) for change in self._changes]
+        """The state changes among the newest records."""
+        return [StateChange(*record) for record in self._records if type(record) is tuple]
+
+    def records(self) -> list[NumberedRecord]:
+        """The newest records."""
+        first = self._made - len(self._records)
+        return [NumberedRecord(first + n, _record(record)) for n, record in enumerate(self._records)]
+
+    def follow(self) -> tuple[list[NumberedRecord], Follower]:
+        """The newest records, and a follower that gets all after them."""
+        self._deliver_all()
+        follower = Follower()
+        self._followers[follower] = None
+        self._look_who_listens()
+        return self.records(), follower
+
+    def unfollow(self, follower: Follower) -> None:
+        self._followers.pop(follower, None)
+
+    def close_followers(self) -> None:
+        """They get what there is; who wants more has to ask the next controller."""
+        self._deliver_all()
+        for follower in self._followers:
+            follower.close()
+        self._followers.clear()
+
+    def close(self) -> None:
+        """Delivers everything. Idempotent."""
+        self.close_followers()
+
+    # -- delivery ---------------------------------------------------------------------------------------------------
+
+    def _look_who_listens(self) -> None:
+        self._are_all_wanted = bool(self._followers) or STATE_CHANGE_LOGGER.isEnabledFor(TRACE)
+        self._is_wanted = (
+            self._are_all_wanted
+            or STATE_CHANGE_LOGGER.isEnabledFor(logging.ERROR)
+            or CONTROLLER_LOGGER.isEnabledFor(logging.ERROR)
+        )
+
+    def _deliver_all(self) -> None:
+        while self._undelivered:
+            self._deliver(SLICE)
+        if self._delivery is not None:
+            self._delivery.cancel()
+            self._delivery = None
+
+    def _deliver_slice(self) -> None:
+        self._delivery = None
+        self._deliver(SLICE)
+        if self._undelivered:
+            self._delivery = asyncio.get_running_loop().call_soon(self._deliver_slice)
+
+    def _deliver(self, limit: int) -> None:
+        undelivered = self._undelivered
+        # While somebody follows, these are the newest records without a gap.
+        first = self._made - len(undelivered)
+        records = [_record(undelivered.popleft()) for _ in range(min(limit, len(undelivered)))]
+        if self._followers:
+            numbered = [NumberedRecord(first + n, record) for n, record in enumerate(records)]
+            for follower in self._followers:
+                follower.put(numbered)
+        _log(records, self._controller_id)
+
+
+def _record(record: Any) -> Record:
+    made: Record = StateChange(*record) if type(record) is tuple else record
+    return made
+
+
+def _log(records: Sequence[Record], controller_id: int) -> None:
+    lines = [line for record in records for line in record.lines(controller_id)]
+    for (logger, level), group in groupby(lines, key=lambda line: (line.logger, line.level)):
+        if logger.isEnabledFor(level):
+            logger.log(level, LogLines(list(group)))
+
+
+def _leader_and_isr(state: LeaderAndIsr) -> str:
+    isr = ", ".join(map(str, state.isr))
+    return (
+        f"LeaderAndIsr(leader={state.leader}, leaderEpoch={state.leader_epoch}, isr=List({isr}),"
+        f" zkVersion={state.zk_version})"
+    )
+
+
+def _leader_isr_and_controller_epoch(state: LeaderAndIsr) -> str:
+    isr = ",".join(map(str, state.isr))
+    return (
+        f"(Leader:{state.leader},ISR:{isr},LeaderEpoch:{state.leader_epoch},ZkVersion:{state.zk_version},"
+        f"ControllerEpoch:{state.controller_epoch})"
+    )

@@ -13,7 +13,9 @@ from zookeeper_proxy import Proxy
 from klamm.config.broker import BrokerConfig
 from klamm.controller.controller import KafkaController
 from klamm.controller.events import ControllerEvent
+from klamm.controller.send_queue import SendQueue
 from klamm.environment import SystemEnvironment
+from klamm.metrics import Histogram
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse, LeaderAndIsrTopicErrors
@@ -72,6 +74,9 @@ class FakeChannels:
             self._scene.held.append(partial(self._answer, broker_id, life, api_key, body, on_response))
         elif on_response is not None and self.brokers.get(broker_id) is life:
             on_response(self._scene.response(broker_id, api_key, body))
+
+    def send_queues(self) -> dict[int, SendQueue]:
+        return {broker_id: SendQueue(0, None, 0.0, "", Histogram()) for broker_id in self.brokers}
 
     async def shutdown(self) -> None:
         self.is_shut_down = True

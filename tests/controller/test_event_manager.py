@@ -7,6 +7,7 @@ import pytest
 
 from klamm.controller.event_manager import ControllerEventManager
 from klamm.controller.events import ControllerEvent, ControllerState
+from klamm.controller.state_change_log import StateChangeLog
 
 
 class Log(list[str]):
@@ -54,7 +55,8 @@ class Scene:
     def __init__(self) -> None:
         self.log = Log()
         self.failures: list[BaseException] = []
-        self.manager = ControllerEventManager(self._process, self.failures.append)
+        self.records = StateChangeLog(lambda: 1)
+        self.manager = ControllerEventManager(self._process, self.failures.append, self.records, lambda: 7)
 
     async def _process(self, event: ControllerEvent) -> None:
         assert isinstance(event, Event)
