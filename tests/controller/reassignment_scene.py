@@ -114,20 +114,25 @@ def stopped(body: Any, topic: str) -> list[Any]:
     return [state for each in body.topic_states if each.topic_name == topic for state in each.partition_states]
 
 
-def hosting(sent: Sequence[Sent], topic: str) -> set[int]:
-    """The brokers that have the replica, as brokers obey: only a newer leader epoch counts."""
-    epochs: dict[int, int] = {}
+def hosted(sent: Sequence[Sent], topic: str) -> dict[int, tuple[int, ...]]:
+    """The brokers that have the replica, and what each takes for RS. They obey only what has a newer leader epoch."""
+    states: dict[int, tuple[int, tuple[int, ...]]] = {}
     for request in sent:
-        known = epochs.get(request.receiver, -1)
+        receiver = request.receiver
         if request.api_key is ApiKey.LEADER_AND_ISR:
             for state in told(request.body, topic):
-                epochs[request.receiver] = max(known, state.leader_epoch)
+                if state.leader_epoch > states.get(receiver, (-1,))[0]:
+                    states[receiver] = state.leader_epoch, state.replicas
         elif request.api_key is ApiKey.STOP_REPLICA:
             for state in stopped(request.body, topic):
-                is_newer = state.leader_epoch > known or state.leader_epoch == EPOCH_DURING_DELETE
-                if state.delete_partition and is_newer:
-                    epochs.pop(request.receiver, None)
-    return set(epochs)
+                is_newer = state.leader_epoch > states.get(receiver, (-1,))[0]
+                if state.delete_partition and (is_newer or state.leader_epoch == EPOCH_DURING_DELETE):
+                    states.pop(receiver, None)
+    return {broker_id: replicas for broker_id, (_, replicas) in states.items()}
+
+
+def hosting(sent: Sequence[Sent], topic: str) -> set[int]:
+    return set(hosted(sent, topic))
 
 
 class NotedChannels(FakeChannels):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from controller_scene import Scene, play
-from reassignment_scene import Stage, hosting
+from reassignment_scene import Stage, hosted, hosting
 
 from klamm.controller.context import ReplicaAssignment
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -645,13 +645,13 @@ Work = Callable[[Scene, Stage], Awaitable[None]]
 
 
 async def _catch_up(scene: Scene, stage: Stage) -> None:
-    """The leader takes all replicas into the ISR."""
+    """The leader takes all replicas that it knows into the ISR."""
     leader, _, isr = await scene.state("t")
-    assignment = (await stage.assignment())[0]
-    live = [broker_id for broker_id in assignment if broker_id in scene.brokers]
-    if leader in scene.brokers:
-        await scene.alter_isr("t", list(dict.fromkeys((*isr, *live))))
-        await scene.settled()
+    known = hosted(scene.sent, "t").get(leader, ())
+    wanted = tuple(dict.fromkeys((*isr, *known)))
+    if wanted != isr:
+        await scene.alter_isr("t", wanted)
+    await scene.settled()
 
 
 def _until_there(*target: int, cancel: bool = False) -> Work:
