@@ -25,6 +25,13 @@ from klamm.config.versions import ApiVersion
 BROKER_CONFIG_DEF = ConfigDef(BrokerKeys)
 DYNAMIC_ONLY_DEF = ConfigDef(DynamicOnlyKeys)
 
+# Keys that name one setting in several units, the strongest first.
+FAMILIES = (
+    ("log.roll.ms", "log.roll.hours"),
+    ("log.roll.jitter.ms", "log.roll.jitter.hours"),
+    ("log.retention.ms", "log.retention.minutes", "log.retention.hours"),
+)
+
 _LISTENER_PREFIX = "listener.name."
 _HOUR_MS = 3_600_000
 _MINUTE_MS = 60_000
@@ -62,7 +69,7 @@ class BrokerConfig(BrokerKeys):
         dynamic_broker: Mapping[str, str] = MappingProxyType({}),
     ) -> "BrokerConfig":
         """Raises ConfigError listing every bad key with its value and what is allowed. Unknown keys are no error."""
-        properties = {**originals, **dynamic_default, **dynamic_broker}
+        properties = _over(_over(originals, dynamic_default), dynamic_broker)
         values, problems = BROKER_CONFIG_DEF.parse(properties)
         resolved, more_problems = _resolve(values, properties)
         # Values that are wrong in themselves would only be found wrong again when compared with others.
@@ -110,6 +117,12 @@ class BrokerConfig(BrokerKeys):
             if self.values[key]:
                 reasons.append(f"{key}={self.values[key]} is not supported yet: {consequence}; remove it to start")
         return reasons
+
+
+def _over(properties: Mapping[str, str], dynamic: Mapping[str, str]) -> dict[str, str]:
+    """`properties` with the dynamic configs over them; what names the same setting in another unit is gone."""
+    replaced = [name for family in FAMILIES for name in family if not dynamic.keys().isdisjoint(family)]
+    return {**{name: text for name, text in properties.items() if name not in replaced}, **dynamic}
 
 
 def config_key(name: str) -> ConfigKey | None:

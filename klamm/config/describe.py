@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from klamm.config.broker import BROKER_CONFIG_DEF, BrokerConfig, config_key
+from klamm.config.broker import BROKER_CONFIG_DEF, FAMILIES, BrokerConfig, config_key
 from klamm.config.definition import ConfigKey, ConfigType, UpdateMode, attribute, format_value
 from klamm.config.topic import BROKER_KEY, TOPIC_CONFIG_DEF, TopicConfig
 
@@ -53,13 +53,7 @@ class DescribedConfig:
         return self.source is ConfigSource.DEFAULT_CONFIG
 
 
-# Keys that name one setting in several units, the strongest first.
-_FAMILIES = (
-    ("log.roll.ms", "log.roll.hours"),
-    ("log.roll.jitter.ms", "log.roll.jitter.hours"),
-    ("log.retention.ms", "log.retention.minutes", "log.retention.hours"),
-)
-_FAMILY_OF = {name: family for family in _FAMILIES for name in family}
+_FAMILY_OF = {name: family for family in FAMILIES for name in family}
 # One way only: the interval falls back on the scheduler's, which does not know of it.
 _FAMILY_OF["log.flush.interval.ms"] = ("log.flush.interval.ms", "log.flush.scheduler.interval.ms")
 

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
+from kazoo.client import KazooClient
 from oracles import RealKafka, RealZooKeeper
 
+from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
 from klamm.config.broker import BrokerConfig
 from klamm.config.describe import DescribedConfig, describe_broker, describe_topic
 from klamm.config.topic import TopicConfig
+from klamm.znodes.configs import encode_config
 
 PROPERTIES = {
     "log.retention.minutes": 30,
@@ -35,6 +38,27 @@ OVERRIDES = {
     "message.format.version": "2.4",
     "follower.replication.throttled.replicas": "0:0, 1:0",
 }
+DYNAMIC_DEFAULT = {
+    "log.roll.ms": "5000",
+    "message.max.bytes": "3000000",
+    "min.insync.replicas": " 2 ",
+    "log.retention.ms": "77",
+    "nobody.knows.that": "secret",
+}
+DYNAMIC_BROKER = {
+    "message.max.bytes": "4000000",
+    "log.cleanup.policy": "delete, compact",
+    "listener.name.plaintext.max.connections": "66",
+    "listener.name.plaintext.ssl.keystore.location": "/file",
+    "follower.replication.throttled.rate": "1000",
+    "nobody.knows.that.either": "secret",
+}
+# Kafka 2.8 cannot change these while it runs.
+CHANGES_WHILE_KLAMM_RUNS = (
+    "auto.leader.rebalance.enable",
+    "leader.imbalance.per.broker.percentage",
+    "leader.imbalance.check.interval.seconds",
+)
 
 
 def told(configs: Iterable[DescribedConfig]) -> dict[str, dict[str, Any]]:
@@ -59,11 +83,8 @@ def compare(ours: dict[str, dict[str, Any]], theirs: dict[str, dict[str, Any]]) 
     assert {name: (ours[name], theirs[name]) for name in ours if ours[name] != theirs[name]} == {}
 
 
-def test_descriptions_are_kafkas(
-    kafka_jars: Path, real_zookeeper: RealZooKeeper, running: Callable[[Any], Any], tmp_path: Path
-) -> None:
-    kafka = running(RealKafka(kafka_jars, tmp_path, f"{real_zookeeper.connect}/describe", properties=PROPERTIES))
-    kafka.start()
+def described_by(kafka: RealKafka) -> dict[str, dict[str, dict[str, Any]]]:
+    """What Kafka tells of a topic `plain`, a topic `tuned` with OVERRIDES, and its broker `0`."""
     admin = KafkaAdminClient(bootstrap_servers=kafka.bootstrap)
     try:
         topics = {name: {"num_partitions": 1, "replication_factor": 1} for name in ("plain", "tuned")}
@@ -76,7 +97,7 @@ def test_descriptions_are_kafkas(
         answers = admin.describe_configs(resources, include_synonyms=True, config_filter="all")
     finally:
         admin.close()
-    theirs = {
+    return {
         name: {
             key: {field: config[field] for field in config if field != "documentation"}
             for key, config in configs.items()
@@ -85,7 +106,42 @@ def test_descriptions_are_kafkas(
         for name, configs in by_name.items()
     }
 
-    broker = BrokerConfig.from_properties({key: str(value) for key, value in kafka.properties.items()})
+
+def compare_all(broker: BrokerConfig, theirs: dict[str, dict[str, dict[str, Any]]]) -> None:
     compare(told(describe_topic(TopicConfig.from_overrides(broker, {}))), theirs["plain"])
     compare(told(describe_topic(TopicConfig.from_overrides(broker, OVERRIDES))), theirs["tuned"])
+    for name in CHANGES_WHILE_KLAMM_RUNS:
+        assert theirs["0"][name]["read_only"]
+        theirs["0"][name]["read_only"] = False
     compare(told(describe_broker(broker)), theirs["0"])
+
+
+def test_descriptions_are_kafkas(
+    kafka_jars: Path, real_zookeeper: RealZooKeeper, running: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    kafka = running(RealKafka(kafka_jars, tmp_path, f"{real_zookeeper.connect}/describe", properties=PROPERTIES))
+    kafka.start()
+    broker = BrokerConfig.from_properties({key: str(value) for key, value in kafka.properties.items()})
+    compare_all(broker, described_by(kafka))
+
+
+def test_descriptions_of_dynamic_configs_are_kafkas(
+    kafka_jars: Path, real_zookeeper: RealZooKeeper, running: Callable[[Any], Any], tmp_path: Path
+) -> None:
+    connect = f"{real_zookeeper.connect}/describe-dynamic"
+    zookeeper = KazooClient(connect)
+    zookeeper.start()
+    for entity_path, config in (("brokers/<default>", DYNAMIC_DEFAULT), ("brokers/0", DYNAMIC_BROKER)):
+        zookeeper.create(f"/config/{entity_path}", encode_config(config), makepath=True)
+    zookeeper.stop()
+    kafka = running(RealKafka(kafka_jars, tmp_path, connect, properties=PROPERTIES))
+    kafka.start()
+    dynamic = DynamicBrokerConfig(
+        BrokerConfig.from_properties({key: str(value) for key, value in kafka.properties.items()})
+    )
+    dynamic.apply(DYNAMIC_DEFAULT, DYNAMIC_BROKER)
+    theirs = described_by(kafka)
+    # Kafka hides its keys without ZooKeeper, but no longer when it has read dynamic configs.
+    for name in set(theirs["0"]) - set(told(describe_broker(dynamic.current))):
+        del theirs["0"][name]
+    compare_all(dynamic.current, theirs)
