@@ -17,6 +17,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="HOST:PORT",
         help="run tests/clients against this broker instead of klamm; `kafka`: against Apache Kafka 2.8.2",
     )
+    parser.addoption(
+        "--rewrite-transcripts",
+        action="store_true",
+        help="tests/controller/test_transcripts.py writes down what the controller does now, to be reviewed",
+    )
 
 
 @pytest.fixture(scope="session")

@@ -171,7 +171,7 @@ class ReplicaStateMachine:
         elif target is ReplicaState.ONLINE:
             if self._context.replica_state((partition, broker_id)) is ReplicaState.NEW:
                 self._join_assignment(broker_id, partition)
-            elif leadership is not None:
+            elif leadership is not None and not self._is_to_be_deleted(partition):
                 self._send_leadership((broker_id,), partition, leadership, is_new=False)
         elif target is ReplicaState.DELETION_STARTED:
             self._request_batch.add_stop_replica_request_for_brokers((broker_id,), partition, delete_partition=True)
@@ -179,6 +179,13 @@ class ReplicaStateMachine:
             assignment = self._context.partition_full_replica_assignment(partition).remove_replica(broker_id)
             self._context.update_partition_full_replica_assignment(partition, assignment)
         return True
+
+    def _is_to_be_deleted(self, partition: TopicPartition) -> bool:
+        """Its topic is, and nothing has to be completed before: no broker is to begin with it again (KAFKA-13342)."""
+        context = self._context
+        return context.is_topic_queued_up_for_deletion(partition[0]) and (
+            partition not in context.partitions_being_reassigned
+        )
 
     def _send_leadership(
         self, broker_ids: Iterable[int], partition: TopicPartition, leadership: LeaderAndIsr, *, is_new: bool
