@@ -1,0 +1,211 @@
+"""A small HTTP server for what a broker tells about itself: GET, one request for each connection, no body read.
+
+What must stay true:
+- Whatever a client sends gets an answer (400, 404, 405, 503) or a closed connection, and reaches nobody else. A request
+  is at most `MAX_HEAD_BYTES` long and complete after `HEAD_TIMEOUT_S`; an answer is read within `READ_TIMEOUT_S`.
+- Every answer ends with its connection. What a client does not read is not made: the body of an answer that goes on is
+  asked for its next piece only when there is room.
+- A fault of the program in a handler goes to `on_failure`.
+"""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from klamm.tasks import OnFailure, start_task
+
+MAX_HEAD_BYTES = 8192
+HEAD_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = 60.0
+MAX_CONNECTIONS = 100
+
+TEXT = "text/plain; charset=utf-8"
+JSON = "application/json"
+
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Allowed", 503: "Service Unavailable"}
+_REQUEST_LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/1\.[01]")
+_HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00\r\n]*")
+
+
+class BadRequest(Exception):
+    """What was sent is no HTTP request; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """`path` is decoded. Of a parameter that is given twice the last one counts."""
+
+    method: str
+    path: str
+    parameters: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`body` is what there is, or comes in pieces until it or the client ends."""
+
+    status: int
+    body: bytes | AsyncGenerator[bytes, None]
+    content_type: str = TEXT
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+Handler = Callable[[Request], Awaitable[Answer]]
+
+
+def refusal(status: int, why: str, headers: Mapping[str, str] | None = None) -> Answer:
+    return Answer(status, f"{why}\n".encode(), headers=headers or {})
+
+
+def parse_request(head: bytes) -> Request:
+    """The request whose line and headers these are, up to the empty line. Pure. Raises BadRequest."""
+    line, *headers = head.split(b"\r\n")
+    match = _REQUEST_LINE.fullmatch(line)
+    if match is None:
+        raise BadRequest("the first line is not METHOD target HTTP/1.1")
+    for header in headers:
+        if _HEADER.fullmatch(header) is None:
+            raise BadRequest("a header is not name: value")
+    target = match[2].decode("ascii")
+    try:
+        parts = urlsplit(target)
+        parameters = dict(parse_qsl(parts.query, keep_blank_values=True))
+    except ValueError as error:
+        raise BadRequest(f"the target cannot be understood: {error}") from None
+    if not parts.path.startswith("/"):
+        raise BadRequest("the target is not a path")
+    return Request(match[1].decode("ascii"), unquote(parts.path), parameters)
+
+
+class HttpServer:
+    """Serves `routes` (path -> handler). Port 0 becomes the one that the system chose."""
+
+    def __init__(self, host: str, port: int, routes: Mapping[str, Handler], on_failure: OnFailure) -> None:
+        self.host = host
+        self.port = port
+        self.on_failure = on_failure
+        self._routes = routes
+        self._server: Any = None  # asyncio.Server, uvloop's or the simulator's
+        self._connections: dict[_Connection, None] = {}
+
+    async def start(self) -> None:
+        """Raises OSError when the address cannot be used."""
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: _Connection(self), self.host or None, self.port)
+        if self.port == 0:
+            self.port = self._server.sockets[0].getsockname()[1]
+
+    def stop(self) -> None:
+        """Closes everything at once. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+        for connection in list(self._connections):
+            connection.abort()
+
+    def opened(self, connection: "_Connection") -> bool:
+        """False when there are too many."""
+        self._connections[connection] = None
+        return len(self._connections) <= MAX_CONNECTIONS
+
+    def closed(self, connection: "_Connection") -> None:
+        del self._connections[connection]
+
+    async def answer(self, request: Request) -> Answer:
+        handler = self._routes.get(request.path)
+        if handler is None:
+            return refusal(404, f"there is nothing at {request.path[:100]!r}; there is {', '.join(self._routes)}")
+        if request.method != "GET":
+            return refusal(405, "only GET is allowed", {"Allow": "GET"})
+        return await handler(request)
+
+
+class _Connection(asyncio.Protocol):
+    """One client, one request, one answer."""
+
+    _transport: asyncio.Transport
+    _task: "asyncio.Task[None] | None" = None
+
+    def __init__(self, server: HttpServer) -> None:
+        self._server = server
+        self._received = bytearray()
+        self._is_answering = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._timeout: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # uvloop's transports have asyncio's methods but are no subclasses of its classes.
+        self._transport = cast(asyncio.Transport, transport)
+        if not self._server.opened(self):
+            self._answer(refusal(503, "too many connections"))
+            return
+        self._begin_timeout(HEAD_TIMEOUT_S)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self._end_timeout()
+        if self._task is not None:
+            self._task.cancel()
+        self._server.closed(self)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_answering:
+            return  # Only one request is answered.
+        self._received += data
+        end = self._received.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
+        if end < 0:
+            if len(self._received) >= MAX_HEAD_BYTES:
+                self._answer(refusal(400, f"the request is longer than {MAX_HEAD_BYTES} bytes"))
+            return
+        try:
+            request = parse_request(bytes(self._received[:end]))
+        except BadRequest as error:
+            self._answer(refusal(400, str(error)))
+            return
+        self._answer(request)
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def _begin_timeout(self, seconds: float) -> None:
+        self._timeout = asyncio.get_running_loop().call_later(seconds, self.abort)
+
+    def _end_timeout(self) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+
+    def _answer(self, what: Request | Answer) -> None:
+        self._is_answering = True
+        self._received.clear()
+        self._end_timeout()
+        self._task = start_task(self._send(what), self._server.on_failure)
+
+    async def _send(self, what: Request | Answer) -> None:
+        answer = await self._server.answer(what) if isinstance(what, Request) else what
+        head = [f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}", f"Content-Type: {answer.content_type}"]
+        head += [f"{name}: {value}" for name, value in answer.headers.items()]
+        head += ["Connection: close", "Cache-Control: no-store"]
+        if isinstance(answer.body, bytes):
+            head.append(f"Content-Length: {len(answer.body)}")
+        self._transport.write("\r\n".join([*head, "", ""]).encode())
+        if isinstance(answer.body, bytes):
+            self._transport.write(answer.body)
+        else:
+            async with contextlib.aclosing(answer.body) as pieces:
+                async for piece in pieces:
+                    self._transport.write(piece)
+                    if not self._writable.is_set():
+                        self._begin_timeout(READ_TIMEOUT_S)
+                        await self._writable.wait()
+                        self._end_timeout()
+        self._begin_timeout(READ_TIMEOUT_S)
+        self._transport.close()

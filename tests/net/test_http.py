@@ -1,0 +1,220 @@
+"""The HTTP server: what it answers, and that bad clients get a clean refusal and harm nobody."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+
+import pytest
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klamm.net import http
+from klamm.net.http import JSON, Answer, BadRequest, HttpServer, Request, parse_request
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.failures: list[BaseException] = []
+        self.ended = asyncio.Event()
+        self.made = 0
+        self.server = HttpServer(
+            "127.0.0.1",
+            0,
+            {"/echo": self.echo, "/lines": self.lines, "/endless": self.endless, "/fault": self.fault},
+            self.failures.append,
+        )
+
+    async def echo(self, request: Request) -> Answer:
+        return Answer(200, repr(dict(request.parameters)).encode(), JSON)
+
+    async def lines(self, request: Request) -> Answer:
+        async def body() -> AsyncGenerator[bytes, None]:
+            for number in range(3):
+                await asyncio.sleep(0)
+                yield b"%d\n" % number
+
+        return Answer(200, body())
+
+    async def endless(self, request: Request) -> Answer:
+        async def body() -> AsyncGenerator[bytes, None]:
+            try:
+                while True:
+                    self.made += 1
+                    yield bytes(65536)
+            finally:
+                self.ended.set()
+
+        return Answer(200, body())
+
+    async def fault(self, request: Request) -> Answer:
+        raise ValueError("broken")
+
+    async def ask(self, sent: bytes) -> bytes:
+        """Everything that comes back until the connection ends."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        writer.write(sent)
+        try:
+            async with asyncio.timeout(10):
+                return await reader.read()
+        finally:
+            writer.close()
+
+    async def status(self, sent: bytes) -> int:
+        return int((await self.ask(sent)).split()[1])
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  # nobody tells
+            await asyncio.sleep(0)
+
+
+def play(scenario: Callable[[Scene], Awaitable[None]]) -> None:
+    async def main() -> None:
+        scene = Scene()
+        await scene.server.start()
+        try:
+            await scenario(scene)
+            assert scene.failures == []
+        finally:
+            scene.server.stop()
+
+    uvloop.run(main())
+
+
+def test_an_answer() -> None:
+    async def scenario(scene: Scene) -> None:
+        answer = await scene.ask(b"GET /echo?a=1&b=&a=%20x HTTP/1.1\r\nHost: h\r\nAccept:*/*\r\n\r\n")
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert body == b"{'a': ' x', 'b': ''}"
+        assert head.split(b"\r\n") == [
+            b"HTTP/1.1 200 OK",
+            b"Content-Type: application/json",
+            b"Connection: close",
+            b"Cache-Control: no-store",
+            b"Content-Length: 20",
+        ]
+
+    play(scenario)
+
+
+def test_an_answer_in_pieces_and_a_request_in_pieces() -> None:
+    async def scenario(scene: Scene) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port)
+        for piece in (b"GET /li", b"nes HTTP/1.0\r", b"\n\r", b"\n"):
+            writer.write(piece)
+            await asyncio.sleep(0.01)
+        assert (await reader.read()).endswith(b"\r\n\r\n0\n1\n2\n")
+        writer.close()
+
+    play(scenario)
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (b"GET /nothing HTTP/1.1\r\n\r\n", 404),
+        (b"POST /nothing HTTP/1.1\r\n\r\n", 404),
+        (b"POST /echo HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", 405),
+        (b"HEAD /echo HTTP/1.1\r\n\r\n", 405),
+        (b"GET http://h/echo HTTP/1.1\r\n\r\n", 200),
+        (b"GET http://[h/echo HTTP/1.1\r\n\r\n", 400),
+        (b"GET echo HTTP/1.1\r\n\r\n", 400),
+        (b"GET /echo\r\n\r\n", 400),
+        (b"GET /echo HTTP/2.0\r\n\r\n", 400),
+        (b"GET  /echo HTTP/1.1\r\n\r\n", 400),
+        (b"GET /echo HTTP/1.1\r\nno colon\r\n\r\n", 400),
+        (b"\r\n\r\n", 400),
+        (b"\x00\x00\x00\x10\x00\x12\x00\x03\r\n\r\n", 400),
+        (b"GET /echo HTTP/1.1\r\nx: " + b"y" * http.MAX_HEAD_BYTES, 400),
+        (b"GET /echo HTTP/1.1\r\nx: " + b"y" * http.MAX_HEAD_BYTES + b"\r\n\r\n", 400),
+    ],
+)
+def test_refusals(sent: bytes, status: int) -> None:
+    async def scenario(scene: Scene) -> None:
+        assert await scene.status(sent) == status
+        assert await scene.status(b"GET /echo HTTP/1.1\r\n\r\n") == 200
+
+    play(scenario)
+
+
+def test_a_client_that_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "HEAD_TIMEOUT_S", 0.05)
+
+    async def scenario(scene: Scene) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port)
+        writer.write(b"GET /echo HTTP/1.1\r\n")
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+
+    play(scenario)
+
+
+def test_too_many_connections_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "MAX_CONNECTIONS", 1)
+
+    async def scenario(scene: Scene) -> None:
+        _, first = await asyncio.open_connection("127.0.0.1", scene.server.port)
+        await until(lambda: scene.server._connections)
+        assert (await scene.ask(b"")).startswith(b"HTTP/1.1 503 ")
+        first.close()
+        await until(lambda: not scene.server._connections)
+        assert await scene.status(b"GET /echo HTTP/1.1\r\n\r\n") == 200
+
+    play(scenario)
+
+
+def test_a_client_that_does_not_read_is_not_written_to_and_its_end_ends_the_body() -> None:
+    async def scenario(scene: Scene) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port, limit=1024)
+        writer.write(b"GET /endless HTTP/1.1\r\n\r\n")
+        await reader.readline()
+        before = -1
+        while before != scene.made:
+            before = scene.made
+            await asyncio.sleep(0.05)
+        assert scene.made < 1000
+        writer.transport.abort()
+        async with asyncio.timeout(10):
+            await scene.ended.wait()
+
+    play(scenario)
+
+
+def test_a_client_that_does_not_read_for_long_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "READ_TIMEOUT_S", 0.05)
+
+    async def scenario(scene: Scene) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port, limit=1024)
+        writer.write(b"GET /endless HTTP/1.1\r\n\r\n")
+        await reader.readline()
+        async with asyncio.timeout(10):
+            await scene.ended.wait()
+        writer.close()
+
+    play(scenario)
+
+
+def test_a_fault_of_the_program_is_heard_of() -> None:
+    async def main() -> None:
+        scene = Scene()
+        await scene.server.start()
+        asking = asyncio.ensure_future(scene.ask(b"GET /fault HTTP/1.1\r\n\r\n"))
+        await until(lambda: scene.failures)
+        assert isinstance(scene.failures[0], ValueError)
+        scene.server.stop()
+        await asyncio.gather(asking, return_exceptions=True)
+
+    uvloop.run(main())
+
+
+@given(st.binary(max_size=200) | st.binary(max_size=60).map(lambda junk: b"GET /%b HTTP/1.1\r\nx: y" % junk))
+def test_garbage_is_a_request_or_a_bad_one(head: bytes) -> None:
+    try:
+        request = parse_request(head)
+    except BadRequest as error:
+        assert str(error)
+    else:
+        assert request.path.startswith("/")
