@@ -26,8 +26,9 @@ PROPERTIES: dict[str, str | int] = {"log.retention.ms": 99999, "log.cleanup.poli
 
 Change = tuple[str, int, str | None]
 Entry = tuple[str, str | None]
-# What both programs are asked, one after another: IncrementalAlterConfigs or AlterConfigs. Left out is where Kafka answers
-# UNKNOWN_SERVER_ERROR (null in AlterConfigs, lists of unknown keys), and where it adds an empty element to an empty list.
+# What both programs are asked, one after another: IncrementalAlterConfigs or AlterConfigs. Left out is where Kafka
+# answers UNKNOWN_SERVER_ERROR (null in AlterConfigs, lists of unknown keys), and where it adds an empty element to an
+# empty list.
 ALTERATIONS: list[tuple[int, str, list[Change] | list[Entry]]] = [
     (TOPIC, "t", [("retention.ms", SET, "12345"), ("cleanup.policy", APPEND, "delete")]),
     (TOPIC, "t", [("cleanup.policy", SUBTRACT, "delete"), ("segment.bytes", SET, "5000")]),
