@@ -45,6 +45,7 @@ PROPERTIES = {
     "zookeeper.connect": f"zookeeper:{ZOOKEEPER_PORT}",
     "zookeeper.session.timeout.ms": "6000",
     "replica.lag.time.max.ms": "5000",
+    "leader.imbalance.check.interval.seconds": "10",
     "file.delete.delay.ms": "1000",
     "log.segment.bytes": "4096",
 }

@@ -261,6 +261,17 @@ async def failing_disk(world: World) -> None:
         await asyncio.sleep(20)
 
 
+async def leaderships_go_back(world: World) -> None:
+    """A leader dies, comes back into the ISR, and the automatic rebalance gives it its partition again."""
+    async with working_cluster(world) as (cluster, workload):
+        preferred = cluster.leader(TOPIC, 0)
+        cluster.brokers[preferred].kill()
+        await elsewhere(cluster, 0, preferred)
+        await workload.produced(20)
+        cluster.brokers[preferred].start()
+        await cluster.until(lambda: cluster.leader(TOPIC, 0) == preferred)
+
+
 # -- tests ----------------------------------------------------------------------------------------------------------
 
 SCENARIOS = [
@@ -280,6 +291,7 @@ SCENARIOS = [
     zookeeper_away,
     zookeeper_unreachable,
     failing_disk,
+    leaderships_go_back,
 ]
 
 
