@@ -268,6 +268,27 @@ def test_a_cancellation_while_a_new_replica_leads(tmp_path: Path) -> None:
     on_stage(tmp_path, scenario)
 
 
+def test_a_new_target_while_a_new_replica_leads(tmp_path: Path) -> None:
+    """Kafka's controller takes the leader away and elects nobody, as none of the target could lead."""
+
+    async def scenario(scene: Scene, stage: Stage) -> None:
+        await scene.create("t", [1, 2])
+        await move(scene, 3, 4)
+        await scene.alter_isr("t", [2, 1, 3])
+        await scene.kill(1)
+        await scene.kill(2)
+        await stage.start_replica(1)
+        await stage.start_replica(2)
+        await scene.alter_isr("t", [3, 2])
+        assert (await scene.state("t"))[::2] == (3, (3, 2))
+        assert await move(scene, 5, 6) is ErrorCode.NONE
+        assert (await scene.state("t"))[::2] == (2, (2,))
+        assert await stage.assignment() == ((5, 6, 1, 2), (5, 6), (1, 2))
+        assert hosting(scene.sent, "t") == {1, 2, 5, 6}
+
+    on_stage(tmp_path, scenario)
+
+
 def test_a_new_target(tmp_path: Path) -> None:
     """What the two targets share stays, what only the first one has stops."""
 
