@@ -37,10 +37,8 @@ class Histogram:
     def update(self, value: float) -> None:
         self.count += 1
         self.total += value
-        if value < self.minimum:
-            self.minimum = value
-        if value > self.maximum:
-            self.maximum = value
+        self.minimum = min(self.minimum, value)
+        self.maximum = max(self.maximum, value)
         self._newest.append(value)
 
     @property

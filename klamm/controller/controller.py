@@ -68,6 +68,7 @@ from klamm.controller.failover import on_controller_failover, on_controller_resi
 from klamm.controller.feature_updates import FeatureResults, FeatureUpdate
 from klamm.controller.leader_election import ElectionResults, ElectionType
 from klamm.controller.parts import Channels, ControllerParts
+from klamm.controller.send_queue import SendQueue
 from klamm.controller.state_change_log import StateChangeLog
 from klamm.controller.states import OnIllegalTransition, log_illegal_transition
 from klamm.environment import Environment
@@ -178,6 +179,10 @@ class KafkaController:
     def context(self) -> ControllerContext:
         """To be read only; it is empty while this broker is not active."""
         return self._parts.context
+
+    def send_queues(self) -> Mapping[int, SendQueue]:
+        """The channels to the brokers, by broker; none while this broker is not active."""
+        return {} if self._parts.channels is None else self._parts.channels.send_queues()
 
     @property
     def parts(self) -> ControllerParts:

@@ -1,0 +1,208 @@
+"""What the controller is doing and what it waits for, as plain values for an operator.
+
+What must stay true: it only reads. It walks over all partitions in slices, so that it may see changes that were made
+meanwhile; lists are cut after `LISTED` items, their `count` is that of all.
+"""
+
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeVar
+
+from klamm.controller.context import ControllerContext
+from klamm.controller.controller import KafkaController
+from klamm.controller.slices import slices
+from klamm.controller.states import ReplicaState
+from klamm.znodes.topics import TopicPartition
+
+LISTED = 100
+
+T = TypeVar("T")
+
+
+async def controller_status(controller: KafkaController) -> dict[str, Any]:
+    """All there is to say; of a broker that is not the controller only who it is."""
+    context = controller.context
+    offline, under_replicated = await _out_of_order(context)
+    # From here on everything is of one moment.
+    status: dict[str, Any] = {
+        "broker_id": controller.parts.broker_id,
+        "active": controller.is_active,
+        "controller_id": controller.controller_id,
+    }
+    if not controller.is_active:
+        return status
+    return {
+        **status,
+        "epoch": context.epoch,
+        "since_ms": controller.elected_at_ms,
+        "now_ms": controller.parts.environment.now_ms(),
+        **_events(controller),
+        "brokers": _brokers(controller),
+        "topics": len(context.all_topics),
+        "partitions": len(context.partitions_leadership_info),
+        "preferred_replica_imbalance": context.preferred_replica_imbalance_count,
+        "offline_partitions": _listed(offline, lambda key: _partition(context, key, _why_offline(context, key))),
+        "under_replicated_partitions": _listed(
+            under_replicated, lambda key: _partition(context, key, _why_out_of_sync(context, key))
+        ),
+        "deletions": _listed(sorted(context.topics_to_be_deleted), lambda topic: _deletion(context, topic)),
+        "reassignments": _listed(sorted(context.partitions_being_reassigned), lambda key: _reassignment(context, key)),
+    }
+
+
+def _listed(items: Collection[T], describe: Callable[[T], dict[str, Any]]) -> dict[str, Any]:
+    return {"count": len(items), "first": [describe(item) for item in list(items)[:LISTED]]}
+
+
+def _events(controller: KafkaController) -> dict[str, Any]:
+    events = controller.event_manager
+    current = events.current
+    return {
+        "state": events.state.label,
+        "event": None if current is None else type(current[0]).__name__,
+        "event_for_ms": 0 if current is None else round(current[1]),
+        "event_queue_size": events.queue_size,
+        "event_waits_ms": round(events.oldest_waits_ms),
+    }
+
+
+def _brokers(controller: KafkaController) -> list[dict[str, Any]]:
+    context, queues = controller.context, controller.send_queues()
+    brokers = []
+    for broker_id, broker in context.live_or_shutting_down_brokers.items():
+        queue = queues.get(broker_id)
+        brokers.append(
+            {
+                "broker_id": broker_id,
+                "epoch": broker.epoch,
+                "shutting_down": broker_id in context.shutting_down_broker_ids,
+                "offline_replicas": len(context.replicas_on_offline_dirs.get(broker_id, ())),
+                "queue_size": 0 if queue is None else queue.size,
+                "sending": None if queue is None else queue.sending,
+                "sending_for_ms": 0 if queue is None else round(queue.sending_for_ms),
+                # Without a channel the controller has logged that the broker lacks the listener.
+                "trouble": "it has no listener for the controller" if queue is None else queue.trouble,
+            }
+        )
+    return brokers
+
+
+# -- partitions -------------------------------------------------------------------------------------------------------
+
+
+async def _out_of_order(context: ControllerContext) -> tuple[list[TopicPartition], list[TopicPartition]]:
+    """The partitions without a leader, and those with one that lack in-sync replicas; not those being deleted."""
+    offline, under_replicated = [], []
+    async for piece in slices(context.all_partitions()):
+        for partition in piece:
+            if context.is_topic_queued_up_for_deletion(partition[0]):
+                continue
+            assignment = context.partition_full_replica_assignment(partition)
+            state = context.partition_leadership_info(partition)
+            if state is None or not context.is_replica_online(state.leader, partition, True):
+                offline.append(partition)
+            elif len(state.isr) < len(assignment.origin_replicas):
+                under_replicated.append(partition)
+    return offline, under_replicated
+
+
+def _partition(context: ControllerContext, partition: TopicPartition, why: str) -> dict[str, Any]:
+    state = context.partition_leadership_info(partition)
+    return {
+        "topic": partition[0],
+        "partition": partition[1],
+        "leader": -1 if state is None else state.leader,
+        "leader_epoch": -1 if state is None else state.leader_epoch,
+        "isr": [] if state is None else state.isr,
+        "replicas": context.partition_replica_assignment(partition),
+        "why": why,
+    }
+
+
+def _why_offline(context: ControllerContext, partition: TopicPartition) -> str:
+    state = context.partition_leadership_info(partition)
+    if state is None:
+        return f"never led: {_absences(context, partition, context.partition_replica_assignment(partition))}"
+    absences = _absences(context, partition, state.isr)
+    return f"no in-sync replica can lead: {absences}" if absences else "a leader is about to be elected"
+
+
+def _why_out_of_sync(context: ControllerContext, partition: TopicPartition) -> str:
+    state = context.partition_leadership_info(partition)
+    isr = () if state is None else state.isr
+    return _lag(context, partition, [id_ for id_ in context.partition_replica_assignment(partition) if id_ not in isr])
+
+
+def _lag(context: ControllerContext, partition: TopicPartition, missing: Iterable[int]) -> str:
+    """Why these replicas are not in the ISR."""
+    missing = list(missing)
+    online = [broker_id for broker_id in missing if context.is_replica_online(broker_id, partition)]
+    behind = f"not caught up: {_ids(online)}" if online else ""
+    return "; ".join(filter(None, (_absences(context, partition, missing), behind)))
+
+
+def _absences(context: ControllerContext, partition: TopicPartition, broker_ids: Iterable[int]) -> str:
+    """Which of these replicas are not there, and why; "" when all are."""
+    dead, stopping, broken = [], [], []
+    for broker_id in broker_ids:
+        if broker_id not in context.live_or_shutting_down_broker_ids:
+            dead.append(broker_id)
+        elif broker_id in context.shutting_down_broker_ids:
+            stopping.append(broker_id)
+        elif not context.is_replica_online(broker_id, partition):
+            broken.append(broker_id)
+    found = (("not alive", dead), ("shutting down", stopping), ("on a disk that does not work", broken))
+    return "; ".join(f"{what}: {_ids(ids)}" for what, ids in found if ids)
+
+
+def _ids(broker_ids: Iterable[int]) -> str:
+    return "broker " + ", ".join(map(str, broker_ids))
+
+
+# -- what takes long --------------------------------------------------------------------------------------------------
+
+
+def _deletion(context: ControllerContext, topic: str) -> dict[str, Any]:
+    replicas = context.replicas_for_topic(topic)
+    deleted = sum(context.replica_state(replica) is ReplicaState.DELETION_SUCCESSFUL for replica in replicas)
+    return {
+        "topic": topic,
+        "started": context.is_topic_deletion_in_progress(topic),
+        "replicas": len(replicas),
+        "deleted": deleted,
+        "waits_for": _what_deletion_waits_for(context, topic),
+    }
+
+
+def _what_deletion_waits_for(context: ControllerContext, topic: str) -> str:
+    replicas = context.replicas_for_topic(topic)
+    started = {id_ for key, id_ in replicas if context.replica_state((key, id_)) is ReplicaState.DELETION_STARTED}
+    if started:
+        return f"the answers of {_ids(sorted(started))}"
+    if any(partition[0] == topic for partition in context.partitions_being_reassigned):
+        return "the reassignment of its partitions"
+    if topic in context.topics_ineligible_for_deletion:
+        for partition, broker_id in replicas:
+            if absences := _absences(context, partition, (broker_id,)):
+                return absences
+        return "a start of the brokers that could not delete it"
+    return "its turn"
+
+
+def _reassignment(context: ControllerContext, partition: TopicPartition) -> dict[str, Any]:
+    replicas, adding, removing = assignment = context.partition_full_replica_assignment(partition)
+    state = context.partition_leadership_info(partition)
+    isr = () if state is None else state.isr
+    missing = [broker_id for broker_id in assignment.target_replicas if broker_id not in isr]
+    if missing:
+        waits_for = _lag(context, partition, missing)
+    else:
+        waits_for = _absences(context, partition, assignment.target_replicas) or "its turn"
+    return {
+        "topic": partition[0],
+        "partition": partition[1],
+        "replicas": replicas,
+        "adding_replicas": adding,
+        "removing_replicas": removing,
+        "isr": isr,
+        "waits_for": waits_for,
+    }
