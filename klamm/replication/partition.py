@@ -85,6 +85,8 @@ class Partition:
         self._isr_changes = isr_changes
         self._on_high_watermark = on_high_watermark
         self._remote_replicas: dict[int, Replica] = {}
+        # The ISR has members that are no replicas (any more): a reassignment is about to take them out of it.
+        self._has_strangers = False
 
     def __repr__(self) -> str:
         return f"<Partition {self} leader {self.leader_id} epoch {self.leader_epoch} {self.isr_state}>"
@@ -157,15 +159,15 @@ class Partition:
             for replica_id in state.replicas
             if replica_id != self._broker_id
         }
-        self.isr_state = CommittedIsr(isr)
+        self._commit_isr(isr)
         self._isr_changes.clear_pending(self.topic_partition)
 
     def stop(self) -> None:
         """Hosted here no more: nothing is led, and answers of the controller find nobody."""
         self.leader_id = NO_LEADER
         self.leader_epoch_start_offset = None
-        self.isr_state = CommittedIsr(())
         self._remote_replicas = {}
+        self._commit_isr(())
         self._isr_changes.clear_pending(self.topic_partition)
 
     # -- what clients ask of the leader ---------------------------------------------------------------------------
@@ -337,12 +339,18 @@ class Partition:
             _log.info("%s, epoch %d version %d, ignores %s", self, self.leader_epoch, self.zk_version, result)
             return
         _log.info("The ISR of %s is %s now, in version %d", self, result.isr, result.zk_version)
-        self.isr_state = CommittedIsr(result.isr)
+        self._commit_isr(result.isr)
         self.zk_version = result.zk_version
         # A smaller ISR needs no append to commit what waits for those who have left.
         self._advance_high_watermark()
 
+    def _commit_isr(self, isr: tuple[int, ...]) -> None:
+        self.isr_state = CommittedIsr(isr)
+        self._has_strangers = any(id_ != self._broker_id and id_ not in self._remote_replicas for id_ in isr)
+
     def _advance_high_watermark(self, now_ms: float | None = None) -> None:
+        if self._has_strangers:
+            return  # The next controller could elect one of them, and what they have is unknown.
         offset = self.log.log_end_offset
         if self._remote_replicas:
             offset = high_watermark(

@@ -261,6 +261,27 @@ async def test_those_that_are_behind_for_too_long_leave_but_count_until_that_is_
 
 
 @scenario
+async def test_members_of_the_isr_that_are_no_replicas_leave_it_and_nothing_is_committed_before(broker, partition):
+    """A reassignment shrinks the replicas first, then the ISR: whoever is still in there may be elected if the
+    controller dies in between. (KAFKA-9672 is that they could not leave.)"""
+    partition.make_leader(state(isr=(1, 2, 3), replicas=(1, 2)))
+    append(partition, b"a")
+    fetched(partition, 2, 1)
+    assert partition.log.high_watermark == 0
+    partition.maybe_shrink_isr()
+    [change] = broker.proposals.submitted
+    assert change.isr == (1, 2)
+    assert partition.log.high_watermark == 0
+    change.on_result(WrittenIsr(0, (1, 2), 1))
+    assert partition.log.high_watermark == 1
+    partition.make_leader(state(epoch=1, isr=(1, 3), replicas=(1,)))
+    append(partition, b"b")
+    assert partition.log.high_watermark == 1
+    partition.make_leader(state(epoch=2, isr=(1,), replicas=(1,)))
+    assert partition.log.high_watermark == 2
+
+
+@scenario
 async def test_a_steady_follower_that_never_reaches_the_end_stays(broker, partition):
     partition.make_leader(state(isr=(1, 2), replicas=(1, 2)))
     append(partition, b"0")
