@@ -813,9 +813,7 @@ def every_request() -> dict[ApiKey, Any]:
             ]
         },
         ApiKey.ALTER_CONFIGS: {"resources": [altered(resource_type=2, resource_name="t", configs=[])]},
-        ApiKey.INCREMENTAL_ALTER_CONFIGS: {
-            "resources": [altered_a_bit(resource_type=4, resource_name="", configs=[])]
-        },
+        ApiKey.INCREMENTAL_ALTER_CONFIGS: {"resources": [altered_a_bit(resource_type=4, resource_name="", configs=[])]},
         ApiKey.DESCRIBE_LOG_DIRS: {"topics": None},
         ApiKey.CREATE_PARTITIONS: {"topics": [grow("t", 2)], "timeout_ms": 1000},
         ApiKey.ELECT_LEADERS: {
