@@ -42,7 +42,7 @@ async def elect(
     if partitions is not None:
         named = [request.TopicPartitions(topic=topic, partitions=[number]) for topic, number in partitions]
     fields = {"election_type": kind} if version else {}
-    answer = await client.ask(ApiKey.ELECT_LEADERS, version, topic_partitions=named, timeout_ms=10_000, **fields)
+    answer = await client.ask(ApiKey.ELECT_LEADERS, version, topic_partitions=named, timeout_ms=60_000, **fields)
     results = {
         (topic.topic, result.partition_id): result.error_code
         for topic in answer.replica_election_results
