@@ -1,6 +1,7 @@
 """`python -m klamm.simulation`: runs of a cluster under random faults, one for each seed, until one fails.
 
     python -m klamm.simulation --seeds 100            seeds 0 to 99
+    python -m klamm.simulation --protocols 2.4,2.8    brokers of two protocol versions, in turn
     python -m klamm.simulation --first 17 --log       seed 17 once more, with what the brokers log
     python -m klamm.simulation --first 17 --trace F   and with the trace of the run in the file F
 
@@ -12,6 +13,7 @@ import logging
 import sys
 import traceback
 
+from klamm.simulation.cluster import NEWEST_PROTOCOL
 from klamm.simulation.process import CURRENT
 from klamm.simulation.random_faults import random_faults
 from klamm.simulation.world import World
@@ -42,7 +44,10 @@ def run_seed(seed: int, arguments: argparse.Namespace) -> bool:
     root.handlers = [_SimulatedLog(world) if arguments.log else logging.NullHandler()]
     root.setLevel(logging.INFO)
     try:
-        counts = world.run(random_faults(world, brokers=arguments.brokers, steps=arguments.steps), TIME_LIMIT_S)
+        scenario = random_faults(
+            world, brokers=arguments.brokers, steps=arguments.steps, protocols=arguments.protocols.split(",")
+        )
+        counts = world.run(scenario, TIME_LIMIT_S)
     except BaseException as error:
         traceback.print_exception(error)
         print(f"seed {seed}: FAILED after {world.loop.time_us / 1e6:.1f} virtual seconds: {error!r}")
@@ -64,6 +69,11 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument("--brokers", type=int, default=3)
     parser.add_argument("--steps", type=int, default=15, help="faults in a run")
+    parser.add_argument(
+        "--protocols",
+        default=NEWEST_PROTOCOL,
+        help="inter.broker.protocol.version; several are those of brokers in turn",
+    )
     parser.add_argument("--log", action="store_true", help="print what the programs log")
     parser.add_argument("--trace", help="file for the trace of the last run")
     arguments = parser.parse_args()

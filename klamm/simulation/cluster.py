@@ -17,7 +17,7 @@ What must stay true:
 
 import asyncio
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from klamm.broker.broker import Broker, BrokerStartError
 from klamm.config.broker import BrokerConfig
@@ -34,6 +34,7 @@ from klamm.zookeeper.tree import ZnodeTree
 LOG_DIRS = ("/disk-a", "/disk-b")
 BROKER_PORT = 9092
 ZOOKEEPER_PORT = 2181
+NEWEST_PROTOCOL = "2.8"
 RESTART_DELAY_S = 1.0
 PATIENT = RetryPolicy(deadline_ms=600_000)
 CLIENT_OPTIONS = ConnectionOptions(connect_timeout_ms=2_000, request_timeout_ms=15_000)
@@ -208,12 +209,20 @@ async def _failure_of(broker: Broker) -> BaseException:
 
 
 class SimulatedCluster:
-    """See the module. `properties` change or complete `PROPERTIES` on every broker.
+    """See the module. `properties` change or complete `PROPERTIES` on every broker; `protocols` are the brokers'
+    inter.broker.protocol.versions in turn, that of all if there is one.
 
     `replication_factor` is what topics should have: three where there are three brokers; all but one must be in sync.
     """
 
-    def __init__(self, world: World, *, brokers: int = 3, properties: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        world: World,
+        *,
+        brokers: int = 3,
+        properties: dict[str, str] | None = None,
+        protocols: Sequence[str] = (NEWEST_PROTOCOL,),
+    ) -> None:
         self.world = world
         self.state = StateChecker()
         self.zookeeper = SimulatedZooKeeper(world, self.state)
@@ -224,6 +233,7 @@ class SimulatedCluster:
                 PROPERTIES
                 | {
                     "broker.id": str(broker_id),
+                    "inter.broker.protocol.version": protocols[broker_id % len(protocols)],
                     "default.replication.factor": str(self.replication_factor),
                     "min.insync.replicas": str(max(1, self.replication_factor - 1)),
                 }

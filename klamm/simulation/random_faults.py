@@ -9,10 +9,10 @@ whose topics flush before they acknowledge.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from klamm.net.cluster import ClusterClient
-from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
+from klamm.simulation.cluster import LOG_DIRS, NEWEST_PROTOCOL, SimulatedBroker, SimulatedCluster
 from klamm.simulation.process import ProcessDead
 from klamm.simulation.verdict import converge, judge
 from klamm.simulation.workload import Workload, create_topic, delete_topic
@@ -184,9 +184,11 @@ class RandomFaults:
             await delete_topic(self._client, name)
 
 
-async def random_faults(world: World, *, brokers: int = 3, steps: int = 15) -> str:
-    """The scenario. Returns what was counted."""
-    cluster = SimulatedCluster(world, brokers=brokers)
+async def random_faults(
+    world: World, *, brokers: int = 3, steps: int = 15, protocols: Sequence[str] = (NEWEST_PROTOCOL,)
+) -> str:
+    """The scenario. `protocols` as of `SimulatedCluster`. Returns what was counted."""
+    cluster = SimulatedCluster(world, brokers=brokers, protocols=protocols)
     await cluster.start()
     client = cluster.client()
     machines_die = world.random.random() < 0.5

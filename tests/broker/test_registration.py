@@ -3,14 +3,16 @@
 import asyncio
 from pathlib import Path
 
+import orjson
 import pytest
-from one_broker import Client, OneBroker, run
+from one_broker import Client, OneBroker, batch, run, values
 
 from klamm.broker.broker import BrokerStartError
 from klamm.broker.registration import NO_EPOCH, Registrar
 from klamm.config.versions import ApiVersion
 from klamm.environment import SystemEnvironment
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
 from klamm.znodes.brokers import MAX_TEXT_BYTES
 from klamm.zookeeper.client import ZooKeeperClient
 
@@ -73,3 +75,59 @@ def test_a_rack_that_no_request_can_hold(tmp_path: Path) -> None:
         assert (await (await cluster.connect()).create_topic("t")).error_code == 0
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(("protocol", "version"), [("2.4", 4), ("2.6", 4), ("2.7-IV0", 5), ("2.8", 5)])
+def test_an_older_protocol_has_an_older_registration(tmp_path: Path, protocol: str, version: int) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        data, _ = await cluster.broker._zookeeper.store.client.get("/brokers/ids/0")
+        registration = orjson.loads(data)
+        assert registration["version"] == version
+        assert ("features" in registration) == (version == 5)
+
+    run(tmp_path, scenario, inter_broker_protocol_version=protocol)
+
+
+@pytest.mark.parametrize(("protocol", "has_id"), [("2.4", False), ("2.7", False), ("2.8-IV0", True)])
+def test_topics_have_ids_since_2_8(tmp_path: Path, protocol: str, has_id: bool) -> None:
+    """Those without one get it from the first controller that can give it."""
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        created = await client.create_topic("t")
+        assert (created.error_code, bool(created.topic_id and created.topic_id.int)) == (0, has_id)
+        assert (await client.produce("t", 0, batch(b"a"))).error_code == 0
+        assert await has_topic_id(cluster) == has_id
+        cluster.properties["inter.broker.protocol.version"] = "2.8"
+        await cluster.restart_broker()
+        assert await has_topic_id(cluster)
+        assert values((await (await cluster.connect()).fetch("t", 0, 0)).records) == [b"a"]
+
+    async def has_topic_id(cluster: OneBroker) -> bool:
+        assignment = await cluster.broker._zookeeper.store.topic_assignment("t")
+        assert assignment is not None
+        return assignment.topic_id is not None
+
+    run(tmp_path, scenario, inter_broker_protocol_version=protocol)
+
+
+def test_the_controller_uses_the_control_plane_listener(tmp_path: Path) -> None:
+    """Control requests come over it, both ways; clients have the other."""
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        assert (await client.create_topic("t")).error_code == 0
+        servers = cluster.broker._listeners
+        assert {name: server.connection_count for name, server in servers.items()} == {"PLAINTEXT": 1, "CONTROL": 1}
+        metadata = await client.ask(ApiKey.METADATA, topics=None)
+        assert [broker.port for broker in metadata.brokers] == [servers["PLAINTEXT"].port]
+        (channel,) = cluster.broker._controller._parts.channels._channels.values()
+        assert channel._address == (servers["CONTROL"].host, servers["CONTROL"].port)
+        other_way = await cluster.broker._controller_channel._connected()
+        assert other_way.address == channel._address
+
+    run(
+        tmp_path,
+        scenario,
+        listeners="PLAINTEXT://127.0.0.1:0,CONTROL://127.0.0.1:0",
+        listener_security_protocol_map="PLAINTEXT:PLAINTEXT,CONTROL:PLAINTEXT",
+        control_plane_listener_name="control",
+    )

@@ -870,7 +870,24 @@ def test_leaders_of_older_brokers_change_the_isr_themselves(tmp_path: Path) -> N
         states = [topic.partitions[0] for r in of(scene.sent, ApiKey.UPDATE_METADATA, 1) for topic in r.topics]
         assert states[0].isr == (2,)
 
-    async def _no_notifications(scene: Scene) -> bool:
-        return await scene.store.client.children("/isr_change_notification") == []
+    play(tmp_path, scenario)
+
+
+def test_a_dead_replica_that_a_leader_has_taken_in_by_itself_is_taken_out(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.start(1, 2, 3)
+        await scene.create("t", [1, 2, 3])
+        await scene.kill(3)
+        [(partition, state)] = (await scene.states(("t", 0))).items()
+        changed = LeaderAndIsr(1, state.leader_epoch, (1, 2, 3), 1, state.zk_version)
+        assert await scene.store.update_leader_and_isr({partition: changed}) == {partition: state.zk_version + 1}
+        await scene.store.propagate_isr_changes([partition])
+        await scene.until(lambda: _no_notifications(scene))
+        await scene.settled()
+        assert await scene.state("t") == (1, state.leader_epoch + 1, (1, 2))
 
     play(tmp_path, scenario)
+
+
+async def _no_notifications(scene: Scene) -> bool:
+    return await scene.store.client.children("/isr_change_notification") == []

@@ -199,6 +199,18 @@ def test_an_election_begins_anew_with_what_changed_meanwhile(tmp_path: Path) -> 
     play(tmp_path, scenario)
 
 
+def test_nobody_can_be_elected_only_by_what_is_in_zookeeper(tmp_path: Path) -> None:
+    """The leader has taken 2 in by itself and died before it told the controller."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.led(PARTITION, 1, 1)
+        await scene.changed_in_zookeeper(PARTITION, 1, 1, 2)
+        scene.context.set_live_brokers(live_brokers(2, 3))
+        assert await elect(scene, ElectionStrategy.OFFLINE) == LeaderAndIsr(2, 21, (2,), EPOCH)
+
+    play(tmp_path, scenario)
+
+
 def test_leadership_that_the_context_lacks_is_read(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.led(PARTITION, 1, 1, 2)

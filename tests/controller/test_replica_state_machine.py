@@ -238,6 +238,18 @@ def test_a_replica_that_is_fenced_already_goes_offline_without_a_write(
     play(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(("protocol", "is_read"), [("2.4", True), ("2.7-IV1", True), ("2.7-IV2", False)])
+def test_before_2_7_a_leader_may_have_taken_in_a_dead_replica(tmp_path: Path, protocol: str, is_read: bool) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.led(PARTITION, 1, 1, 3)
+        await scene.changed_in_zookeeper(PARTITION, 1, 1, 2, 3)
+        await change(scene, OFFLINE, OFFLINE)
+        left = (LeaderAndIsr(1, 21, (1, 3), EPOCH), 2) if is_read else (LeaderAndIsr(1, 20, (1, 2, 3), 4), 1)
+        assert await scene.in_zookeeper(PARTITION) == left
+
+    play(tmp_path, scenario, **{"inter.broker.protocol.version": protocol})
+
+
 def test_a_removal_begins_anew_with_what_changed_meanwhile(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.led(PARTITION, 1, 1, 2, 3)

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from clusters import KlammBroker
 from confluent_kafka.admin import AdminClient
@@ -99,6 +99,13 @@ class Brokers(ABC):
         controller_id = self.controller_id()
         assert controller_id is not None
         return controller_id
+
+    def registration(self, broker_id: int) -> dict[str, Any]:
+        """What the broker says of itself in ZooKeeper; empty while it is not there."""
+        return self._read(f"/brokers/ids/{broker_id}") or {}
+
+    def topic_id(self, topic: str) -> str | None:
+        return (self._read(f"/brokers/topics/{topic}") or {}).get("topic_id")
 
     def isr(self, topic: str, partition: int) -> list[int]:
         return list(self._state(topic, partition)["isr"])
@@ -267,6 +274,16 @@ class KlammBrokers(Brokers):
 
     def stop(self, broker_id: int) -> None:
         self._cluster.stop(broker_id)
+
+    def restart(self, broker_id: int, properties: Mapping[str, str]) -> None:
+        """An orderly end, and a start with these properties changed."""
+        self._cluster.restart(broker_id, properties)
+
+    def pause(self, broker_id: int) -> None:
+        self._cluster.pause(broker_id)
+
+    def resume(self, broker_id: int) -> None:
+        self._cluster.resume(broker_id)
 
     def log_directory(self, broker_id: int) -> Path:
         return self._cluster.data_directory(broker_id)

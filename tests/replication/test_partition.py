@@ -196,13 +196,14 @@ async def test_what_was_appended_before_following_another_is_never_acknowledged(
 
 @scenario
 async def test_a_replica_that_has_caught_up_is_proposed_and_counts_at_once(broker, partition):
-    partition.make_leader(state(isr=(1,), epoch=3, zk_version=8))
+    partition.make_leader(state(isr=(1,), epoch=3, zk_version=8, controller_epoch=5))
     append(partition, b"a")
     fetched(partition, 2, 0)
     assert not broker.proposals.submitted
     fetched(partition, 2, 1)
     [change] = broker.proposals.submitted
     assert (change.topic_partition, change.leader_epoch, change.isr, change.zk_version) == (("t", 0), 3, (1, 2), 8)
+    assert change.controller_epoch == 5
     assert partition.isr_state == PendingExpandIsr((1,), 2)
     append(partition, b"b")
     assert partition.log.high_watermark == 1  # 2 must have it, for it may be in the ISR already

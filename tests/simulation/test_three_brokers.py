@@ -308,6 +308,13 @@ def test_random_faults(seed: int) -> None:
     print(world.run(random_faults(world), time_limit_s=3600))
 
 
+@pytest.mark.parametrize("protocols", [["2.4"], ["2.4", "2.8"]])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_faults_under_older_protocols(seed: int, protocols: list[str]) -> None:
+    world = World(seed)
+    print(world.run(random_faults(world, protocols=protocols), time_limit_s=3600))
+
+
 def failures(scenario: Callable[[World], Coroutine[Any, Any, Any]], seeds: int) -> list[str]:
     """How the runs of a scenario fail, if they do."""
     found = []

@@ -83,6 +83,13 @@ EXAMPLES = [
         BrokerRegistration.encode,
     ),
     (
+        b'{"listener_security_protocol_map":{"PLAINTEXT":"PLAINTEXT"},"endpoints":["PLAINTEXT://h:1"],"jmx_port":-1,'
+        b'"port":1,"host":"h","version":4,"timestamp":"5"}',
+        lambda data: BrokerRegistration.decode(3, data),
+        BrokerRegistration(3, (Endpoint("PLAINTEXT", "h", 1),), timestamp_ms=5, version=4),
+        BrokerRegistration.encode,
+    ),
+    (
         b'{"partitions":{"0":[1,2],"1":[2,1]},"topic_id":"aI0B4EMyQyaqWpfwDww5Cw","adding_replicas":{},'
         b'"removing_replicas":{},"version":3}',
         lambda data: TopicAssignment.decode("t", data),

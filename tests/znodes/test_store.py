@@ -15,7 +15,7 @@ from zookeeper_scenarios import Fired, Scene
 
 from klamm.environment import SystemEnvironment
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.znodes import cluster
+from klamm.znodes import cluster, requests
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.cluster import ProducerIdBlock
 from klamm.znodes.configs import decode_config_change
@@ -451,6 +451,58 @@ def test_losses_during_creation_of_topics(tmp_path: Path) -> None:
             assert len(await safe.partition_states([(f"t{step}", 0), (f"t{step}", 1)])) == 2
 
     play_with_losses(tmp_path, scenario)
+
+
+def test_a_leader_changes_only_the_state_that_it_knows(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        await store.create_topic("t", {number: [0, 1] for number in range(5)}, None, {})
+        known = LeaderAndIsr(0, 3, (0,), 1)
+        await write_states(store, {("t", number): known for number in range(4)})
+        wanted = LeaderAndIsr(0, 3, (0, 1), 1, 0)
+        # 1 has been changed by somebody else; 2 exactly so, as by a first try whose answer was lost; 3 is not known in
+        # any version, and -1 would stand for all of them; 4 and u-0 are not there.
+        await write_states(store, {("t", 1): LeaderAndIsr(1, 4, (0, 1), 1), ("t", 2): wanted})
+        before = await store.partition_states([("t", 1), ("t", 3)])
+        versions = await store.update_leader_and_isr(
+            {
+                **{("t", number): wanted for number in (0, 1, 2, 4)},
+                ("t", 3): dataclasses.replace(wanted, zk_version=-1),
+                ("u", 0): wanted,
+            }
+        )
+        assert versions == {("t", 0): 1, ("t", 2): 1}
+        assert await store.partition_states([("t", 1), ("t", 3)]) == before
+        assert await store.partition_states([("t", 0)]) == {("t", 0): wanted}
+
+    play(tmp_path, scenario)
+
+
+def test_losses_during_a_leaders_changes(tmp_path: Path) -> None:
+    async def scenario(proxy: Proxy, store: KafkaZooKeeper, safe: KafkaZooKeeper) -> None:
+        await safe.create_topic("t", {number: [0, 1] for number in range(10)}, None, {})
+        await write_states(safe, {("t", number): LeaderAndIsr(0, 0, (0,), 0) for number in range(10)})
+
+        async def change(step: int) -> dict[tuple[str, int], int]:
+            versions = await store.update_leader_and_isr({("t", step): LeaderAndIsr(0, 0, (0, 1), 0, 0)})
+            await store.propagate_isr_changes([("t", step)])
+            return versions
+
+        results = await with_losses(proxy, change)
+        assert results == [{("t", step): 1} for step in range(len(results))]
+
+    play_with_losses(tmp_path, scenario)
+
+
+def test_announcements_fit_into_their_znodes(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        partitions = [("n" * 249, 2**31 - 1 - number) for number in range(7000)]
+        await store.propagate_isr_changes(partitions)
+        names = await store.client.children(requests.ISR_CHANGES_PATH)
+        contents = [(await store.client.get(f"{requests.ISR_CHANGES_PATH}/{name}"))[0] for name in names]
+        assert max(map(len, contents)) < MAX_ZNODE_BYTES
+        assert [key for content in contents for key in requests.decode_partitions("", content)] == partitions
+
+    play(tmp_path, scenario)
 
 
 def test_losses_during_allocation_of_producer_ids(tmp_path: Path) -> None:
