@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
 from durability.check import check_load
 from durability.load import Load
 from kafka import KafkaAdminClient
@@ -56,8 +57,10 @@ def are_only_hosts(cluster: Cluster, targets: dict[int, list[int]]) -> bool:
     return all(hosts(cluster, number) == set(target) for number, target in targets.items())
 
 
-def test_partitions_move_round_the_cluster_under_load() -> None:
-    with Cluster(brokers=6, properties={"min.insync.replicas": 2}) as cluster:
+@pytest.mark.parametrize("protocol", ["2.8", "2.4"])
+def test_partitions_move_round_the_cluster_under_load(protocol: str) -> None:
+    properties = {"min.insync.replicas": 2, "inter.broker.protocol.version": protocol}
+    with Cluster(brokers=6, properties=properties) as cluster:
         cluster.create_topic(TOPIC, PARTITIONS, 3)
         load = Load(cluster.bootstrap, TOPIC, PARTITIONS, records_per_s=1_000)
         # To all others, to some others, and into another order.
