@@ -16,6 +16,7 @@ import concurrent.futures
 import contextlib
 import errno
 import fcntl
+import gc
 import os
 import random
 import resource
@@ -171,6 +172,9 @@ class Environment(ABC):
     def host_name(self) -> str:
         """The name under which other machines reach this one, for listeners that name none."""
 
+    def watch_gc_pauses(self, on_pause_ms: Callable[[float], None] | None) -> None:  # noqa: B027  # most know of none
+        """From now on `on_pause_ms` hears, in any thread, how long each collection of garbage took; None: nobody."""
+
     def random_uuid(self) -> uuid.UUID:
         """A random (version 4) UUID."""
         return uuid.UUID(int=self.random.getrandbits(128), version=4)
@@ -300,6 +304,8 @@ class SystemEnvironment(Environment):
         self.file_system = SystemFileSystem()
         self.random = random.Random()
         self._pool = concurrent.futures.ThreadPoolExecutor(blocking_workers, thread_name_prefix="klamm-blocking")
+        self._on_gc_pause_ms: Callable[[float], None] | None = None
+        self._gc_began_s = 0.0
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -309,6 +315,19 @@ class SystemEnvironment(Environment):
 
     def host_name(self) -> str:
         return socket.getfqdn()
+
+    def watch_gc_pauses(self, on_pause_ms: Callable[[float], None] | None) -> None:
+        if self._on_gc_pause_ms is not None:
+            gc.callbacks.remove(self._gc_turned)
+        self._on_gc_pause_ms = on_pause_ms
+        if on_pause_ms is not None:
+            gc.callbacks.append(self._gc_turned)
+
+    def _gc_turned(self, phase: str, _info: object) -> None:
+        if phase == "start":
+            self._gc_began_s = time.perf_counter()
+        elif self._on_gc_pause_ms is not None:
+            self._on_gc_pause_ms((time.perf_counter() - self._gc_began_s) * 1000)
 
     def close(self) -> None:
         """Waits for the blocking work under way and ends the threads."""

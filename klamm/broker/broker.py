@@ -30,6 +30,7 @@ from klamm.broker.finalized_features import SUPPORTED_FEATURES, FinalizedFeature
 from klamm.broker.handlers import APIS
 from klamm.broker.leader_elections import LeaderElections
 from klamm.broker.metadata_cache import Endpoint, MetadataCache
+from klamm.broker.metrics_endpoint import MetricsEndpoint
 from klamm.broker.producer_ids import ProducerIds
 from klamm.broker.quotas import NoQuotas, Quotas
 from klamm.broker.registration import BrokerStartError, Registrar
@@ -108,6 +109,7 @@ class Broker:
         self._isr_changes: AlterIsrManager | ZkIsrManager | None = None
         self._config_changes: ConfigChanges | None = None
         self._dispatcher: Dispatcher | None = None
+        self._metrics_endpoint: MetricsEndpoint | None = None
         self._listeners: dict[str, SocketServer] = {}
         self._log_dirs = [os.path.abspath(directory) for directory in config.log_dirs]
         self._is_serving = False
@@ -118,6 +120,11 @@ class Broker:
     def endpoints(self) -> Mapping[str, tuple[str, int]]:
         """Host and port of each listener by its name, once they are bound."""
         return {name: (server.host, server.port) for name, server in self._listeners.items()}
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The HTTP port that tells about this broker, once it is bound; None when there is none."""
+        return None if self._metrics_endpoint is None else self._metrics_endpoint.port
 
     @property
     def is_controller(self) -> bool:
@@ -159,6 +166,7 @@ class Broker:
         log_manager = await self._open_logs(store)
         await self._bind_listeners()
         self._assemble(log_manager)
+        await self._start_metrics_endpoint()
         await self._register()
         await self._producer_ids.start()
         log_manager.start()
@@ -324,6 +332,23 @@ class Broker:
             )
         return ZkIsrManager(lambda: self._zookeeper.store, self.broker_id, self._fail)
 
+    async def _start_metrics_endpoint(self) -> None:
+        """Before the registration, which tells the port."""
+        config = self._config
+        if config.klamm_metrics_port < 0:
+            return
+        assert self._controller is not None and self._registrar is not None
+        self._metrics_endpoint = MetricsEndpoint(
+            self._listeners[config.inter_broker_listener_name].host,
+            config.klamm_metrics_port,
+            self.broker_id,
+            self._controller,
+            self._environment,
+            self._fail,
+        )
+        await self._metrics_endpoint.start()
+        self._registrar.metrics_port = self._metrics_endpoint.port
+
     def _inter_broker_address(self, broker_id: int) -> tuple[str, int] | None:
         endpoint = self._metadata_cache.snapshot.endpoint(broker_id, self._config.inter_broker_listener_name)
         return None if endpoint is None else (endpoint.host, endpoint.port)
@@ -424,4 +449,6 @@ class Broker:
             await self._log_manager.stop()
         if self._controller is not None:
             await self._controller.shutdown()
+        if self._metrics_endpoint is not None:
+            self._metrics_endpoint.stop()
         await self._zookeeper.stop()

@@ -18,6 +18,7 @@ from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.store import KafkaZooKeeper
 
 NO_EPOCH = -1
+NO_PORT = -1
 
 
 class BrokerStartError(Exception):
@@ -42,6 +43,8 @@ class Registrar:
         self._features = features
         self._version = znodes.FEATURES_SINCE if protocol >= ApiVersion.V2_7_IV0 else znodes.FEATURES_SINCE - 1
         self.broker_epoch = NO_EPOCH
+        self.metrics_port = NO_PORT
+        """The HTTP port that tells about this broker. Kafka's brokers tell their JMX port in its place."""
 
     def require_broker_epoch(self, broker_epoch: int) -> None:
         """Raises KafkaError STALE_BROKER_EPOCH for a request that was meant for this broker's former life.
@@ -79,6 +82,7 @@ class Registrar:
             ),
             self._rack,
             self._features,
+            jmx_port=self.metrics_port,
             timestamp_ms=self._environment.now_ms(),
             version=self._version,
         )

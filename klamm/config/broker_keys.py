@@ -479,6 +479,13 @@ class BrokerKeys:
     )
 
     # -- metrics --------------------------------------------------------------------------------------------------
+    # klamm's own; Kafka's brokers are asked through JMX.
+    klamm_metrics_port: int = integer(
+        -1,
+        "HTTP port that tells metrics and what the controller does; 0: any free one, -1: none.",
+        between(-1, 65535),
+        importance=LOW,
+    )
     metric_reporters: tuple[str, ...] = list_of(
         (), "Java classes that report metrics.", importance=LOW, update_mode=CLUSTER_WIDE, effective=False
     )

@@ -1,0 +1,165 @@
+"""What a broker tells about itself over HTTP, on the port klamm.metrics.port.
+
+| path                       | what                                                                                  |
+|----------------------------|---------------------------------------------------------------------------------------|
+| /metrics                   | metrics in Prometheus' text format                                                    |
+| /controller                | what the controller is doing, as JSON; of other brokers only who the controller is    |
+| /controller/events         | the newest records of the controller (state_change_log.py), one JSON object a line    |
+| /controller/events?follow  | the same, and all that follow, until the broker is not the controller any more        |
+
+What must stay true: whoever asks only reads, and whoever asks for much gets it in slices.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterable
+
+import orjson
+
+from klamm.controller.controller import KafkaController
+from klamm.controller.controller_metrics import register_controller_metrics
+from klamm.controller.controller_status import controller_status
+from klamm.controller.slices import slices
+from klamm.controller.state_change_log import NumberedRecord
+from klamm.environment import Environment
+from klamm.metrics import Histogram, MetricName, Metrics
+from klamm.net.http import JSON, Answer, HttpServer, Request
+from klamm.tasks import OnFailure
+
+JSON_LINES = "application/x-ndjson"
+
+LAG_CHECK_S = 0.1
+
+
+class MetricsEndpoint:
+    """See the module. Nothing is measured or served before `start`; port 0 becomes the one that the system chose."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        broker_id: int,
+        controller: KafkaController,
+        environment: Environment,
+        fail: OnFailure,
+    ) -> None:
+        self._broker_id = broker_id
+        self._controller = controller
+        self._environment = environment
+        self._metrics = Metrics()
+        self._pauses = PauseWatch(environment)
+        register_controller_metrics(self._metrics, controller)
+        self._pauses.register(self._metrics)
+        routes = {
+            "/metrics": self._show_metrics,
+            "/controller": self._show_controller,
+            "/controller/events": self._show_events,
+        }
+        self._server = HttpServer(host, port, routes, fail)
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    async def start(self) -> None:
+        """Raises OSError when the address cannot be used."""
+        await self._server.start()
+        self._pauses.start()
+
+    def stop(self) -> None:
+        """Idempotent."""
+        self._pauses.stop()
+        self._server.stop()
+
+    async def _show_metrics(self, _request: Request) -> Answer:
+        # Brokers whom nobody asks need not wait for the import of prometheus_client, and no broker's loop need.
+        await self._environment.run_blocking(_import_prometheus)
+        from klamm.broker.prometheus_text import CONTENT_TYPE, render
+
+        return Answer(200, render(self._metrics), CONTENT_TYPE)
+
+    async def _show_controller(self, _request: Request) -> Answer:
+        return Answer(200, orjson.dumps(await controller_status(self._controller)), JSON)
+
+    async def _show_events(self, request: Request) -> Answer:
+        body = self._follow() if "follow" in request.parameters else self._newest()
+        return Answer(200, body, JSON_LINES)
+
+    async def _newest(self) -> AsyncGenerator[bytes, None]:
+        async for piece in slices(self._controller.state_changes.records()):
+            yield self._lines(piece)
+
+    async def _follow(self) -> AsyncGenerator[bytes, None]:
+        records, follower = self._controller.state_changes.follow()
+        try:
+            async for piece in slices(records):
+                yield self._lines(piece)
+            while piece := await follower.read():
+                yield self._lines(piece)
+                if follower.missed:
+                    yield orjson.dumps({"kind": "missed", "records": follower.missed}) + b"\n"
+                    follower.missed = 0
+        finally:
+            self._controller.state_changes.unfollow(follower)
+
+    def _lines(self, records: Iterable[NumberedRecord]) -> bytes:
+        return b"".join(
+            orjson.dumps(
+                {
+                    "sequence": sequence,
+                    "time_ms": record.time_ms,
+                    "controller": self._broker_id,
+                    "epoch": record.controller_epoch,
+                    **record.described(),
+                },
+                option=orjson.OPT_APPEND_NEWLINE,
+            )
+            for sequence, record in records
+        )
+
+
+def _import_prometheus() -> None:
+    import klamm.broker.prometheus_text  # noqa: F401
+
+
+class PauseWatch:
+    """How long the loop lets others wait, and how long the collector of garbage stops everything."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._lag_ms = Histogram()
+        self._gc_pause_ms = Histogram()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def register(self, metrics: Metrics) -> None:
+        lag, pause = self._lag_ms, self._gc_pause_ms
+        metrics.histogram(MetricName("klamm", "EventLoop", "LagMs"), "How late timers of the loop are.", lag)
+        metrics.gauge(
+            MetricName("klamm", "EventLoop", "LongestLagMs"),
+            "The longest since the start.",
+            lambda: lag.maximum if lag.count else 0,
+        )
+        metrics.histogram(MetricName("klamm", "GarbageCollector", "PauseMs"), "How long collections took.", pause)
+        metrics.gauge(
+            MetricName("klamm", "GarbageCollector", "LongestPauseMs"),
+            "The longest since the start.",
+            lambda: pause.maximum if pause.count else 0,
+        )
+
+    def start(self) -> None:
+        self._environment.watch_gc_pauses(self._gc_pause_ms.update)
+        self._expect_next()
+
+    def stop(self) -> None:
+        self._environment.watch_gc_pauses(None)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expect_next(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + LAG_CHECK_S
+        self._timer = loop.call_at(due, self._look, due)
+
+    def _look(self, due: float) -> None:
+        # A timer may be early by a rounding error.
+        self._lag_ms.update(max((asyncio.get_running_loop().time() - due) * 1000, 0.0))
+        self._expect_next()

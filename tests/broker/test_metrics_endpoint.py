@@ -1,0 +1,195 @@
+"""What a broker tells over HTTP: metrics under their usual names, the controller's status, its records."""
+
+import asyncio
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from one_broker import Client, OneBroker, run
+from prometheus_client.parser import text_string_to_metric_families
+
+from klamm.broker.prometheus_text import prometheus_name, render
+from klamm.metrics import Histogram, MetricName, Metrics
+
+
+class Answer:
+    """The connection of one GET, past its head."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, status: int, head: str) -> None:
+        self.reader, self._writer, self.status, self.head = reader, writer, status, head
+
+    async def body(self) -> bytes:
+        content = await self.reader.read()
+        self._writer.close()
+        return content
+
+    async def line(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(await self.reader.readline())
+        return found
+
+    def close(self) -> None:
+        self._writer.transport.abort()
+
+
+async def get(cluster: OneBroker, path: str) -> Answer:
+    port = cluster.broker.metrics_port
+    assert port
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    return Answer(reader, writer, int(head.split()[1]), head)
+
+
+async def metrics(cluster: OneBroker) -> dict[str, dict[str, float]]:
+    """Name -> labels, as text -> value."""
+    answer = await get(cluster, "/metrics")
+    assert "Content-Type: text/plain; version=0.0.4; charset=utf-8\r\n" in answer.head
+    found: dict[str, dict[str, float]] = {}
+    for family in text_string_to_metric_families((await answer.body()).decode()):
+        assert family.documentation.endswith(".")
+        for sample in family.samples:
+            labels = ",".join(f"{key}={value}" for key, value in sample.labels.items())
+            found.setdefault(sample.name, {})[labels] = sample.value
+    return found
+
+
+def test_names_and_kinds() -> None:
+    assert prometheus_name(MetricName("kafka.controller", "T", "A-b.C")) == "kafka_controller_t_a_b_c"
+    tree, seen = Metrics(), Histogram()
+    for value in range(1, 101):
+        seen.update(value)
+    tree.gauge(MetricName("g.h", "T", "Size"), "A size.", lambda: 3)
+    tree.gauges(MetricName("g.h", "T", "QueueSize"), "Sizes.", "broker-id", lambda: {"1": 4, "2": 5})
+    tree.meter(MetricName("g.h", "T", "ThingsPerSec"), "Things.", lambda: 6)
+    tree.histograms(MetricName("g.h", "T", "TimeMs"), "Times.", "broker-id", lambda: {"1": seen})
+    assert render(tree).decode() == (
+        "# HELP g_h_t_size A size.\n# TYPE g_h_t_size gauge\ng_h_t_size 3.0\n"
+        "# HELP g_h_t_queuesize Sizes.\n# TYPE g_h_t_queuesize gauge\n"
+        'g_h_t_queuesize{broker_id="1"} 4.0\ng_h_t_queuesize{broker_id="2"} 5.0\n'
+        "# HELP g_h_t_things_total Things.\n# TYPE g_h_t_things_total counter\ng_h_t_things_total 6.0\n"
+        "# HELP g_h_t_timems Times.\n# TYPE g_h_t_timems summary\n"
+        'g_h_t_timems{broker_id="1",quantile="0.50"} 50.0\ng_h_t_timems{broker_id="1",quantile="0.75"} 75.0\n'
+        'g_h_t_timems{broker_id="1",quantile="0.95"} 95.0\ng_h_t_timems{broker_id="1",quantile="0.98"} 98.0\n'
+        'g_h_t_timems{broker_id="1",quantile="0.99"} 99.0\ng_h_t_timems{broker_id="1",quantile="0.999"} 100.0\n'
+        'g_h_t_timems_count{broker_id="1"} 100.0\ng_h_t_timems_sum{broker_id="1"} 5050.0\n'
+    )
+
+
+def test_metrics_of_a_broker(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", 3)
+        await cluster.wait_until_told()
+        gc.collect()
+        found = await metrics(cluster)
+        prefix = "kafka_controller_"
+        assert {name: found[f"{prefix}kafkacontroller_{name}"] for name in GAUGES} == {
+            name: {"": value} for name, value in GAUGES.items()
+        }
+        assert found[f"{prefix}controllerstats_uncleanleaderelections_total"] == {"": 0}
+        assert found[f"{prefix}controllerstats_topicchangerateandtimems_count"][""] >= 1
+        assert found[f"{prefix}controllereventmanager_eventqueuesize"] == {"": 0}
+        assert "quantile=0.999" in found[f"{prefix}controllereventmanager_eventqueuetimems"]
+        assert found[f"{prefix}controllerchannelmanager_totalqueuesize"] == {"": 0}
+        assert found[f"{prefix}controllerchannelmanager_queuesize"] == {"broker_id=0": 0}
+        assert found[f"{prefix}controllerchannelmanager_requestrateandqueuetimems_count"]["broker_id=0"] >= 2
+        assert found["klamm_garbagecollector_pausems_count"][""] >= 1
+        assert found["klamm_garbagecollector_longestpausems"][""] > 0
+        while not (found := await metrics(cluster))["klamm_eventloop_lagms_count"][""]:  # noqa: ASYNC110  # a timer
+            await asyncio.sleep(0.01)
+        assert found["klamm_eventloop_longestlagms"][""] >= 0
+
+    run(tmp_path, scenario, klamm_metrics_port=0)
+
+
+GAUGES = {
+    "activecontrollercount": 1,
+    "offlinepartitionscount": 0,
+    "preferredreplicaimbalancecount": 0,
+    "controllerstate": 0,
+    "globaltopiccount": 1,
+    "globalpartitioncount": 3,
+    "topicstodeletecount": 0,
+    "replicastodeletecount": 0,
+    "topicsineligibletodeletecount": 0,
+    "replicasineligibletodeletecount": 0,
+}
+
+
+def test_the_controllers_status(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, _client: Client) -> None:
+        answer = await get(cluster, "/controller")
+        assert "Content-Type: application/json\r\n" in answer.head
+        found = json.loads(await answer.body())
+        assert (found["controller_id"], found["active"], found["epoch"]) == (0, True, 1)
+        assert [broker["broker_id"] for broker in found["brokers"]] == [0]
+
+    run(tmp_path, scenario, klamm_metrics_port=0)
+
+
+def test_records_that_there_are_and_those_that_follow(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        body = await (await get(cluster, "/controller/events")).body()
+        records = [json.loads(line) for line in body.splitlines()]
+        assert [record["sequence"] for record in records] == list(range(len(records)))
+        assert {record["controller"] for record in records} == {0}
+        assert any(record["kind"] == "controller" and "successfully elected" in record["text"] for record in records)
+        following = await get(cluster, "/controller/events?follow")
+        assert "Content-Type: application/x-ndjson\r\n" in following.head
+        await client.create_topic("t")
+        seen = []
+        while not seen or seen[-1].get("to") != "OnlineReplica":
+            seen.append(await following.line())
+        assert [record["sequence"] for record in seen] == list(range(len(seen)))
+        changes = [(record["kind"], record["from"], record["to"]) for record in seen if "to" in record]
+        assert changes == [
+            ("partition", "NonExistentPartition", "NewPartition"),
+            ("replica", "NonExistentReplica", "NewReplica"),
+            ("partition", "NewPartition", "OnlinePartition"),
+            ("replica", "NewReplica", "OnlineReplica"),
+        ]
+        assert {record["event"] for record in seen if "to" in record} == {"TopicChange"}
+        # One that goes away without a word is noticed.
+        leaving = await get(cluster, "/controller/events?follow")
+        leaving.close()
+        # Nobody tells anything after the end of the controllership.
+        await cluster.broker._controller._trigger_controller_move()
+        rest = await following.body()
+        assert json.loads(rest.splitlines()[-1])["text"] == "Resigned"
+        async with asyncio.timeout(20):
+            while cluster.broker._controller.state_changes._followers:  # noqa: ASYNC110  # nobody tells
+                await asyncio.sleep(0.01)
+
+    run(tmp_path, scenario, klamm_metrics_port=0)
+
+
+@pytest.mark.parametrize(("path", "status"), [("/", 404), ("/controller/", 404), ("/metrics?x=1", 200)])
+def test_other_paths(tmp_path: Path, path: str, status: int) -> None:
+    async def scenario(cluster: OneBroker, _client: Client) -> None:
+        answer = await get(cluster, path)
+        assert answer.status == status
+        await answer.body()
+
+    run(tmp_path, scenario, klamm_metrics_port=0)
+
+
+def test_the_registration_tells_the_port(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, _client: Client) -> None:
+        (broker,) = (await cluster.broker._zookeeper.store.live_brokers()).values()
+        assert broker.registration.jmx_port == cluster.broker.metrics_port
+        callbacks = len(gc.callbacks)
+        await cluster.broker.stop()
+        assert len(gc.callbacks) == callbacks - 1
+        with pytest.raises(OSError):
+            await get(cluster, "/metrics")
+
+    run(tmp_path, scenario, klamm_metrics_port=0)
+
+
+def test_without_the_port_nothing_is_told(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, _client: Client) -> None:
+        (broker,) = (await cluster.broker._zookeeper.store.live_brokers()).values()
+        assert (broker.registration.jmx_port, cluster.broker.metrics_port) == (-1, None)
+
+    run(tmp_path, scenario)
