@@ -2,7 +2,10 @@
 
 What must stay true:
 - These requests are worked off one after another. One of a controller older than the latest known changes nothing.
-- A partition changes only to a newer leader epoch, so that what arrives late or twice changes nothing.
+- A partition changes only to a newer leader epoch, so that what arrives late or twice changes nothing. It stops also in
+  the epoch that it is in: a controller that cancels a reassignment need not have begun another (KAFKA-13972).
+- Of two topics that had the same name, at most one has a log here. Never does a log go because of its topic's id that
+  may be all there is of a record.
 - The fetcher of a partition is gone before the partition leads or is deleted, and knows the new leader and epoch before
   it goes on.
 - Work on many partitions leaves the loop to others about every ten milliseconds, and the log one line.
@@ -128,6 +131,11 @@ class StateChanges:
     def _check(self, key: TopicPartition, topic_id: UUID | None, state: LeaderAndIsrPartitionState) -> ErrorCode:
         if self._hosted.is_offline(key):
             return ErrorCode.KAFKA_STORAGE_ERROR
+        if self._is_of_former_topic(key, topic_id, state):
+            _log.warning("The log of %s-%d is of a topic of that name which was deleted, and is deleted, too", *key)
+            code = self._delete(key)
+            if code is not ErrorCode.NONE:
+                return code
         partition = self._hosted.get(key)
         if partition is None:
             if not is_legal_topic_name(key[0]) or state.partition < 0 or state.leader_epoch < 0:
@@ -150,6 +158,21 @@ class StateChanges:
             _log.warning("LeaderAndIsr for %s-%d names other replicas: %s", *key, state.replicas)
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return ErrorCode.NONE
+
+    def _is_of_former_topic(
+        self, key: TopicPartition, topic_id: UUID | None, state: LeaderAndIsrPartitionState
+    ) -> bool:
+        """Whether the log was left by another topic: this broker was down when that was moved away, and deleted
+        (KAFKA-10548).
+
+        Not so where the controller counts this replica among those in sync, but in the topic's first epoch. Then the
+        log has records of the topic, and its id was changed: an operator must look.
+        """
+        log = self._log_manager.get(*key)
+        has_other_id = log is not None and None not in (log.topic_id, topic_id) and log.topic_id != topic_id
+        is_replica = self._broker_id in state.replicas
+        is_first_epoch = state.is_new and state.leader_epoch == 0
+        return has_other_id and is_replica and (is_first_epoch or self._broker_id not in state.isr)
 
     async def _make_leaders(self, changes: list[_Change], codes: dict[TopicPartition, ErrorCode]) -> None:
         self._followers.remove_fetchers([key for key, _, _ in changes])
@@ -229,22 +252,26 @@ class StateChanges:
         if self._hosted.is_offline(key):
             return ErrorCode.KAFKA_STORAGE_ERROR
         partition = self._hosted.get(key)
-        if partition is not None and NO_EPOCH < leader_epoch <= partition.leader_epoch:
+        if partition is not None and NO_EPOCH < leader_epoch < partition.leader_epoch:
             _log.debug(
                 "StopReplica for %s with leader epoch %d is ignored, it is %d",
                 *(partition, leader_epoch, partition.leader_epoch),
             )
             return ErrorCode.FENCED_LEADER_EPOCH
-        self._followers.remove_fetchers([key])
         if not delete:
+            self._followers.remove_fetchers([key])
             self._on_change(key)
             return ErrorCode.NONE
+        return self._delete(key)
+
+    def _delete(self, key: TopicPartition) -> ErrorCode:
+        self._followers.remove_fetchers([key])
         self._hosted.remove(key)
         try:
             # Also what was never hosted: the topic may have been deleted while this broker was down.
             self._log_manager.delete(*key)
         except KafkaError as error:
-            _log.error("StopReplica for %s-%d: %s", *key, error)
+            _log.error("The log of %s-%d cannot be deleted: %s", *key, error)
             return error.code
         return ErrorCode.NONE
 
