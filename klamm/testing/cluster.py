@@ -26,7 +26,7 @@ from klamm.testing.errors import ClusterError
 from klamm.testing.observer import LoopThread, Observer, create_topic, delete_topic, load_messages
 from klamm.testing.ports import ReservedPort
 from klamm.tools.helper import Helper
-from klamm.tools.local_cluster import HOST, broker_properties
+from klamm.tools.local_cluster import HOST, broker_arguments, broker_properties
 from klamm.tools.processes import BROKER, EMBEDDED_ZOOKEEPER, Processes, ServerFailed, ServerProcess
 from klamm.tools.readiness import NotReady, wait_for_no_topic, wait_for_topic, wait_until_ready
 from klamm.znodes.topics import NO_LEADER, LeaderAndIsr, TopicPartition
@@ -445,7 +445,8 @@ class Cluster:
             if server == ZOOKEEPER:
                 target, arguments = EMBEDDED_ZOOKEEPER, self._zookeeper_arguments()
             else:
-                target, arguments = BROKER, {"properties": self._properties_of(server)}
+                properties = self._properties_of(server)
+                target, arguments = BROKER, broker_arguments(properties, self.directory, server)
             processes.start(name, target, arguments)
 
     def _zookeeper_arguments(self) -> dict[str, Any]:

@@ -13,6 +13,14 @@ def broker(
     override: Annotated[
         list[str] | None, typer.Option("--override", metavar="KEY=VALUE", help="Replace a property; may be repeated.")
     ] = None,
+    logs_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--logs-dir",
+            envvar="LOG_DIR",
+            help="Directory of state-change.log and controller.log; without it they are part of the log on stderr.",
+        ),
+    ] = None,
 ) -> None:
     """Run one broker until SIGTERM or Ctrl-C; a second signal ends it at once."""
     properties = {**read_properties(file), **parse_pairs("--override", override or [])}
@@ -20,5 +28,6 @@ def broker(
     from klamm.tools.serving import configure_logging, run_server
 
     configure_logging()
-    server = BrokerServer(with_absolute_directories(properties))
+    logs = None if logs_dir is None else str(logs_dir.absolute())
+    server = BrokerServer(with_absolute_directories(properties), logs)
     run_server(server, lambda details: None)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from klamm.tools.processes import ServerProcess
 
@@ -24,8 +25,14 @@ def broker_properties(
         "transaction.state.log.replication.factor": replication_factor,
         "transaction.state.log.min.isr": str(min(2, brokers)),
         "group.initial.rebalance.delay.ms": "0",
+        "klamm.metrics.port": "0",
         **overrides,
     }
+
+
+def broker_arguments(properties: Mapping[str, str], directory: Path, broker_id: int) -> dict[str, Any]:
+    """What `processes.BROKER` is made from. `directory` is the cluster's; it gets the broker's logs."""
+    return {"properties": dict(properties), "logs_dir": str(directory / "logs" / f"broker-{broker_id}")}
 
 
 def address_of(broker: ServerProcess) -> tuple[str, int]:

@@ -11,6 +11,7 @@ from klamm.config.definition import ConfigError
 from klamm.environment import SystemEnvironment
 from klamm.protocol.errors import KafkaError
 from klamm.tools.errors import ToolError
+from klamm.tools.kafka_logs import open_kafka_logs
 from klamm.zookeeper.errors import ConnectionLoss, ZooKeeperError
 from klamm.zookeeper.server import CorruptDataError, ZooKeeperServer
 
@@ -18,17 +19,23 @@ _log = logging.getLogger(__name__)
 
 
 class BrokerServer:
-    """One broker, made from its properties; `log.dirs` must be absolute."""
+    """One broker, made from its properties; `log.dirs` must be absolute.
 
-    def __init__(self, properties: Mapping[str, str]) -> None:
+    `logs_dir` (absolute) gets state-change.log and controller.log; None: they are part of the common log.
+    """
+
+    def __init__(self, properties: Mapping[str, str], logs_dir: str | None = None) -> None:
         try:
             self._config = BrokerConfig.from_properties(properties)
         except ConfigError as error:
             raise ToolError(str(error)) from error
+        self._logs_dir = logs_dir
         self._environment = SystemEnvironment()
         self._broker = Broker(self._config, self._environment)
 
     async def start(self) -> dict[str, Any]:
+        if self._logs_dir is not None:
+            open_kafka_logs(self._logs_dir)
         for key in self._config.unknown_keys:
             _log.warning("unknown configuration key: %s", key)
         try:
@@ -48,6 +55,7 @@ class BrokerServer:
             "broker_id": self._broker.broker_id,
             "cluster_id": self._broker.cluster_id,
             "listeners": {name: list(address) for name, address in self._broker.endpoints.items()},
+            "metrics_port": self._broker.metrics_port,
         }
 
     async def failed(self) -> BaseException:

@@ -19,6 +19,7 @@ import uvloop
 
 from klamm.environment import raise_open_file_limit
 from klamm.tools.errors import EXIT_INTERRUPTED, ToolError, describe_os_error
+from klamm.tools.kafka_logs import KafkaFormatter
 
 _log = logging.getLogger(__name__)
 
@@ -40,10 +41,10 @@ class Server(Protocol):
 
 
 def configure_logging() -> None:
-    """Log lines on stderr, with time, level and module."""
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format="[%(asctime)s] %(levelname)s %(message)s (%(name)s)"
-    )
+    """Log lines on stderr, with time, level and logger, as Kafka writes them."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(KafkaFormatter())
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
 
 
 def run_server(server: Server, on_ready: Callable[[Mapping[str, Any]], None], lifeline: int | None = None) -> None:

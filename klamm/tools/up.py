@@ -17,7 +17,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.definition import ConfigError
 from klamm.tools.clients import AsJson
 from klamm.tools.errors import ToolError
-from klamm.tools.local_cluster import HOST, address_of, broker_properties
+from klamm.tools.local_cluster import HOST, address_of, broker_arguments, broker_properties
 from klamm.tools.processes import (
     BROKER,
     EMBEDDED_ZOOKEEPER,
@@ -130,7 +130,8 @@ class Cluster:
                 zookeeper=self.zookeeper_address,
                 overrides=self._overrides,
             )
-            self.brokers.append(self.processes.start(f"broker-{broker_id}", BROKER, {"properties": properties}))
+            arguments = broker_arguments(properties, directory, broker_id)
+            self.brokers.append(self.processes.start(f"broker-{broker_id}", BROKER, arguments))
         # Any of them may fail first, so they are waited for together.
         self.processes.wait(
             lambda: (
@@ -141,7 +142,13 @@ class Cluster:
         for broker in sorted(self.brokers, key=lambda broker: broker.running):
             broker.wait_ready(timeout_s=0)
         for broker_id, broker in enumerate(self.brokers):
-            view.told("broker_ready", broker_id=broker_id, address=text_of(broker), pid=broker.pid)
+            view.told(
+                "broker_ready",
+                broker_id=broker_id,
+                address=text_of(broker),
+                pid=broker.pid,
+                metrics=metrics_url(broker),
+            )
         self.controller_id = self._wait_until_ready()
         self.ready = True
 
@@ -195,6 +202,13 @@ def text_of(broker: ServerProcess) -> str:
     """The address of a ready broker, as clients take it."""
     host, port = address_of(broker)
     return f"{host}:{port}"
+
+
+def metrics_url(broker: ServerProcess) -> str | None:
+    """Where a ready broker tells its metrics; None when klamm.metrics.port=-1."""
+    assert broker.details is not None
+    port = broker.details["metrics_port"]
+    return None if port is None else f"http://{address_of(broker)[0]}:{port}/metrics"
 
 
 def watch(cluster: Cluster, view: View) -> None:

@@ -161,7 +161,8 @@ def sentence(event: str, details: dict[str, Any]) -> str:
         case "zookeeper_ready":
             return f"ZooKeeper is ready at {details['address']} (pid {details['pid']})"
         case "broker_ready":
-            return f"broker {details['broker_id']} is ready at {details['address']} (pid {details['pid']})"
+            metrics = f", metrics at {details['metrics']}" if details["metrics"] else ""
+            return f"broker {details['broker_id']} is ready at {details['address']} (pid {details['pid']}){metrics}"
         case "ready":
             return (
                 f"clients can connect to {details['bootstrap']}"
