@@ -161,5 +161,5 @@ class PauseWatch:
 
     def _look(self, due: float) -> None:
         # A timer may be early by a rounding error.
-        self._lag_ms.update(max((asyncio.get_running_loop().time() - due) * 1000, 0.0))
+        self._lag_ms.update(max(round((asyncio.get_running_loop().time() - due) * 1000, 3), 0.0))
         self._expect_next()

@@ -151,7 +151,7 @@ class _Channel:
             while True:
                 request = self._sending = await self.queue.get()
                 self._sending_since = asyncio.get_running_loop().time()
-                self._time_ms.update((self._sending_since - request.put_at) * 1000)
+                self._time_ms.update(round((self._sending_since - request.put_at) * 1000, 3))
                 await _encode_partitions(request)
                 response = await self._send(request)
                 self._sending, self._trouble = None, ""

@@ -147,4 +147,4 @@ class ControllerEventManager:
 
 
 def _ms_since(moment: float) -> float:
-    return (asyncio.get_running_loop().time() - moment) * 1000
+    return round((asyncio.get_running_loop().time() - moment) * 1000, 3)

@@ -1,0 +1,370 @@
+"""`klamm controller`: who the controller is, what it does and what it waits for; and to have another one elected.
+
+Who is the controller stands in ZooKeeper, and so does the HTTP port on which it tells about itself (`jmx_port` of its
+registration, see klamm.metrics.port). Where ZooKeeper is, a broker says. A controller of Apache Kafka has no such port:
+of it only what stands in ZooKeeper can be told.
+"""
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any
+
+import typer
+
+from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
+from klamm.tools.errors import ToolError, describe_os_error
+
+app = typer.Typer(help="Watch the controller, or move it.", no_args_is_help=True, rich_markup_mode=None)
+
+ZooKeeper = Annotated[
+    str | None,
+    typer.Option("--zookeeper", metavar="HOST:PORT/CHROOT", help="ZooKeeper, instead of asking a broker where it is."),
+]
+
+SESSION_TIMEOUT_MS = 10_000
+HTTP_TIMEOUT_S = 10.0
+# An operator may look at a stream in which nothing happens for as long as he likes.
+ELECTION_TIMEOUT_S = 30.0
+LOOK_EVERY_S = 0.2
+
+
+@dataclass(frozen=True)
+class ControllerAddress:
+    """The controller as ZooKeeper knows it. `port` is None when it tells nothing about itself over HTTP."""
+
+    broker_id: int
+    epoch: int
+    since_ms: int
+    host: str
+    port: int | None
+
+
+# -- the commands -----------------------------------------------------------------------------------------------------
+
+
+@app.command()
+def status(
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    zookeeper: ZooKeeper = None,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Who the controller is, what it is doing, and why what is under way waits."""
+    address = _require_controller(find_controller(_zookeeper(zookeeper, bootstrap_server, command_config)))
+    details = None if address.port is None else json.loads(b"".join(_get(address, "/controller")))
+    if as_json:
+        print(json.dumps({**asdict(address), "status": details}))
+        return
+    for line in status_lines(address, details):
+        print(line)
+
+
+@app.command()
+def move(
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    zookeeper: ZooKeeper = None,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take the controllership from the controller, so that all brokers elect one (it may be the same)."""
+    connect = _zookeeper(zookeeper, bootstrap_server, command_config)
+    import asyncio
+
+    before, after = asyncio.run(_move(connect))
+    if as_json:
+        print(json.dumps({"before": asdict(before), "after": asdict(after)}))
+    else:
+        same = ", again" if after.broker_id == before.broker_id else ""
+        print(f"The controller was broker {before.broker_id} (epoch {before.epoch}).")
+        print(f"The controller is broker {after.broker_id} (epoch {after.epoch}){same}.")
+
+
+@app.command()
+def events(
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    zookeeper: ZooKeeper = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C, also with the next one.")] = False,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """What the controller has decided and done, and with --follow what it does from now on."""
+    connect = _zookeeper(zookeeper, bootstrap_server, command_config)
+    last = (-1, -1)
+    while True:
+        address = find_controller(connect)
+        if address is None and follow and last > (-1, -1):
+            time.sleep(LOOK_EVERY_S)
+            continue
+        address = _require_controller(address)
+        for record in _records(address, follow):
+            # Epochs only grow, and each belongs to one life of one broker, which numbers its records.
+            key = (record.get("epoch", last[0]), record.get("sequence", last[1]))
+            if record["kind"] != "missed" and key <= last:
+                continue
+            last = key
+            print(json.dumps(record) if as_json else record_line(record), flush=True)
+        if not follow:
+            return
+        time.sleep(LOOK_EVERY_S)
+
+
+# -- what is told -----------------------------------------------------------------------------------------------------
+
+
+def status_lines(address: ControllerAddress, status: Mapping[str, Any] | None) -> Iterator[str]:
+    """The status for people."""
+    yield f"Controller: broker {address.broker_id} at {address.host}, epoch {address.epoch}"
+    yield f"Since: {_moment(address.since_ms)}"
+    if status is None:
+        yield "It tells nothing else: it is a broker of Apache Kafka, or klamm.metrics.port is -1."
+        return
+    if not status["active"]:
+        yield "It is named in ZooKeeper and does not act: it takes over, or has lost its session."
+        return
+    doing = f"{status['event']} for {status['event_for_ms']} ms" if status["event"] else "nothing"
+    yield f"State: {status['state']} (doing {doing})"
+    waits = f", the first for {status['event_waits_ms']} ms" if status["event_queue_size"] else ""
+    yield f"Event queue: {status['event_queue_size']} events{waits}"
+    yield (
+        f"Cluster: {len(status['brokers'])} brokers, {status['topics']} topics, {status['partitions']} partitions,"
+        f" {status['preferred_replica_imbalance']} not led by their preferred replica"
+    )
+    for broker in status["brokers"]:
+        yield f"\tBroker: {broker['broker_id']}\tEpoch: {broker['epoch']}\t{_send_queue(broker)}"
+    for title, key, line in (
+        ("Offline partitions", "offline_partitions", _partition_line),
+        ("Under-replicated partitions", "under_replicated_partitions", _partition_line),
+        ("Deletions under way", "deletions", _deletion_line),
+        ("Reassignments under way", "reassignments", _reassignment_line),
+    ):
+        yield from _list_lines(title, status[key], line)
+
+
+def _moment(time_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ms / 1000))
+
+
+def _send_queue(broker: Mapping[str, Any]) -> str:
+    parts = [f"Queue: {broker['queue_size']}"]
+    if broker["sending"]:
+        parts.append(f"Sending: {broker['sending']} for {broker['sending_for_ms']} ms")
+    if broker["offline_replicas"]:
+        parts.append(f"OfflineReplicas: {broker['offline_replicas']}")
+    if broker["shutting_down"]:
+        parts.append("shutting down")
+    if broker["trouble"]:
+        parts.append(f"Trouble: {broker['trouble']}")
+    return "\t".join(parts)
+
+
+def _list_lines(title: str, listed: Mapping[str, Any], line: Callable[[Mapping[str, Any]], str]) -> Iterator[str]:
+    yield f"{title}: {listed['count']}"
+    for item in listed["first"]:
+        yield f"\t{line(item)}"
+    left = listed["count"] - len(listed["first"])
+    if left:
+        yield f"\t... and {left} more"
+
+
+def _partition_line(item: Mapping[str, Any]) -> str:
+    leader = "none" if item["leader"] < 0 else item["leader"]
+    return (
+        f"Topic: {item['topic']}\tPartition: {item['partition']}\tLeader: {leader}"
+        f"\tReplicas: {_joined(item['replicas'])}\tIsr: {_joined(item['isr'])}\tWhy: {item['why']}"
+    )
+
+
+def _deletion_line(item: Mapping[str, Any]) -> str:
+    deleted = f"Deleted: {item['deleted']} of {item['replicas']} replicas"
+    return f"Topic: {item['topic']}\t{deleted}\tWaits for: {item['waits_for']}"
+
+
+def _reassignment_line(item: Mapping[str, Any]) -> str:
+    return (
+        f"Topic: {item['topic']}\tPartition: {item['partition']}\tReplicas: {_joined(item['replicas'])}"
+        f"\tAddingReplicas: {_joined(item['adding_replicas'])}\tRemovingReplicas: {_joined(item['removing_replicas'])}"
+        f"\tIsr: {_joined(item['isr'])}\tWaits for: {item['waits_for']}"
+    )
+
+
+def _joined(broker_ids: list[int]) -> str:
+    return ",".join(map(str, broker_ids))
+
+
+def record_line(record: Mapping[str, Any]) -> str:
+    """A record for people."""
+    if record["kind"] == "missed":
+        return f"... {record['records']} records are missing: they came faster than they were read"
+    milliseconds = record["time_ms"] % 1000
+    when = f"{_moment(record['time_ms'])},{milliseconds:03} controller {record['controller']} epoch {record['epoch']}"
+    return f"{when} {record['event'] or '-'}: {_record_text(record)}"
+
+
+def _record_text(record: Mapping[str, Any]) -> str:
+    match record["kind"]:
+        case "event":
+            times = f"{record['processing_time_ms']} ms, after {record['queue_time_ms']} ms in the queue"
+            return f"{record['outcome']} in {times}"
+        case "controller":
+            return str(record["text"])
+        case "request":
+            led = f", to lead {record['led']}" if "led" in record else ""
+            return f"{record['api']} to broker {_joined(record['brokers'])}, {record['size']} partitions{led}"
+    whose = f"{record['topic']}-{record['partition']}"
+    if record["kind"] == "replica":
+        whose = f"replica {record['replica']} of {whose}"
+    failed = "FAILED " if record["failed"] else ""
+    text = f"{failed}{whose} {record['from']} -> {record['to']}"
+    if record["leader"] is not None:
+        text += f", leader {record['leader']} epoch {record['leader_epoch']} isr {_joined(record['isr'])}"
+    return f"{text}: {record['why']}" if record["why"] else text
+
+
+# -- where the controller is ------------------------------------------------------------------------------------------
+
+
+def _zookeeper(zookeeper: str | None, bootstrap_server: str, command_config: Any) -> str:
+    """The connect string: what was given, or what the brokers have."""
+    if zookeeper is not None:
+        return zookeeper
+    from kafka.admin import ConfigResource, ConfigResourceType
+
+    from klamm.tools.topics import connect
+
+    with connect(bootstrap_server, command_config) as admin:
+        # Its describe_cluster fails at the answers of brokers that do not tell of endpoint types, as those of 2.8.
+        metadata = admin._manager.run(admin._get_cluster_metadata, [])
+        broker_id = str(metadata["brokers"][0]["node_id"])
+        resource = ConfigResource(ConfigResourceType.BROKER, broker_id)
+        configs = admin.describe_configs([resource], config_filter="all")
+    found = next(iter(configs.values()))[broker_id].get("zookeeper.connect")
+    if not found or not found["value"]:
+        raise ToolError(f"broker {broker_id} has no zookeeper.connect: this command is for clusters with ZooKeeper")
+    return str(found["value"])
+
+
+def find_controller(connect: str) -> ControllerAddress | None:
+    """The controller of the cluster whose ZooKeeper this is; None when there is none now. Raises ToolError."""
+    import asyncio
+
+    return asyncio.run(_find_controller(connect))
+
+
+async def _find_controller(connect: str) -> ControllerAddress | None:
+    async with _store(connect) as store:
+        return await _read_controller(store)
+
+
+def _require_controller(address: ControllerAddress | None) -> ControllerAddress:
+    if address is None:
+        raise ToolError("the cluster has no controller now")
+    return address
+
+
+@contextlib.asynccontextmanager
+async def _store(connect: str) -> AsyncIterator[Any]:
+    """The cluster's znodes."""
+    from klamm.environment import SystemEnvironment
+    from klamm.znodes.fields import ZnodeError
+    from klamm.znodes.store import KafkaZooKeeper
+    from klamm.zookeeper.client import ZooKeeperClient
+    from klamm.zookeeper.errors import ZooKeeperError
+
+    environment = SystemEnvironment(blocking_workers=1)
+    try:
+        client = ZooKeeperClient(environment, connect, session_timeout_ms=SESSION_TIMEOUT_MS)
+        try:
+            await client.start(SESSION_TIMEOUT_MS)
+            yield KafkaZooKeeper(client)
+        finally:
+            await client.close()
+    except (ZooKeeperError, ZnodeError, ValueError) as error:
+        raise ToolError(f"ZooKeeper at {connect}: {error}") from error
+    finally:
+        environment.close()
+
+
+async def _read_controller(store: Any) -> ControllerAddress | None:
+    from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
+    from klamm.zookeeper.errors import NoNode
+
+    data, found = b"", b""
+    while True:
+        before = found
+        try:
+            found, _ = await store.client.get(CONTROLLER_EPOCH_PATH)
+            if found == before:
+                break  # What was read in between belongs to this epoch.
+            data, _ = await store.client.get(CONTROLLER_PATH)
+        except NoNode:
+            return None
+    controller = Controller.decode(data)
+    broker = (await store.live_brokers()).get(controller.broker_id)
+    host, port = "", None
+    if broker is not None:
+        registration = broker.registration
+        host = next((endpoint.host for endpoint in registration.endpoints if endpoint.host), "")
+        port = registration.jmx_port if registration.jmx_port > 0 else None
+    return ControllerAddress(controller.broker_id, decode_controller_epoch(found), controller.timestamp_ms, host, port)
+
+
+async def _move(connect: str) -> tuple[ControllerAddress, ControllerAddress]:
+    import asyncio
+
+    from klamm.znodes.cluster import CONTROLLER_PATH
+    from klamm.zookeeper.errors import NoNode
+
+    async with _store(connect) as store:
+        before = _require_controller(await _read_controller(store))
+        # If it goes by itself, somebody is elected just the same.
+        with contextlib.suppress(NoNode):
+            await store.client.delete(CONTROLLER_PATH)
+        deadline = time.monotonic() + ELECTION_TIMEOUT_S
+        while True:
+            after = await _read_controller(store)
+            if after is not None and after.epoch > before.epoch:
+                return before, after
+            if time.monotonic() > deadline:
+                raise ToolError(f"nobody was elected within {ELECTION_TIMEOUT_S:g} s")
+            await asyncio.sleep(LOOK_EVERY_S)
+
+
+# -- what it tells about itself ---------------------------------------------------------------------------------------
+
+
+def _records(address: ControllerAddress, follow: bool) -> Iterator[dict[str, Any]]:
+    if address.port is None:
+        raise ToolError(
+            f"broker {address.broker_id} tells no events: it is one of Apache Kafka, or klamm.metrics.port is -1"
+        )
+    try:
+        for line in _get(address, "/controller/events" + ("?follow" if follow else ""), endless=follow):
+            yield json.loads(line)
+    except ToolError as error:
+        if not follow:
+            raise
+        print(f"klamm: {error}; looking for the controller", file=sys.stderr)
+
+
+def _get(address: ControllerAddress, path: str, *, endless: bool = False) -> Iterator[bytes]:
+    """The lines of an answer. Raises ToolError."""
+    host = f"[{address.host}]" if ":" in address.host else address.host
+    url = f"http://{host}:{address.port}{path}"
+    import urllib.error
+    import urllib.request
+
+    # Not through a proxy: these are brokers.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=None if endless else HTTP_TIMEOUT_S) as answer:
+            yield from answer
+    except urllib.error.HTTPError as error:
+        raise ToolError(f"{url} answers {error.code}: it is no port of klamm") from error
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", error)
+        what = describe_os_error(reason) if isinstance(reason, OSError) else str(reason)
+        raise ToolError(f"broker {address.broker_id} does not answer at {url}: {what}") from error

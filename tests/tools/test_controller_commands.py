@@ -1,0 +1,261 @@
+"""klamm controller: what is printed, and against real clusters."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import ManagedProcess
+
+from klamm.testing import Cluster
+from klamm.tools import main
+from klamm.tools.controller import ControllerAddress, record_line, status_lines
+
+KLAMM = [sys.executable, "-m", "klamm.tools.main"]
+Run = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with Cluster(brokers=3) as running:
+        running.create_topic("t", partitions=2, replication_factor=3)
+        yield running
+
+
+@pytest.fixture
+def klamm(capfd: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command and returns what it prints."""
+
+    def run(*arguments: str, code: int = 0) -> str:
+        capfd.readouterr()
+        ended = main.run(["controller", *arguments])
+        output = capfd.readouterr()
+        assert ended == code, output.err
+        return output.err if code else output.out
+
+    return run
+
+
+# -- texts ------------------------------------------------------------------------------------------------------------
+
+ADDRESS = ControllerAddress(1, 7, 1_609_459_200_000, "host1", 9999)
+STATUS: dict[str, Any] = {
+    "active": True,
+    "state": "BrokerChange",
+    "event": "BrokerChange",
+    "event_for_ms": 12,
+    "event_queue_size": 3,
+    "event_waits_ms": 11,
+    "brokers": [
+        {
+            "broker_id": 1,
+            "epoch": 20,
+            "queue_size": 2,
+            "sending": "LeaderAndIsr",
+            "sending_for_ms": 5,
+            "offline_replicas": 4,
+            "shutting_down": True,
+            "trouble": "cannot connect",
+        }
+    ],
+    "topics": 2,
+    "partitions": 9,
+    "preferred_replica_imbalance": 1,
+    "offline_partitions": {
+        "count": 2,
+        "first": [
+            {"topic": "t", "partition": 0, "leader": -1, "replicas": [2, 3], "isr": [2], "why": "not alive: broker 2"}
+        ],
+    },
+    "under_replicated_partitions": {
+        "count": 1,
+        "first": [{"topic": "t", "partition": 1, "leader": 1, "replicas": [1, 2], "isr": [1], "why": "so"}],
+    },
+    "deletions": {"count": 1, "first": [{"topic": "u", "deleted": 1, "replicas": 3, "waits_for": "its turn"}]},
+    "reassignments": {
+        "count": 1,
+        "first": [
+            {
+                "topic": "v",
+                "partition": 0,
+                "replicas": [3, 1],
+                "adding_replicas": [3],
+                "removing_replicas": [1],
+                "isr": [1],
+                "waits_for": "not caught up: broker 3",
+            }
+        ],
+    },
+}
+
+
+def test_a_status_for_people() -> None:
+    first, since, *rest = status_lines(ADDRESS, STATUS)
+    assert first == "Controller: broker 1 at host1, epoch 7"
+    assert since.startswith("Since: 20")
+    assert rest == [
+        "State: BrokerChange (doing BrokerChange for 12 ms)",
+        "Event queue: 3 events, the first for 11 ms",
+        "Cluster: 1 brokers, 2 topics, 9 partitions, 1 not led by their preferred replica",
+        "\tBroker: 1\tEpoch: 20\tQueue: 2\tSending: LeaderAndIsr for 5 ms\tOfflineReplicas: 4\tshutting down"
+        "\tTrouble: cannot connect",
+        "Offline partitions: 2",
+        "\tTopic: t\tPartition: 0\tLeader: none\tReplicas: 2,3\tIsr: 2\tWhy: not alive: broker 2",
+        "\t... and 1 more",
+        "Under-replicated partitions: 1",
+        "\tTopic: t\tPartition: 1\tLeader: 1\tReplicas: 1,2\tIsr: 1\tWhy: so",
+        "Deletions under way: 1",
+        "\tTopic: u\tDeleted: 1 of 3 replicas\tWaits for: its turn",
+        "Reassignments under way: 1",
+        "\tTopic: v\tPartition: 0\tReplicas: 3,1\tAddingReplicas: 3\tRemovingReplicas: 1\tIsr: 1"
+        "\tWaits for: not caught up: broker 3",
+    ]
+
+
+def test_a_controller_that_tells_nothing() -> None:
+    assert list(status_lines(ADDRESS, None))[2:] == [
+        "It tells nothing else: it is a broker of Apache Kafka, or klamm.metrics.port is -1."
+    ]
+    assert list(status_lines(ADDRESS, {"active": False}))[2:] == [
+        "It is named in ZooKeeper and does not act: it takes over, or has lost its session."
+    ]
+
+
+COMMON = {"time_ms": 1_609_459_200_007, "controller": 1, "epoch": 7, "event": "TopicChange"}
+CHANGE = {
+    **COMMON,
+    "topic": "t",
+    "partition": 0,
+    "from": "A",
+    "to": "B",
+    "leader": None,
+    "leader_epoch": None,
+    "isr": None,
+    "failed": False,
+    "why": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("record", "text"),
+    [
+        (
+            {
+                **COMMON,
+                "kind": "event",
+                "state": "TopicChange",
+                "queue_time_ms": 2,
+                "processing_time_ms": 3.5,
+                "outcome": "processed",
+            },
+            "processed in 3.5 ms, after 2 ms in the queue",
+        ),
+        ({**COMMON, "kind": "controller", "text": "Resigned"}, "Resigned"),
+        (
+            {**COMMON, "kind": "request", "api": "LeaderAndIsr", "brokers": [2], "size": 3, "led": 1},
+            "LeaderAndIsr to broker 2, 3 partitions, to lead 1",
+        ),
+        (
+            {**COMMON, "kind": "request", "api": "UpdateMetadata", "brokers": [1, 2], "size": 3},
+            "UpdateMetadata to broker 1,2, 3 partitions",
+        ),
+        ({**CHANGE, "kind": "partition"}, "t-0 A -> B"),
+        (
+            {**CHANGE, "kind": "replica", "replica": 3, "leader": 1, "leader_epoch": 4, "isr": [1, 2], "why": "so"},
+            "replica 3 of t-0 A -> B, leader 1 epoch 4 isr 1,2: so",
+        ),
+        ({**CHANGE, "kind": "partition", "failed": True, "why": "nobody"}, "FAILED t-0 A -> B: nobody"),
+    ],
+)
+def test_records_for_people(record: dict[str, Any], text: str) -> None:
+    when, _, rest = record_line(record).partition(",007 ")
+    assert when.startswith("20")
+    assert rest == f"controller 1 epoch 7 TopicChange: {text}"
+
+
+def test_a_gap_for_people() -> None:
+    line = record_line({"kind": "missed", "records": 4})
+    assert line == "... 4 records are missing: they came faster than they were read"
+
+
+# -- clusters ---------------------------------------------------------------------------------------------------------
+
+
+def test_status(cluster: Cluster, klamm: Run) -> None:
+    where = ("--bootstrap-server", cluster.bootstrap)
+    controller = cluster.controller_id()
+    lines = klamm("status", *where).splitlines()
+    assert lines[0].startswith(f"Controller: broker {controller} at 127.0.0.1, epoch ")
+    assert "Cluster: 3 brokers, 1 topics, 2 partitions, 0 not led by their preferred replica" in lines
+    assert "Under-replicated partitions: 0" in lines
+    for told in (where, ("--zookeeper", cluster.zookeeper)):
+        found = json.loads(klamm("status", "--json", *told))
+        assert found["broker_id"] == found["status"]["controller_id"] == controller
+        assert found["epoch"] == found["status"]["epoch"]
+        assert abs(found["since_ms"] - found["status"]["since_ms"]) < 60_000
+        assert [broker["broker_id"] for broker in found["status"]["brokers"]] == [0, 1, 2]
+
+
+def test_move_and_events_of_both_controllers(cluster: Cluster, klamm: Run, tmp_path: Path) -> None:
+    where = ("--zookeeper", cluster.zookeeper)
+    records = [json.loads(line) for line in klamm("events", "--json", *where).splitlines()]
+    assert {"NewPartition", "OnlinePartition"} <= {record.get("to") for record in records}
+    command = [*KLAMM, "controller", "events", "--follow", "--json", *where]
+    following = ManagedProcess("events", command, tmp_path / "events")
+    try:
+        following.wait_for("OnlinePartition")
+        moved = json.loads(klamm("move", "--json", *where))
+        assert moved["after"]["epoch"] == moved["before"]["epoch"] + 1
+        assert moved["after"]["broker_id"] == cluster.controller_id()
+        following.wait_for(f"Ready to serve as the new controller with epoch {moved['after']['epoch']}")
+        text = klamm("move", *where)
+        assert text.splitlines()[0] == (
+            f"The controller was broker {moved['after']['broker_id']} (epoch {moved['after']['epoch']})."
+        )
+        following.wait_for(f"Ready to serve as the new controller with epoch {moved['after']['epoch'] + 1}")
+    finally:
+        following.kill()
+    told = [json.loads(line) for line in (tmp_path / "events").read_text().splitlines()[:-1] if line[0] == "{"]
+    keys = [(record["epoch"], record["sequence"]) for record in told]
+    assert keys == sorted(set(keys))
+
+
+def test_the_log_files(cluster: Cluster) -> None:
+    logs = [cluster.directory / "logs" / f"broker-{broker}" for broker in cluster.broker_ids]
+    changes = "".join((directory / "state-change.log").read_text() for directory in logs)
+    assert changes.count("Changed partition t-0 from NewPartition to OnlinePartition with state LeaderAndIsr(") == 1
+    assert all(line.endswith(" (state.change.logger)") for line in changes.splitlines())
+    controller = "".join((directory / "controller.log").read_text() for directory in logs)
+    assert " successfully elected as the controller. Epoch incremented to 1 " in controller
+    assert "state.change.logger" not in "".join(cluster.log(broker, 1000) for broker in cluster.broker_ids)
+
+
+def test_a_controller_without_the_port(klamm: Run) -> None:
+    with Cluster(brokers=1, properties={"klamm.metrics.port": -1}) as running:
+        where = ("--zookeeper", running.zookeeper)
+        found = json.loads(klamm("status", "--json", *where))
+        assert (found["broker_id"], found["epoch"], found["port"], found["status"]) == (0, 1, None, None)
+        assert klamm("status", *where).splitlines()[2].startswith("It tells nothing else")
+        assert "tells no events" in klamm("events", *where, code=1)
+        running.stop(0)
+        assert klamm("status", *where, code=1) == "klamm: the cluster has no controller now\n"
+        assert klamm("move", *where, code=1) == "klamm: the cluster has no controller now\n"
+
+
+@pytest.mark.parametrize("command", ["status", "move", "events"])
+def test_nobody_there(klamm: Run, command: str) -> None:
+    message = klamm(command, "--bootstrap-server", "127.0.0.1:1", code=1)
+    assert message.startswith("klamm: no broker answers at 127.0.0.1:1")
+    assert "is not host or host:port" in klamm(command, "--zookeeper", "h:x", code=1)
+
+
+def test_ctrl_c_ends_following(cluster: Cluster, tmp_path: Path) -> None:
+    command = [*KLAMM, "controller", "events", "--follow", "--zookeeper", cluster.zookeeper]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        following.stdout.readline()
+        following.send_signal(2)
+        assert following.wait(20) == 130
