@@ -3,6 +3,7 @@
     client.py produce --bootstrap A --topic T --count N --size-bytes B
     client.py consume --bootstrap A --topic T --count N
     client.py roundtrips --bootstrap A --topic T --count N --transport librdkafka|socket
+    client.py paced --bootstrap A --topic T --interval-ms N
 
 librdkafka runs with its defaults except where a comment says why not.
 """
@@ -15,6 +16,7 @@ import socket
 import statistics
 import struct
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -85,6 +87,25 @@ def roundtrips(bootstrap: str, topic: str, count: int, transport: str) -> dict[s
         latencies.append((time.perf_counter() - start) * 1000)
     percentiles = statistics.quantiles(latencies, n=100)
     return {"p50_ms": percentiles[49], "p99_ms": percentiles[98], "max_ms": max(latencies)}
+
+
+def paced(bootstrap: str, topic: str, interval_ms: int) -> list[tuple[float, float]]:
+    """Writes a record of 100 B every `interval_ms`, but never two at a time, until stdin ends.
+
+    When each was due, by the clock that all processes share (perf_counter), and its latency since then in milliseconds:
+    so one that is late makes those late that it keeps waiting.
+    """
+    once = socket_roundtrip(bootstrap, topic)
+    ended = threading.Event()
+    threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
+    samples = []
+    due = time.perf_counter()
+    while not ended.is_set():
+        time.sleep(max(0.0, due - time.perf_counter()))
+        once()
+        samples.append((due, (time.perf_counter() - due) * 1000))
+        due += interval_ms / 1000
+    return samples
 
 
 def librdkafka_roundtrip(bootstrap: str, topic: str) -> Callable[[], None]:
@@ -171,15 +192,19 @@ def thread_ticks() -> dict[str, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", choices=["produce", "consume", "roundtrips"])
+    parser.add_argument("what", choices=["produce", "consume", "roundtrips", "paced"])
     parser.add_argument("--bootstrap", required=True)
     parser.add_argument("--topic", required=True)
-    parser.add_argument("--count", type=int, required=True)
+    parser.add_argument("--count", type=int)
+    parser.add_argument("--interval-ms", type=int, default=5)
     parser.add_argument("--size-bytes", type=int, default=1024)
     parser.add_argument("--transport", choices=["librdkafka", "socket"], default="librdkafka")
     arguments = parser.parse_args()
     common = (arguments.bootstrap, arguments.topic, arguments.count)
-    if arguments.what == "produce":
+    result: Any
+    if arguments.what == "paced":
+        result = paced(arguments.bootstrap, arguments.topic, arguments.interval_ms)
+    elif arguments.what == "produce":
         result = produce(*common, arguments.size_bytes)
     elif arguments.what == "consume":
         result = consume(*common)

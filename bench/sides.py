@@ -12,13 +12,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "interop")]
 
-from clusters import KLAMM, KlammZooKeeper  # noqa: E402
+from clusters import KLAMM, KlammBroker, KlammZooKeeper  # noqa: E402
 from oracles import RealKafka, RealZooKeeper, kafka_jars  # noqa: E402
 from processes import ManagedProcess, free_port  # noqa: E402
 
 __all__ = [
     "Kafka",
     "Klamm",
+    "KlammBroker",
     "KlammZooKeeper",
     "RealZooKeeper",
     "Side",

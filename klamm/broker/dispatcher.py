@@ -18,10 +18,14 @@ from klamm.net.server import InvalidRequest, Response, ServerConnection
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, InvalidFrame
+from klamm.tasks import in_slices
 from klamm.znodes.fields import ZnodeError
 from klamm.zookeeper.errors import ZooKeeperError
 
 NO_RESPONSE = Response(None)
+
+# A frame of this size or more is decoded in steps, where its API knows how.
+LARGE_FRAME_BYTES = 64 * 1024
 
 
 class Dispatcher:
@@ -47,10 +51,35 @@ class Dispatcher:
             raise InvalidRequest(f"API key {header.api_key} is not served; ApiVersions lists those that are")
         if not api.min_version <= header.api_version <= api.max_version:
             return self._unsupported_version(api, header)
+        if len(frame) >= LARGE_FRAME_BYTES:
+            steps = messages.request_steps(api.key, header.api_version, frame, header.body_position)
+            if steps is not None:
+                return self._dispatch_in_steps(connection, api, header, len(frame), steps)
         try:
             body = messages.decode_request(api.key, header.api_version, frame, header.body_position)
         except InvalidFrame as error:
             raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
+        return self._handle(connection, api, header, len(frame), body)
+
+    async def _dispatch_in_steps(
+        self,
+        connection: ServerConnection,
+        api: Api,
+        header: messages.RequestHeader,
+        request_bytes: int,
+        steps: messages.Steps[Body],
+    ) -> Response:
+        """Others have the loop between two steps of decoding; the next request of the connection waits."""
+        try:
+            body = await in_slices(steps)
+        except InvalidFrame as error:
+            raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
+        result = self._handle(connection, api, header, request_bytes, body)
+        return result if isinstance(result, Response) else await result
+
+    def _handle(
+        self, connection: ServerConnection, api: Api, header: messages.RequestHeader, request_bytes: int, body: Body
+    ) -> Response | Awaitable[Response]:
         request = Request(
             api,
             header.api_version,
@@ -65,8 +94,8 @@ class Dispatcher:
         except KafkaError as error:
             result = api.error_response(request, error)
         if isinstance(result, CoroutineType):
-            return self._finish(request, header.correlation_id, len(frame), result)
-        return self._respond(request, header.correlation_id, len(frame), result)
+            return self._finish(request, header.correlation_id, request_bytes, result)
+        return self._respond(request, header.correlation_id, request_bytes, result)
 
     async def _finish(
         self, request: Request, correlation_id: int, request_bytes: int, pending: Coroutine[Any, Any, Body | None]

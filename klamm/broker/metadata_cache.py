@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
+from klamm.protocol.primitives import Steps, in_one_go
 from klamm.protocol.update_metadata import (
     LEADER_DURING_DELETE,
     UpdateMetadataBroker,
@@ -21,6 +22,9 @@ from klamm.protocol.update_metadata import (
 from klamm.znodes.brokers import SECURITY_PROTOCOLS
 
 NO_LEADER = -1
+
+# What a step of an update takes over: about a millisecond.
+PARTITIONS_PER_STEP = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +76,26 @@ class MetadataCache:
 
         A partition with leader LEADER_DURING_DELETE is removed. Returns the removed partitions.
         """
-        self.is_filled.set()
+        return in_one_go(self.update_steps(request))
+
+    def update_steps(self, request: UpdateMetadataRequest) -> Steps[list[tuple[str, int]]]:
+        """As `update`, in steps; the last one makes the new snapshot. Nobody else may update between them."""
         old = self.snapshot
         live = {broker.id: _broker(broker) for broker in sorted(request.live_brokers, key=lambda broker: broker.id)}
         if not request.topics:
             self.snapshot = replace(old, controller_id=request.controller_id, brokers=live)
+            self.is_filled.set()
             return []
         topics = dict(old.topics)
         ids = dict(old.topic_ids)
         removed = []
+        partitions = 0
         for changes in request.topics:
             topic = changes.topic
+            partitions += len(changes.partitions)
+            if partitions >= PARTITIONS_PER_STEP:
+                partitions = 0
+                yield
             merged = dict(topics.get(topic, {}))
             count = len(merged)
             for state in changes.partitions:
@@ -98,6 +111,7 @@ class MetadataCache:
             if changes.topic_id is not None:
                 ids[topic] = changes.topic_id
         self.snapshot = MetadataSnapshot(request.controller_id, live, topics, ids)
+        self.is_filled.set()
         return removed
 
 

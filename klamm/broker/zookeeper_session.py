@@ -24,6 +24,10 @@ from klamm.zookeeper.errors import ZooKeeperError
 
 RENEWAL_BACK_OFF_MS = 100
 
+# So many calls keep a server busy; the answers to more of them at once would hold the loop for longer than ten
+# milliseconds.
+MAX_IN_FLIGHT = 500
+
 _log = logging.getLogger(__name__)
 
 
@@ -78,6 +82,7 @@ class ZooKeeperSession:
             self._environment,
             self._config.zookeeper_connect,
             session_timeout_ms=self._config.zookeeper_session_timeout_ms,
+            max_in_flight=MAX_IN_FLIGHT,
         )
         client.add_listener(lambda _state: self._check_session())
         await client.start(timeout_ms)

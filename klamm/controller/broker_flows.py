@@ -9,6 +9,7 @@ What must stay true:
 - A partition's replicas that are already deleted, or about to be, are left to the topic deletion.
 """
 
+import asyncio
 import logging
 from collections.abc import Collection, Iterable, Sequence
 
@@ -116,9 +117,12 @@ async def on_replicas_become_offline(parts: ControllerParts, replicas: Collectio
     leaderless = context.partitions_with_offline_leader()
     await parts.partitions.handle_state_changes(leaderless, PartitionState.OFFLINE)
     await parts.partitions.trigger_online_partition_state_change()
-    deleting = [replica for replica in replicas if deletions.is_topic_queued_up_for_deletion(replica[0][0])]
-    others = [replica for replica in replicas if not deletions.is_topic_queued_up_for_deletion(replica[0][0])]
-    elected = {key for key in leaderless if context.partition_state(key) is PartitionState.ONLINE}
+    await asyncio.sleep(0)
+    to_be_deleted, states = context.topics_to_be_deleted, context.partition_states
+    deleting = [replica for replica in replicas if replica[0][0] in to_be_deleted]
+    others = [replica for replica in replicas if replica[0][0] not in to_be_deleted] if deleting else replicas
+    elected = {key for key in leaderless if states.get(key) is PartitionState.ONLINE}
+    await asyncio.sleep(0)
     await parts.replicas.handle_state_changes(others, ReplicaState.OFFLINE, fenced=elected)
     if deleting:
         await deletions.fail_replica_deletion(deleting)

@@ -7,7 +7,7 @@ What must stay true:
   removed. So a broker may get a request twice; epochs tell it so.
 - After `remove_broker` and `shutdown` no response reaches its callback any more.
 - A callback only queues an event. What it raises is a fault of the program.
-- Partitions are encoded in slices, so that the loop serves others in between.
+- Topics are encoded in slices, so that the loop serves others in between.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from klamm.config.broker import BrokerConfig
 from klamm.controller.send_queue import SendQueue
-from klamm.controller.slices import slices
+from klamm.controller.slices import SLICE
 from klamm.metrics import Histogram
 from klamm.net.client import Address, ClientError, Connection, ConnectionOptions, connect
 from klamm.net.framing import ReceiveBuffer
@@ -152,7 +152,7 @@ class _Channel:
                 request = self._sending = await self.queue.get()
                 self._sending_since = asyncio.get_running_loop().time()
                 self._time_ms.update(round((self._sending_since - request.put_at) * 1000, 3))
-                await _encode_partitions(request)
+                await _encode_topics(request)
                 response = await self._send(request)
                 self._sending, self._trouble = None, ""
                 if request.on_response is not None:
@@ -187,11 +187,22 @@ class _Channel:
             connection.close()
 
 
-async def _encode_partitions(request: _Request) -> None:
-    """Has the states of a request encoded, and kept, before the request as a whole is."""
-    if request.api_key is ApiKey.LEADER_AND_ISR:
-        async for leadership in slices([state for topic in request.body.topics for state in topic.partitions]):
-            leader_and_isr.encode_states(request.version, leadership)
-    elif request.api_key is ApiKey.UPDATE_METADATA:
-        async for metadata in slices([state for topic in request.body.topics for state in topic.partitions]):
-            update_metadata.encode_states(request.version, metadata)
+async def _encode_topics(request: _Request) -> None:
+    """Has the topics of a request encoded, and kept, before the request as a whole is."""
+    codec = _CODECS.get(request.api_key)
+    if codec is None:
+        return
+    left = SLICE
+    for topic in request.body.topics:
+        for start in range(0, len(topic.partitions), SLICE):
+            states = topic.partitions[start : start + SLICE]
+            if len(states) > left:
+                await asyncio.sleep(0)
+                left = SLICE
+            left -= len(states)
+            codec.encode_states(request.version, states)
+        codec.encode_topic(request.version, topic)
+
+
+_CODECS: dict[ApiKey, Any] = {ApiKey.LEADER_AND_ISR: leader_and_isr, ApiKey.UPDATE_METADATA: update_metadata}
+"""Of the requests with the states of many partitions."""

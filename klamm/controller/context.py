@@ -313,10 +313,12 @@ class ControllerContext:
 
     def partitions_with_offline_leader(self) -> list[TopicPartition]:
         """Those whose leader is dead, not there or shutting down, and whose topics are not to be deleted."""
+        live, offline_dirs, deleting = self._live, self.replicas_on_offline_dirs, self.topics_to_be_deleted
         return [
             partition
             for partition, state in self._leadership.items()
-            if not self.is_replica_online(state.leader, partition) and partition[0] not in self.topics_to_be_deleted
+            if (state.leader not in live or (offline_dirs and partition in offline_dirs.get(state.leader, ())))
+            and partition[0] not in deleting
         ]
 
     def partition_leaders_on_broker(self, broker_id: int) -> list[TopicPartition]:

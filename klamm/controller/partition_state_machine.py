@@ -34,7 +34,7 @@ from klamm.controller.leader_election import (
     reassign_partition_leader_election,
 )
 from klamm.controller.request_batch import ControllerBrokerRequestBatch
-from klamm.controller.slices import for_slices, slices
+from klamm.controller.slices import Turns, for_slices, slices
 from klamm.controller.state_change_log import NO_REPLICA, StateChangeLog
 from klamm.controller.states import (
     VALID_PREVIOUS_PARTITION_STATES,
@@ -73,6 +73,7 @@ class PartitionStateMachine:
         self._request_batch = request_batch
         self._state_change_log = state_change_log
         self._on_illegal_transition = on_illegal_transition
+        self._turns = Turns()
 
     async def startup(self) -> None:
         """Gives every partition its state after an election of the controller, then a leader to those without one."""
@@ -189,6 +190,7 @@ class PartitionStateMachine:
         if not states:
             return
         created = await self._zookeeper().create_partition_states(states, context.epoch_zk_version)
+        await self._turns.wait()
         for partition, result in created.items():
             if isinstance(result, ZooKeeperError):
                 self._fail(outcomes, partition, f"its state could not be created in ZooKeeper: {result}")
@@ -281,6 +283,7 @@ class PartitionStateMachine:
         if not updates:
             return changed
         written = await self._zookeeper().update_partition_states(updates, context.epoch_zk_version)
+        await self._turns.wait()
         for partition, result in written.items():
             if isinstance(result, BadVersion):
                 changed.append(partition)

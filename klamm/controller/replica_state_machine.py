@@ -32,7 +32,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.versions import ApiVersion
 from klamm.controller.context import ControllerContext, PartitionAndReplica
 from klamm.controller.request_batch import ControllerBrokerRequestBatch
-from klamm.controller.slices import for_slices, slices
+from klamm.controller.slices import Turns, for_slices, slices
 from klamm.controller.state_change_log import StateChangeLog
 from klamm.controller.states import (
     VALID_PREVIOUS_REPLICA_STATES,
@@ -71,6 +71,7 @@ class ReplicaStateMachine:
         self._state_change_log = state_change_log
         self._on_illegal_transition = on_illegal_transition
         self._failures: list[str] = []
+        self._turns = Turns()
 
     async def startup(self) -> None:
         """Gives every replica its state after an election of the controller, and tells the brokers.
@@ -81,14 +82,18 @@ class ReplicaStateMachine:
         online: dict[int, list[TopicPartition]] = {}
         offline: dict[int, list[TopicPartition]] = {}
         async for piece in slices(context.all_partitions()):
+            usable: dict[int, list[TopicPartition]] = {}
+            others: dict[int, list[TopicPartition]] = {}
             for partition in piece:
                 brokers = context.online_brokers(partition)
                 for broker_id in context.partition_replica_assignment(partition):
-                    (online if broker_id in brokers else offline).setdefault(broker_id, []).append(partition)
-        for broker_id, partitions in online.items():
-            context.put_replica_states(broker_id, partitions, ReplicaState.ONLINE)
-        for broker_id, partitions in offline.items():
-            context.put_replica_states(broker_id, partitions, ReplicaState.DELETION_INELIGIBLE)
+                    (usable if broker_id in brokers else others).setdefault(broker_id, []).append(partition)
+            for broker_id, partitions in usable.items():
+                context.put_replica_states(broker_id, partitions, ReplicaState.ONLINE)
+                online.setdefault(broker_id, []).extend(partitions)
+            for broker_id, partitions in others.items():
+                context.put_replica_states(broker_id, partitions, ReplicaState.DELETION_INELIGIBLE)
+                offline.setdefault(broker_id, []).extend(partitions)
         await self._handle_state_changes(online, ReplicaState.ONLINE)
         await self._handle_state_changes(offline, ReplicaState.OFFLINE)
 
@@ -276,6 +281,7 @@ class ReplicaStateMachine:
     ) -> list[TopicPartition]:
         """Adds what it has written to `finished`; returns the partitions whose state has changed meanwhile."""
         written = await self._zookeeper().update_partition_states(updates, self._context.epoch_zk_version)
+        await self._turns.wait()
         changed = []
         for partition, result in written.items():
             if isinstance(result, BadVersion):

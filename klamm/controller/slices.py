@@ -4,6 +4,7 @@ The slices are counted, not timed: under the simulator's clock work takes no tim
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -14,15 +15,45 @@ R = TypeVar("R")
 SLICE = 500
 
 
-async def slices(items: Sequence[T]) -> AsyncIterator[Sequence[T]]:
-    """The items in pieces of at most `SLICE`; the loop has a turn after each but the last."""
-    for start in range(0, len(items), SLICE):
+class Turns:
+    """One piece of work in each turn of the loop, however many are ready.
+
+    What was asked of ZooKeeper slice by slice is answered for many slices at once: their tasks would go on in the same
+    turn.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self) -> None:
+        """Returns when it is the caller's turn, in the order of the calls."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(turn)
+        if len(self._waiting) == 1:
+            loop.call_soon(self._next, loop)
+        await turn
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._waiting[0].done():  # Or else it was cancelled.
+            self._waiting[0].set_result(None)
+        self._waiting.popleft()
+        if self._waiting:
+            loop.call_soon(self._next, loop)
+
+
+async def slices(items: Sequence[T], size: int | None = None) -> AsyncIterator[Sequence[T]]:
+    """The items in pieces of at most `size` (`SLICE`); the loop has a turn after each but the last."""
+    size = size or SLICE
+    for start in range(0, len(items), size):
         if start:
             await asyncio.sleep(0)
-        yield items[start : start + SLICE]
+        yield items[start : start + size]
 
 
-async def for_slices(items: Sequence[T], work: Callable[[Sequence[T]], Awaitable[R]]) -> list[R]:
+async def for_slices(
+    items: Sequence[T], work: Callable[[Sequence[T]], Awaitable[R]], size: int | None = None
+) -> list[R]:
     """Starts `work` for one slice after another without waiting for its end, so that what they ask of ZooKeeper is
     pipelined; returns the results in order.
 
@@ -30,7 +61,7 @@ async def for_slices(items: Sequence[T], work: Callable[[Sequence[T]], Awaitable
     """
     tasks: list[asyncio.Future[R]] = []
     try:
-        async for piece in slices(items):
+        async for piece in slices(items, size):
             tasks.append(asyncio.ensure_future(work(piece)))
     except asyncio.CancelledError:
         for task in tasks:

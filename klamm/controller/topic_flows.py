@@ -18,6 +18,9 @@ from klamm.controller.slices import for_slices, slices
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, TopicPartition, is_legal_topic_name
 
+# A topic's assignment names all of its partitions.
+TOPICS_PER_SLICE = 10
+
 _log = logging.getLogger(__name__)
 
 
@@ -57,7 +60,8 @@ async def load_topics(parts: ControllerParts, names: Sequence[str]) -> list[Topi
             return await store.add_topic_ids(assignments, parts.environment.random_uuid, parts.guard)
         return assignments
 
-    assignments = {topic: assignment for piece in await for_slices(names, load) for topic, assignment in piece.items()}
+    pieces = await for_slices(names, load, TOPICS_PER_SLICE)
+    assignments = {topic: assignment for piece in pieces for topic, assignment in piece.items()}
     # One whose znode cannot be read counts as known: it has no partitions until somebody mends the znode.
     context.all_topics.update(names)
     for topic, assignment in assignments.items():

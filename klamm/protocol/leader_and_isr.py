@@ -19,11 +19,14 @@ from uuid import UUID
 
 from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS
 from klamm.protocol.primitives import (
+    PARTITIONS_PER_STEP,
     Buffer,
     InvalidFrame,
+    Steps,
     check_count,
     check_end,
     compact_string,
+    in_one_go,
     int32_array,
     length_prefix,
     read_compact_string,
@@ -87,6 +90,7 @@ class LeaderAndIsrTopic:
     topic: str
     topic_id: UUID | None
     partitions: list[LeaderAndIsrPartitionState]
+    _encoded: tuple[int, bytes] | None = field(default=None, init=False, repr=False, compare=False)
 
 
 @dataclass(slots=True)
@@ -126,10 +130,16 @@ RESPONSE_CLASS = LeaderAndIsrResponse
 
 def request_decoder(version: int) -> Callable[[Buffer, int], LeaderAndIsrRequest]:
     """A function (frame, position of the body) -> request; it raises InvalidFrame for anything else."""
+    decode = request_steps(version)
+    return lambda frame, position: in_one_go(decode(frame, position))
+
+
+def request_steps(version: int) -> Callable[[Buffer, int], Steps[LeaderAndIsrRequest]]:
+    """What `request_decoder` makes, in steps of `PARTITIONS_PER_STEP`."""
     flexible = version >= FLEXIBLE_FROM
     read_topics = _read_topics if version >= GROUPED_FROM else _read_ungrouped
 
-    def decode(frame: Buffer, position: int) -> LeaderAndIsrRequest:
+    def decode(frame: Buffer, position: int) -> Steps[LeaderAndIsrRequest]:
         elements = [CONTROLLER_MAX_ELEMENTS]
         try:
             if version >= GROUPED_FROM:
@@ -139,7 +149,7 @@ def request_decoder(version: int) -> Callable[[Buffer, int], LeaderAndIsrRequest
             else:
                 request = LeaderAndIsrRequest(*_HEAD_V0.unpack_from(frame, position))
                 position += _HEAD_V0.size
-            request.topics, position = read_topics(version, frame, position, elements)
+            request.topics, position = yield from read_topics(version, frame, position, elements)
             request.live_leaders, position = _read_live_leaders(flexible, frame, position, elements)
             if flexible:
                 position = skip_tagged_fields(frame, position, elements)
@@ -156,19 +166,31 @@ def request_decoder(version: int) -> Callable[[Buffer, int], LeaderAndIsrRequest
 
 def _read_topics(
     version: int, frame: Buffer, position: int, elements: list[int]
-) -> tuple[list[LeaderAndIsrTopic], int]:
+) -> Steps[tuple[list[LeaderAndIsrTopic], int]]:
     flexible = version >= FLEXIBLE_FROM
     read_text = read_compact_string if flexible else read_string
     read_states = _read_flexible_states if flexible else _read_states
+    partition_bytes = 26 if flexible else 28
     topics = []
     topic_count, position = read_count(frame, position, flexible)
     check_count(topic_count, 3 if flexible else 6, frame, position, elements)
+    left_in_step = PARTITIONS_PER_STEP
     for _ in range(topic_count):
         topic, position = read_text(frame, position)
         topic_id = None
         if version >= TOPIC_IDS_FROM:
             topic_id, position = read_uuid(frame, position)
-        states, position = read_states(version, frame, position, elements)
+        left, position = read_count(frame, position, flexible)
+        check_count(left, partition_bytes, frame, position, elements)
+        states: list[LeaderAndIsrPartitionState] = []
+        while left > 0:
+            count = min(left, left_in_step)
+            position = read_states(version, frame, position, elements, count, states)
+            left -= count
+            left_in_step -= count
+            if not left_in_step:
+                yield
+                left_in_step = PARTITIONS_PER_STEP
         if flexible:
             position = skip_tagged_fields(frame, position, elements)
         topics.append(LeaderAndIsrTopic(topic, topic_id, states))
@@ -177,35 +199,43 @@ def _read_topics(
 
 def _read_ungrouped(
     version: int, frame: Buffer, position: int, elements: list[int]
-) -> tuple[list[LeaderAndIsrTopic], int]:
+) -> Steps[tuple[list[LeaderAndIsrTopic], int]]:
     topics: dict[str, LeaderAndIsrTopic] = {}
     count, position = read_count(frame, position, False)
     check_count(count, 30, frame, position, elements)
-    for _ in range(count):
+    for index in range(count):
         topic, position = read_string(frame, position)
         state, position = _read_state(version, frame, position, elements)
         topics.setdefault(topic, LeaderAndIsrTopic(topic, None, [])).partitions.append(state)
+        if index % PARTITIONS_PER_STEP == PARTITIONS_PER_STEP - 1:
+            yield
     return list(topics.values()), position
 
 
 def _read_states(
-    version: int, frame: Buffer, position: int, elements: list[int]
-) -> tuple[list[LeaderAndIsrPartitionState], int]:
-    states = []
-    count, position = read_count(frame, position, False)
-    check_count(count, 28, frame, position, elements)
+    version: int,
+    frame: Buffer,
+    position: int,
+    elements: list[int],
+    count: int,
+    states: list[LeaderAndIsrPartitionState],
+) -> int:
+    """Adds so many partitions to `states`; returns the position after them."""
     for _ in range(count):
         state, position = _read_state(version, frame, position, elements)
         states.append(state)
-    return states, position
+    return position
 
 
 def _read_flexible_states(
-    version: int, frame: Buffer, position: int, elements: list[int]
-) -> tuple[list[LeaderAndIsrPartitionState], int]:
-    states = []
-    count, position = read_count(frame, position, True)
-    check_count(count, 26, frame, position, elements)
+    version: int,
+    frame: Buffer,
+    position: int,
+    elements: list[int],
+    count: int,
+    states: list[LeaderAndIsrPartitionState],
+) -> int:
+    """As `_read_states`, in a fast way for those with short arrays."""
     for _ in range(count):
         try:
             # Where the lengths stand if all of them are short: a null would be -1, a longer one more than SHORT_ARRAY.
@@ -244,7 +274,7 @@ def _read_flexible_states(
         state, position = _read_state(version, frame, position, elements)
         states.append(state)
     check_count(0, 0, frame, position, elements)
-    return states, position
+    return position
 
 
 def _read_state(
@@ -310,14 +340,7 @@ def encode_request(version: int, request: LeaderAndIsrRequest) -> list[Buffer]:
         parts.append(_HEAD_V0.pack(request.controller_id, request.controller_epoch))
     if version >= GROUPED_FROM:
         parts.append(length_prefix(len(request.topics), flexible))
-        for topic in request.topics:
-            parts.append(text(topic.topic))
-            if version >= TOPIC_IDS_FROM:
-                parts.append(uuid_bytes(topic.topic_id))
-            parts.append(length_prefix(len(topic.partitions), flexible))
-            parts += encode_states(version, topic.partitions)
-            if flexible:
-                parts.append(b"\0")
+        parts += [encode_topic(version, topic) for topic in request.topics]
     else:
         parts.append(_INT32.pack(sum(len(topic.partitions) for topic in request.topics)))
         for topic in request.topics:
@@ -334,8 +357,32 @@ def encode_request(version: int, request: LeaderAndIsrRequest) -> list[Buffer]:
     return [b"".join(parts)]
 
 
+def encode_topic(version: int, topic: LeaderAndIsrTopic) -> bytes:
+    """What a topic is in a version that groups by topics (others: nothing yet).
+
+    It is kept with the topic and its states; so a large request is encoded topic by topic before it is as a whole.
+    """
+    encoded = topic._encoded
+    if encoded is not None and encoded[0] == version:
+        return encoded[1]
+    states = encode_states(version, topic.partitions)
+    if version < GROUPED_FROM:
+        return b""
+    flexible = version >= FLEXIBLE_FROM
+    parts = [(compact_string if flexible else string)(topic.topic)]
+    if version >= TOPIC_IDS_FROM:
+        parts.append(uuid_bytes(topic.topic_id))
+    parts.append(length_prefix(len(topic.partitions), flexible))
+    parts += states
+    if flexible:
+        parts.append(b"\0")
+    whole = b"".join(parts)
+    topic._encoded = (version, whole)
+    return whole
+
+
 def encode_states(version: int, states: Sequence[LeaderAndIsrPartitionState]) -> list[bytes]:
-    """What the partitions are in this version. It is kept with them: so a large one is encoded in slices before."""
+    """What the partitions are in this version. It is kept with them, for all who are told the same."""
     encoded_states = []
     for state in states:
         encoded = state._encoded

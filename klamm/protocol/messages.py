@@ -22,7 +22,14 @@ from typing import Any, NamedTuple
 
 from klamm.protocol import fetch, leader_and_isr, produce, schemas, update_metadata
 from klamm.protocol.api_keys import ADVERTISED_MAX, ADVERTISED_MIN, CONTROLLER_MAX_ELEMENTS, FLEXIBLE_FROM, ApiKey
-from klamm.protocol.primitives import Buffer, InvalidFrame, nullable_string, read_nullable_string, skip_tagged_fields
+from klamm.protocol.primitives import (
+    Buffer,
+    InvalidFrame,
+    Steps,
+    nullable_string,
+    read_nullable_string,
+    skip_tagged_fields,
+)
 from klamm.protocol.strict import MAX_ELEMENTS, Decoder, compile_decoder
 
 __all__ = [
@@ -31,6 +38,7 @@ __all__ = [
     "ApiKey",
     "InvalidFrame",
     "RequestHeader",
+    "Steps",
     "decode_request",
     "decode_response",
     "encode_request",
@@ -38,6 +46,7 @@ __all__ = [
     "load_all",
     "parse_request_header",
     "request_class",
+    "request_steps",
     "response_class",
 ]
 
@@ -60,6 +69,8 @@ _OWN_CODECS: dict[ApiKey, ModuleType] = {
     ApiKey.LEADER_AND_ISR: leader_and_isr,
     ApiKey.UPDATE_METADATA: update_metadata,
 }
+# Their requests can hold the state of every partition.
+_IN_STEPS = (ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA)
 _UNSUPPORTED_VERSION = 35
 
 _LIBRARY = (
@@ -210,6 +221,12 @@ def _body_encoder(api_key: ApiKey, version: int, kind: str) -> Callable[[Any], S
 def decode_request(api_key: ApiKey, version: int, frame: Buffer, position: int) -> Any:
     """The request whose body begins at `position` of the frame. InvalidFrame if it is not exactly one."""
     return _request_decoder(api_key, version)(frame, position)
+
+
+def request_steps(api_key: ApiKey, version: int, frame: Buffer, position: int) -> Steps[Any] | None:
+    """As `decode_request`, in steps; None for an API whose requests are never large enough for that."""
+    _check_version(api_key, version)
+    return _OWN_CODECS[api_key].request_steps(version)(frame, position) if api_key in _IN_STEPS else None
 
 
 def encode_request(

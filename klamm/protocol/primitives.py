@@ -5,10 +5,18 @@ IndexError and struct.error through where the frame ends too early: whoever read
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import TypeVar
 from uuid import UUID
 
+T = TypeVar("T")
+
 Buffer = bytes | bytearray | memoryview
+Steps = Generator[None, None, T]
+"""Work that stops after every few milliseconds, so that its caller may do something else before it goes on."""
+
+# What a step of decoding reads: a millisecond or two.
+PARTITIONS_PER_STEP = 1000
 
 # Also for strings whose length could be larger, as Kafka has it: so what one version takes, every other can say again.
 MAX_STRING_BYTES = 2**15 - 1
@@ -131,6 +139,16 @@ def check_count(count: int, element_bytes: int, data: Buffer, position: int, ele
     elements[0] -= count
     if elements[0] < 0:
         raise InvalidFrame(f"{count} elements are more than a message of this kind may hold", position)
+
+
+def in_one_go(steps: Steps[T]) -> T:
+    """Takes all steps; what the last one returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: T = end.value
+            return value
 
 
 def check_end(data: Buffer, position: int) -> None:

@@ -21,6 +21,7 @@ from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
+from klamm.protocol.primitives import Steps
 from klamm.replication.delayed_operations import (
     CONSUMER,
     Appended,
@@ -144,8 +145,8 @@ class ReplicaManager:
         """As `StateChanges.stop_replicas`."""
         return await self._state_changes.stop_replicas(version, request)
 
-    async def update_metadata(self, controller_epoch: int, apply: Callable[[], T]) -> T:
-        """Calls `apply` in its turn among the controller's requests. Raises KafkaError STALE_CONTROLLER_EPOCH."""
+    async def update_metadata(self, controller_epoch: int, apply: Callable[[], Steps[T]]) -> T:
+        """As `StateChanges.update_metadata`."""
         return await self._state_changes.update_metadata(controller_epoch, apply)
 
     def directory_failed(self, directory: str) -> None:

@@ -26,10 +26,12 @@ from klamm.protocol.leader_and_isr import (
     LeaderAndIsrResponse,
     LeaderAndIsrTopicErrors,
 )
+from klamm.protocol.primitives import Steps
 from klamm.replication.fetch_state import InitialFetchState
 from klamm.replication.hosted_partitions import HostedPartitions, WantedLog
 from klamm.replication.ports import FollowerFetchers, LiveBroker, TopicConfigSource
 from klamm.storage.log_manager import LogManager
+from klamm.tasks import in_slices
 from klamm.znodes.topics import TopicPartition, is_legal_topic_name
 
 T = TypeVar("T")
@@ -74,11 +76,11 @@ class StateChanges:
         """No fetcher is started from now on."""
         self._is_stopping = True
 
-    async def update_metadata(self, controller_epoch: int, apply: Callable[[], T]) -> T:
-        """Calls `apply` in its turn. Raises KafkaError STALE_CONTROLLER_EPOCH."""
+    async def update_metadata(self, controller_epoch: int, apply: Callable[[], Steps[T]]) -> T:
+        """Takes the steps that `apply` gives in its turn. Raises KafkaError STALE_CONTROLLER_EPOCH."""
         async with self._lock:
             self._check_controller_epoch(controller_epoch)
-            return apply()
+            return await in_slices(apply())
 
     def _check_controller_epoch(self, epoch: int) -> None:
         if epoch < self.controller_epoch:

@@ -19,6 +19,7 @@ import uvloop
 
 from klamm.environment import raise_open_file_limit
 from klamm.tools.errors import EXIT_INTERRUPTED, ToolError, describe_os_error
+from klamm.tools.garbage import GarbageCollection
 from klamm.tools.kafka_logs import KafkaFormatter
 
 _log = logging.getLogger(__name__)
@@ -77,6 +78,7 @@ async def _serve(server: Server, on_ready: Callable[[Mapping[str, Any]], None], 
 
         loop.add_reader(lifeline, parent_gone)
 
+    garbage_collection = GarbageCollection(loop)
     stopping = asyncio.ensure_future(stop.wait())
     starting = asyncio.ensure_future(server.start())
     try:
@@ -96,6 +98,7 @@ async def _serve(server: Server, on_ready: Callable[[Mapping[str, Any]], None], 
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
         await server.stop()
+        garbage_collection.stop()
 
 
 def _one_line(error: BaseException) -> str:

@@ -57,10 +57,12 @@ class Fields:
         return self._checked_integer(self._name(key), int(text), minimum, maximum)
 
     def integers(self, key: str, minimum: int = 0) -> tuple[int, ...]:
-        return tuple(
-            self._checked_integer(f"{self._name(key)}[{index}]", value, minimum, INT32_MAX)
-            for index, value in enumerate(self._list(key))
-        )
+        values = self._list(key)
+        for index, value in enumerate(values):
+            # There are hundreds of thousands of them in the assignments of a large cluster.
+            if type(value) is not int or not minimum <= value <= INT32_MAX:
+                self._checked_integer(f"{self._name(key)}[{index}]", value, minimum, INT32_MAX)
+        return tuple(values)
 
     def texts(self, key: str) -> tuple[str, ...]:
         values = self._list(key)

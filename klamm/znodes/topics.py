@@ -129,15 +129,12 @@ class LeaderAndIsr:
     zk_version: int = field(default=-1, compare=False)
 
     def encode(self) -> bytes:
-        return orjson.dumps(
-            {
-                "version": 1,
-                "leader": self.leader,
-                "leader_epoch": self.leader_epoch,
-                "isr": self.isr,
-                "controller_epoch": self.controller_epoch,
-            }
-        )
+        # By hand: a controller writes tens of thousands at once, and a dict for each costs more than all the rest.
+        isr = ",".join(map(str, self.isr))
+        return (
+            f'{{"version":1,"leader":{self.leader},"leader_epoch":{self.leader_epoch},"isr":[{isr}],'
+            f'"controller_epoch":{self.controller_epoch}}}'
+        ).encode()
 
     @classmethod
     def decode(cls, topic: str, partition: int, data: bytes, zk_version: int = -1) -> "LeaderAndIsr":

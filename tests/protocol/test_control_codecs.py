@@ -19,6 +19,7 @@ from klamm.protocol.leader_and_isr import (
     LiveLeader,
 )
 from klamm.protocol.messages import InvalidFrame
+from klamm.protocol.primitives import PARTITIONS_PER_STEP
 from klamm.protocol.update_metadata import (
     UpdateMetadataBroker,
     UpdateMetadataEndpoint,
@@ -496,3 +497,23 @@ def test_a_partition_may_have_unknown_tags():
     end = body.index(seen[1]._encoded[1]) + len(seen[1]._encoded[1])
     tagged = body[: end - 1] + b"\1\x09\2hi" + body[end:]
     assert messages.decode_request(ApiKey.UPDATE_METADATA, 7, bytearray(tagged), 0) == request
+
+
+@pytest.mark.parametrize("version", [0, 2, 5])
+def test_a_large_request_is_decoded_in_steps(version):
+    count = 3 * PARTITIONS_PER_STEP
+    first = [LeaderAndIsrPartitionState(number, 1, 1, 0, (1,), 0, (1,)) for number in range(count)]
+    second = [LeaderAndIsrPartitionState(number, 1, 1, 0, (1,), 0, (1,)) for number in range(10)]
+    topics = [LeaderAndIsrTopic("t", None, first), LeaderAndIsrTopic("u", None, second)]
+    request = LeaderAndIsrRequest(1, 2, -1, topics)
+    body = b"".join(leader_and_isr.encode_request(version, request))
+    steps = messages.request_steps(ApiKey.LEADER_AND_ISR, version, body, 0)
+    assert len(list(steps)) == 3
+    assert messages.decode_request(ApiKey.LEADER_AND_ISR, version, body, 0) == request
+    # Garbage behind what takes several steps is found all the same.
+    with pytest.raises(InvalidFrame):
+        list(messages.request_steps(ApiKey.LEADER_AND_ISR, version, body + b"\0", 0))
+
+
+def test_other_requests_are_decoded_at_once():
+    assert messages.request_steps(ApiKey.METADATA, 9, b"", 0) is None

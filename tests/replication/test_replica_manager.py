@@ -103,7 +103,12 @@ async def test_an_old_controller_changes_nothing(broker):
     assert (code, results) == (STALE, {})
     with pytest.raises(KafkaError, match="STALE_CONTROLLER_EPOCH"):
         await broker.manager.update_metadata(2, lambda: pytest.fail("applied"))
-    assert await broker.manager.update_metadata(4, lambda: "applied") == "applied"
+
+    def steps():
+        yield
+        return "applied"
+
+    assert await broker.manager.update_metadata(4, steps) == "applied"
     assert broker.manager.controller_epoch == 4
 
 

@@ -25,7 +25,9 @@ async def handle(request: Request) -> Body:
     body, services = request.body, request.services
     request.require_cluster()
     services.registrar.require_broker_epoch(body.broker_epoch)
-    await services.replica_manager.update_metadata(body.controller_epoch, lambda: services.metadata_cache.update(body))
+    await services.replica_manager.update_metadata(
+        body.controller_epoch, lambda: services.metadata_cache.update_steps(body)
+    )
     services.controller_channel.controller_changed()
     known = services.metadata_cache.snapshot.topics
     for topic in body.topics:
