@@ -30,7 +30,7 @@ from klamm.replication.isr import (
     out_of_sync,
 )
 from klamm.replication.ports import IsrChange, IsrChanges, WrittenIsr
-from klamm.replication.replica import Replica
+from klamm.replication.replica import NEVER_MS, Replica
 from klamm.storage.log import AppendInfo, AppendOrigin, Log
 from klamm.znodes.topics import NO_LEADER
 
@@ -298,6 +298,18 @@ class Partition:
             self._propose(PendingExpandIsr(self.isr_state.isr, replica_id))
         if has_moved:
             self._advance_high_watermark(now_ms)
+
+    def broker_died(self, broker_id: int) -> None:
+        """Nobody waits any more for that broker to join the ISR, however far it was a moment ago.
+
+        Otherwise a follower that was caught up when it stopped would hold up the high watermark, and with it acks=all,
+        until replica.lag.time.max.ms are over.
+        """
+        replica = self._remote_replicas.get(broker_id)
+        if self.is_leader and replica is not None and broker_id not in self.isr_state.isr:
+            # While it is proposed for the ISR it still counts; the controller's decision advances the high watermark.
+            replica.last_caught_up_ms = NEVER_MS
+            self._advance_high_watermark()
 
     def maybe_shrink_isr(self) -> None:
         """Proposes an ISR without those that have been behind for too long."""

@@ -149,6 +149,15 @@ class ReplicaManager:
         """As `StateChanges.update_metadata`."""
         return await self._state_changes.update_metadata(controller_epoch, apply)
 
+    async def brokers_died(self, broker_ids: Sequence[int]) -> None:
+        """As `Partition.broker_died`, for all partitions. The controller has said that these do not live any more."""
+        for index, (key, partition) in enumerate(list(self._hosted.all.items()), 1):
+            if self._hosted.get(key) is partition:
+                for broker_id in broker_ids:
+                    partition.broker_died(broker_id)
+            if index % PARTITIONS_PER_SLICE == 0:
+                await asyncio.sleep(0)
+
     def directory_failed(self, directory: str) -> None:
         """Takes every partition whose log is in `directory` offline, and tells the controller."""
         self._state_changes.directory_failed(directory)

@@ -178,6 +178,34 @@ async def test_acks_all_waits_for_the_high_watermark(broker, partition):
 
 
 @scenario
+async def test_a_follower_that_was_caught_up_when_it_died_holds_nothing_up(broker, partition):
+    """It was about to join the ISR: without the news of its death everybody waits for replica.lag.time.max.ms."""
+    partition.make_leader(state(isr=(1, 2)))
+    fetched(partition, 3, 0)
+    # The controller leaves out who is shutting down.
+    broker.proposals.submitted[-1].on_result(WrittenIsr(0, (1, 2), partition.zk_version))
+    append(partition, b"a")
+    fetched(partition, 2, 1)
+    assert partition.acknowledgement(1, 0) is None
+    partition.broker_died(2)  # in the ISR: it counts as long as the controller has not taken it out
+    assert partition.acknowledgement(1, 0) is None
+    partition.broker_died(3)
+    assert partition.acknowledgement(1, 0) is ErrorCode.NONE
+
+
+@scenario
+async def test_a_follower_that_dies_while_it_is_proposed_counts_until_the_controller_has_decided(broker, partition):
+    partition.make_leader(state(isr=(1, 2)))
+    fetched(partition, 3, 0)
+    append(partition, b"a")
+    fetched(partition, 2, 1)
+    partition.broker_died(3)
+    assert partition.acknowledgement(1, 0) is None
+    broker.proposals.submitted[-1].on_result(WrittenIsr(0, (1, 2), partition.zk_version))
+    assert partition.acknowledgement(1, 0) is ErrorCode.NONE
+
+
+@scenario
 async def test_what_was_appended_before_following_another_is_never_acknowledged(broker, partition):
     """The records may have been truncated; that the high watermark passes their offset again says nothing."""
     partition.make_leader(state(isr=(1, 2)))

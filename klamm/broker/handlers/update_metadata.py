@@ -25,9 +25,13 @@ async def handle(request: Request) -> Body:
     body, services = request.body, request.services
     request.require_cluster()
     services.registrar.require_broker_epoch(body.broker_epoch)
+    before = services.metadata_cache.snapshot
     await services.replica_manager.update_metadata(
         body.controller_epoch, lambda: services.metadata_cache.update_steps(body)
     )
+    died = [broker_id for broker_id in before.brokers if broker_id not in services.metadata_cache.snapshot.brokers]
+    if died:
+        await services.replica_manager.brokers_died(died)
     services.controller_channel.controller_changed()
     known = services.metadata_cache.snapshot.topics
     for topic in body.topics:
