@@ -55,7 +55,7 @@ def status(
 ) -> None:
     """Who the controller is, what it is doing, and why what is under way waits."""
     address = _require_controller(find_controller(_zookeeper(zookeeper, bootstrap_server, command_config)))
-    details = None if address.port is None else json.loads(b"".join(_get(address, "/controller")))
+    details = None if address.port is None else _status(address)
     if as_json:
         print(json.dumps({**asdict(address), "status": details}))
         return
@@ -100,7 +100,7 @@ def events(
             time.sleep(LOOK_EVERY_S)
             continue
         address = _require_controller(address)
-        for record in _records(address, follow):
+        for record in _records(address, follow, is_patient=last > (-1, -1)):
             # Epochs only grow, and each belongs to one life of one broker, which numbers its records.
             key = (record.get("epoch", last[0]), record.get("sequence", last[1]))
             if record["kind"] != "missed" and key <= last:
@@ -336,24 +336,39 @@ async def _move(connect: str) -> tuple[ControllerAddress, ControllerAddress]:
 # -- what it tells about itself ---------------------------------------------------------------------------------------
 
 
-def _records(address: ControllerAddress, follow: bool) -> Iterator[dict[str, Any]]:
+def _records(address: ControllerAddress, follow: bool, *, is_patient: bool) -> Iterator[dict[str, Any]]:
+    """Raises ToolError. Who is patient, or has got some records, only hears on stderr what is wrong."""
     if address.port is None:
         raise ToolError(
             f"broker {address.broker_id} tells no events: it is one of Apache Kafka, or klamm.metrics.port is -1"
         )
     try:
+        if follow:
+            # Something else that listens there, and says nothing, would be waited for without an end.
+            _status(address)
         for line in _get(address, "/controller/events" + ("?follow" if follow else ""), endless=follow):
             yield json.loads(line)
+            is_patient = follow
     except ToolError as error:
-        if not follow:
+        if not is_patient:
             raise
         print(f"klamm: {error}; looking for the controller", file=sys.stderr)
+
+
+def _status(address: ControllerAddress) -> dict[str, Any]:
+    answer = b"".join(_get(address, "/controller"))
+    try:
+        status: dict[str, Any] = json.loads(answer)
+    except ValueError as error:
+        raise ToolError(f"what broker {address.broker_id} has at port {address.port} is no port of klamm") from error
+    return status
 
 
 def _get(address: ControllerAddress, path: str, *, endless: bool = False) -> Iterator[bytes]:
     """The lines of an answer. Raises ToolError."""
     host = f"[{address.host}]" if ":" in address.host else address.host
     url = f"http://{host}:{address.port}{path}"
+    import http.client
     import urllib.error
     import urllib.request
 
@@ -363,7 +378,9 @@ def _get(address: ControllerAddress, path: str, *, endless: bool = False) -> Ite
         with opener.open(url, timeout=None if endless else HTTP_TIMEOUT_S) as answer:
             yield from answer
     except urllib.error.HTTPError as error:
-        raise ToolError(f"{url} answers {error.code}: it is no port of klamm") from error
+        raise ToolError(f"what broker {address.broker_id} has at {url} is no port of klamm") from error
+    except http.client.HTTPException as error:
+        raise ToolError(f"what broker {address.broker_id} has at {url} is no port of klamm") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         what = describe_os_error(reason) if isinstance(reason, OSError) else str(reason)

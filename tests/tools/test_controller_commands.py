@@ -1,8 +1,10 @@
 """klamm controller: what is printed, and against real clusters."""
 
 import json
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ from processes import ManagedProcess
 
 from klamm.testing import Cluster
 from klamm.tools import main
-from klamm.tools.controller import ControllerAddress, record_line, status_lines
+from klamm.tools.controller import ControllerAddress, _status, record_line, status_lines
+from klamm.tools.errors import ToolError
 
 KLAMM = [sys.executable, "-m", "klamm.tools.main"]
 Run = Callable[..., str]
@@ -179,6 +182,26 @@ def test_records_for_people(record: dict[str, Any], text: str) -> None:
 def test_a_gap_for_people() -> None:
     line = record_line({"kind": "missed", "records": 4})
     assert line == "... 4 records are missing: they came faster than they were read"
+
+
+@pytest.mark.parametrize("answer", [b"", b"\x00RMI\r\n", b"HTTP/1.1 200 OK\r\n\r\n<html>", b"HTTP/1.1 404 No\r\n\r\n"])
+def test_another_program_at_the_port(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = ControllerAddress(1, 7, 0, "127.0.0.1", server.getsockname()[1])
+
+        def serve() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(answer)
+
+        serving = threading.Thread(target=serve)
+        serving.start()
+        with pytest.raises(ToolError, match="is no port of klamm"):
+            _status(address)
+        serving.join()
+    with pytest.raises(ToolError, match=r"broker 1 does not answer at http://127\.0\.0\.1:"):
+        _status(address)
 
 
 # -- clusters ---------------------------------------------------------------------------------------------------------
