@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from klamm.config.broker import BrokerConfig
 from klamm.controller.send_queue import SendQueue
-from klamm.controller.slices import SLICE
+from klamm.controller.slices import SLICE, Turns
 from klamm.metrics import Histogram
 from klamm.net.client import Address, ClientError, Connection, ConnectionOptions, connect
 from klamm.net.framing import ReceiveBuffer
@@ -50,6 +50,7 @@ class ControllerChannelManager:
         self._on_failure = on_failure
         self._receive_buffer = ReceiveBuffer()
         self._channels: dict[int, _Channel] = {}
+        self._turns = Turns()
 
     def add_broker(self, broker: BrokerRegistration) -> None:
         """Opens a channel to the broker, unless it has one. A broker without the listener that it needs gets none."""
@@ -58,7 +59,7 @@ class ControllerChannelManager:
         for endpoint in broker.endpoints:
             if endpoint.listener_name == self._listener_name:
                 address = (endpoint.host, endpoint.port)
-                channel = _Channel(broker.broker_id, address, self._options, self._receive_buffer)
+                channel = _Channel(broker.broker_id, address, self._options, self._receive_buffer, self._turns)
                 channel.start(self._on_failure)
                 self._channels[broker.broker_id] = channel
                 return
@@ -120,9 +121,15 @@ class _Channel:
     task: "asyncio.Task[None]"
 
     def __init__(
-        self, broker_id: int, address: Address, options: ConnectionOptions, receive_buffer: ReceiveBuffer
+        self,
+        broker_id: int,
+        address: Address,
+        options: ConnectionOptions,
+        receive_buffer: ReceiveBuffer,
+        turns: Turns,
     ) -> None:
         self.broker_id = broker_id
+        self._turns = turns
         self.queue: asyncio.Queue[_Request] = asyncio.Queue()
         self._address = address
         self._options = options
@@ -152,13 +159,30 @@ class _Channel:
                 request = self._sending = await self.queue.get()
                 self._sending_since = asyncio.get_running_loop().time()
                 self._time_ms.update(round((self._sending_since - request.put_at) * 1000, 3))
-                await _encode_topics(request)
+                await self._encode_topics(request)
+                await self._turns.wait()
                 response = await self._send(request)
                 self._sending, self._trouble = None, ""
                 if request.on_response is not None:
                     request.on_response(response)
         finally:
             self._disconnect()
+
+    async def _encode_topics(self, request: _Request) -> None:
+        """Has the topics of a request encoded, and kept, before the request as a whole is."""
+        codec = _CODECS.get(request.api_key)
+        if codec is None:
+            return
+        left = SLICE
+        for topic in request.body.topics:
+            for start in range(0, len(topic.partitions), SLICE):
+                states = topic.partitions[start : start + SLICE]
+                if len(states) > left:
+                    await self._turns.wait()
+                    left = SLICE
+                left -= len(states)
+                codec.encode_states(request.version, states)
+            codec.encode_topic(request.version, topic)
 
     async def _send(self, request: _Request) -> Any:
         """The response, however often the request must be sent for it."""
@@ -185,23 +209,6 @@ class _Channel:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-
-async def _encode_topics(request: _Request) -> None:
-    """Has the topics of a request encoded, and kept, before the request as a whole is."""
-    codec = _CODECS.get(request.api_key)
-    if codec is None:
-        return
-    left = SLICE
-    for topic in request.body.topics:
-        for start in range(0, len(topic.partitions), SLICE):
-            states = topic.partitions[start : start + SLICE]
-            if len(states) > left:
-                await asyncio.sleep(0)
-                left = SLICE
-            left -= len(states)
-            codec.encode_states(request.version, states)
-        codec.encode_topic(request.version, topic)
 
 
 _CODECS: dict[ApiKey, Any] = {ApiKey.LEADER_AND_ISR: leader_and_isr, ApiKey.UPDATE_METADATA: update_metadata}

@@ -86,6 +86,8 @@ class ControllerBrokerRequestBatch:
         self._on_sent = on_sent
         # Broker id -> topic -> partition -> what it is told.
         self._leader_and_isr: dict[int, dict[str, dict[int, LeaderAndIsrPartitionState]]] = {}
+        # Broker id -> leader -> of how many of these partitions.
+        self._leaders: dict[int, dict[int, int]] = {}
         self._stop_replica: dict[int, dict[str, dict[int, _StopReplica]]] = {}
         # One content for all these brokers.
         self._update_metadata_brokers: dict[int, None] = {}
@@ -106,6 +108,7 @@ class ControllerBrokerRequestBatch:
     def clear(self) -> None:
         """Forgets what was not sent."""
         self._leader_and_isr = {}
+        self._leaders = {}
         self._stop_replica = {}
         self._update_metadata_brokers = {}
         self._update_metadata = {}
@@ -137,6 +140,7 @@ class ControllerBrokerRequestBatch:
             topics = self._leader_and_isr.get(broker_id)
             if topics is None:
                 topics = self._leader_and_isr[broker_id] = {}
+                self._leaders[broker_id] = {}
             states = topics.get(topic)
             if states is None:
                 states = topics[topic] = {}
@@ -146,6 +150,10 @@ class ControllerBrokerRequestBatch:
                 state = _leader_and_isr_state(number, leader_and_isr, assignment, wanted_new)
                 self._made[partition] = (leader_and_isr, assignment, state)
             states[number] = state
+            leaders = self._leaders[broker_id]
+            leaders[state.leader] = leaders.get(state.leader, 0) + 1
+            if before is not None:
+                leaders[before.leader] -= 1
         if len(self._update_metadata_brokers) < len(live):
             self._update_metadata_brokers.update(dict.fromkeys(live))
 
@@ -217,7 +225,7 @@ class ControllerBrokerRequestBatch:
 
     def _send_leader_and_isr_requests(self, controller_epoch: int) -> None:
         for broker_id, topics in sorted(self._leader_and_isr.items()):
-            leaders = {state.leader for states in topics.values() for state in states.values()}
+            leaders = self._leaders[broker_id]
             request = LeaderAndIsrRequest(
                 self._controller_id,
                 controller_epoch,
@@ -226,13 +234,12 @@ class ControllerBrokerRequestBatch:
                     LeaderAndIsrTopic(topic, self._context.topic_ids.get(topic), list(states.values()))
                     for topic, states in topics.items()
                 ],
-                self._live_leaders(leaders),
+                self._live_leaders([leader for leader, count in leaders.items() if count]),
             )
             self._send(
                 broker_id, ApiKey.LEADER_AND_ISR, request, self._told(self._on_leader_and_isr_response, broker_id)
             )
-            led = sum(state.leader == broker_id for states in topics.values() for state in states.values())
-            self._on_sent(controller_epoch, "LeaderAndIsr", (broker_id,), _count(topics), led)
+            self._on_sent(controller_epoch, "LeaderAndIsr", (broker_id,), _count(topics), leaders.get(broker_id, 0))
 
     def _live_leaders(self, leaders: Collection[int]) -> list[LiveLeader]:
         """Where the followers reach the leaders. One without the inter-broker listener cannot be reached."""

@@ -354,7 +354,7 @@ def encode_request(version: int, request: LeaderAndIsrRequest) -> list[Buffer]:
             parts.append(b"\0")
     if flexible:
         parts.append(b"\0")
-    return [b"".join(parts)]
+    return [parts[0], b"".join(parts[1:])]
 
 
 def encode_topic(version: int, topic: LeaderAndIsrTopic) -> bytes:
