@@ -113,7 +113,8 @@ def compare_all(broker: BrokerConfig, theirs: dict[str, dict[str, dict[str, Any]
     for name in CHANGES_WHILE_KLAMM_RUNS:
         assert theirs["0"][name]["read_only"]
         theirs["0"][name]["read_only"] = False
-    compare(told(describe_broker(broker)), theirs["0"])
+    ours = told(describe_broker(broker))
+    compare({name: config for name, config in ours.items() if not name.startswith("klamm.")}, theirs["0"])
 
 
 def test_descriptions_are_kafkas(
