@@ -22,6 +22,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="tests/controller/test_transcripts.py writes down what the controller does now, to be reviewed",
     )
+    parser.addoption(
+        "--every-step",
+        action="store_true",
+        help="tests/faults kills the controller at each of its writes instead of at some",
+    )
 
 
 @pytest.fixture(scope="session")
