@@ -21,9 +21,8 @@ What must stay true:
 - After a resignation nothing is sent any more, and nothing is known.
 """
 
-import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from klamm.config.versions import ApiVersion
 from klamm.controller.elections import FIRST_REBALANCE_DELAY_SECONDS, zk_preferred_replica_election
@@ -34,6 +33,7 @@ from klamm.controller.slices import for_slices
 from klamm.controller.topic_flows import legal_topics, load_topics
 from klamm.znodes.controller_store import ControllerEpoch
 from klamm.znodes.fields import ZnodeError
+from klamm.znodes.topics import TopicPartition
 
 _log = logging.getLogger(__name__)
 
@@ -75,14 +75,16 @@ async def _initialize_context(parts: ControllerParts) -> None:
     context, store = parts.context, parts.store
     context.set_live_brokers(await compatible_brokers(parts))
     partitions = await load_topics(parts, legal_topics(await store.topic_names(parts.on_topics)))
-    for states in await for_slices(partitions, store.partition_states):
-        await asyncio.sleep(0)  # What was read in slices is taken up in slices.
-        for partition, state in states.items():
+
+    async def take_up(piece: Sequence[TopicPartition]) -> None:
+        for partition, state in (await store.partition_states(piece)).items():
             if isinstance(state, ZnodeError):
                 # It stays without a leader: to take the state for absent would begin its epochs anew.
                 _log.error("%s-%d is left out: %s", *partition, state)
             else:
                 context.put_partition_leadership_info(partition, state)
+
+    await for_slices(partitions, take_up)
     parts.announce(
         f"Currently active brokers in the cluster: Set({', '.join(map(str, context.live_broker_ids))});"
         f" {len(context.all_topics)} topics, {len(partitions)} partitions"

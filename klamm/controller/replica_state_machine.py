@@ -79,22 +79,27 @@ class ReplicaStateMachine:
         One that is not online counts as ineligible for deletion at first: its topic may be about to be deleted.
         """
         context = self._context
-        online: dict[int, list[TopicPartition]] = {}
         offline: dict[int, list[TopicPartition]] = {}
+        self._request_batch.new_batch()
         async for piece in slices(context.all_partitions()):
             usable: dict[int, list[TopicPartition]] = {}
             others: dict[int, list[TopicPartition]] = {}
             for partition in piece:
                 brokers = context.online_brokers(partition)
-                for broker_id in context.partition_replica_assignment(partition):
+                replicas = context.partition_replica_assignment(partition)
+                for broker_id in replicas:
                     (usable if broker_id in brokers else others).setdefault(broker_id, []).append(partition)
+                leadership = context.partition_leadership_info(partition)
+                online = [broker_id for broker_id in replicas if broker_id in brokers]
+                if leadership is not None and online and not self._is_to_be_deleted(partition):
+                    self._send_leadership(online, partition, leadership, is_new=False)
             for broker_id, partitions in usable.items():
                 context.put_replica_states(broker_id, partitions, ReplicaState.ONLINE)
-                online.setdefault(broker_id, []).extend(partitions)
+                self._changed(broker_id, partitions, ReplicaState.ONLINE)
             for broker_id, partitions in others.items():
                 context.put_replica_states(broker_id, partitions, ReplicaState.DELETION_INELIGIBLE)
                 offline.setdefault(broker_id, []).extend(partitions)
-        await self._handle_state_changes(online, ReplicaState.ONLINE)
+        self._request_batch.send_requests_to_brokers(context.epoch)
         await self._handle_state_changes(offline, ReplicaState.OFFLINE)
 
     async def handle_state_changes(
