@@ -49,7 +49,6 @@ async def alter_isr(parts: ControllerParts, request: Any) -> Any:
     changed = [partition for partition, result in written.items() if isinstance(result, LeaderAndIsr)]
     if changed:
         await parts.send_update_metadata(context.live_or_shutting_down_broker_ids, changed)
-    # The place of: reassignments that a new member of the ISR completes.
     return _response(results)
 
 
