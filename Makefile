@@ -34,6 +34,7 @@ simulate: venv  ## random faults on simulated clusters, SEEDS=500 of them
 bench: venv system  ## klamm and Apache Kafka 2.8.2 side by side, as ratios
 	$(PYTHON) bench/run.py
 	$(PYTHON) bench/run.py --brokers 3
+	$(PYTHON) bench/controller.py
 
 format: venv  ## apply the formatter and the safe fixes
 	$(BIN)/ruff format .
