@@ -11,15 +11,14 @@ encoded. The encodings are kept: the requests that `for_broker` makes for many b
 """
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
-from uuid import UUID
 
 from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS
+from klamm.protocol.control_topics import SHORT_ARRAY, ControlTopic, ControlTopics, complaints_about
 from klamm.protocol.primitives import (
-    PARTITIONS_PER_STEP,
     Buffer,
     InvalidFrame,
     Steps,
@@ -37,10 +36,8 @@ from klamm.protocol.primitives import (
     read_int32_array,
     read_nullable_string,
     read_string,
-    read_uuid,
     skip_tagged_fields,
     string,
-    uuid_bytes,
 )
 
 # The leader of a partition whose topic is being deleted (Kafka's `LeaderAndIsr.LeaderDuringDelete`).
@@ -53,8 +50,6 @@ OFFLINE_REPLICAS_FROM = 4
 GROUPED_FROM = 5
 FLEXIBLE_FROM = 6
 TOPIC_IDS_FROM = 7
-# Arrays of fewer broker ids than this are read and written together with the rest of their partition.
-SHORT_ARRAY = 64
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
@@ -104,13 +99,8 @@ class UpdateMetadataBroker:
 
 
 @dataclass(slots=True)
-class UpdateMetadataTopic:
+class UpdateMetadataTopic(ControlTopic[UpdateMetadataPartitionState]):
     """The partitions of one topic. `topic_id` is None where the version or the controller does not know it."""
-
-    topic: str
-    topic_id: UUID | None
-    partitions: list[UpdateMetadataPartitionState]
-    _encoded: tuple[int, bytes] | None = field(default=None, init=False, repr=False, compare=False)
 
 
 @dataclass(slots=True)
@@ -160,13 +150,12 @@ def request_steps(version: int) -> Callable[[Buffer, int], Steps[UpdateMetadataR
     """What `request_decoder` makes, in steps of `PARTITIONS_PER_STEP`."""
     flexible = version >= FLEXIBLE_FROM
     head = _HEAD_V5 if version >= GROUPED_FROM else _HEAD_V0
-    read_topics = _read_topics if version >= GROUPED_FROM else _read_ungrouped
 
     def decode(frame: Buffer, position: int) -> Steps[UpdateMetadataRequest]:
         elements = [CONTROLLER_MAX_ELEMENTS]
-        try:
+        with complaints_about("UpdateMetadataRequest", lambda: position):
             request = UpdateMetadataRequest(*head.unpack_from(frame, position))
-            request.topics, position = yield from read_topics(version, frame, position + head.size, elements)
+            request.topics, position = yield from _TOPICS.read(version, frame, position + head.size, elements)
             count, position = read_count(frame, position, flexible)
             check_count(count, 7, frame, position, elements)
             for _ in range(count):
@@ -175,77 +164,9 @@ def request_steps(version: int) -> Callable[[Buffer, int], Steps[UpdateMetadataR
             if flexible:
                 position = skip_tagged_fields(frame, position, elements)
             check_end(frame, position)
-        except InvalidFrame as error:
-            error.path.insert(0, "UpdateMetadataRequest")
-            raise
-        except (struct.error, IndexError):
-            raise InvalidFrame("the frame ends within a field", position, "UpdateMetadataRequest") from None
         return request
 
     return decode
-
-
-def _read_topics(
-    version: int, frame: Buffer, position: int, elements: list[int]
-) -> Steps[tuple[list[UpdateMetadataTopic], int]]:
-    flexible = version >= FLEXIBLE_FROM
-    read_text = read_compact_string if flexible else read_string
-    read_states = _read_flexible_states if flexible else _read_states
-    partition_bytes = 24 if flexible else 28
-    topics = []
-    topic_count, position = read_count(frame, position, flexible)
-    check_count(topic_count, 3 if flexible else 6, frame, position, elements)
-    left_in_step = PARTITIONS_PER_STEP
-    for _ in range(topic_count):
-        topic, position = read_text(frame, position)
-        topic_id = None
-        if version >= TOPIC_IDS_FROM:
-            topic_id, position = read_uuid(frame, position)
-        left, position = read_count(frame, position, flexible)
-        check_count(left, partition_bytes, frame, position, elements)
-        states: list[UpdateMetadataPartitionState] = []
-        while left > 0:
-            count = min(left, left_in_step)
-            position = read_states(version, frame, position, elements, count, states)
-            left -= count
-            left_in_step -= count
-            if not left_in_step:
-                yield
-                left_in_step = PARTITIONS_PER_STEP
-        if flexible:
-            position = skip_tagged_fields(frame, position, elements)
-        topics.append(UpdateMetadataTopic(topic, topic_id, states))
-    return topics, position
-
-
-def _read_ungrouped(
-    version: int, frame: Buffer, position: int, elements: list[int]
-) -> Steps[tuple[list[UpdateMetadataTopic], int]]:
-    topics: dict[str, UpdateMetadataTopic] = {}
-    count, position = read_count(frame, position, False)
-    check_count(count, 30, frame, position, elements)
-    for index in range(count):
-        topic, position = read_string(frame, position)
-        state, position = _read_state(version, frame, position, elements)
-        topics.setdefault(topic, UpdateMetadataTopic(topic, None, [])).partitions.append(state)
-        if index % PARTITIONS_PER_STEP == PARTITIONS_PER_STEP - 1:
-            yield
-    return list(topics.values()), position
-
-
-def _read_states(
-    version: int,
-    frame: Buffer,
-    position: int,
-    elements: list[int],
-    count: int,
-    states: list[UpdateMetadataPartitionState],
-) -> int:
-    """Adds so many partitions to `states`; returns the position after them."""
-    for _ in range(count):
-        state, position = _read_state(version, frame, position, elements)
-        states.append(state)
-    return position
 
 
 def _read_flexible_states(
@@ -256,7 +177,7 @@ def _read_flexible_states(
     count: int,
     states: list[UpdateMetadataPartitionState],
 ) -> int:
-    """As `_read_states`, in a fast way for those with short arrays."""
+    """Adds so many partitions to `states`, those with short arrays in a fast way; returns the position after them."""
     for _ in range(count):
         try:
             # Where the lengths stand if all of them are short: a null would be -1, a longer one more than SHORT_ARRAY.
@@ -379,55 +300,12 @@ def encode_request(version: int, request: UpdateMetadataRequest) -> list[Buffer]
 def _encode_shared(version: int, request: UpdateMetadataRequest) -> bytes:
     flexible = version >= FLEXIBLE_FROM
     parts: list[bytes] = []
-    if version >= GROUPED_FROM:
-        parts.append(length_prefix(len(request.topics), flexible))
-        parts += [encode_topic(version, topic) for topic in request.topics]
-    else:
-        parts.append(_INT32.pack(sum(len(topic.partitions) for topic in request.topics)))
-        for topic in request.topics:
-            name = string(topic.topic)
-            for state in encode_states(version, topic.partitions):
-                parts += (name, state)
+    parts += _TOPICS.encode(version, request.topics)
     parts.append(length_prefix(len(request.live_brokers), flexible))
     parts += [_encode_broker(version, broker) for broker in request.live_brokers]
     if flexible:
         parts.append(b"\0")
     return b"".join(parts)
-
-
-def encode_topic(version: int, topic: UpdateMetadataTopic) -> bytes:
-    """What a topic is in a version that groups by topics (others: nothing yet).
-
-    It is kept with the topic and its states; so a large request is encoded topic by topic before it is as a whole.
-    """
-    encoded = topic._encoded
-    if encoded is not None and encoded[0] == version:
-        return encoded[1]
-    states = encode_states(version, topic.partitions)
-    if version < GROUPED_FROM:
-        return b""
-    flexible = version >= FLEXIBLE_FROM
-    parts = [(compact_string if flexible else string)(topic.topic)]
-    if version >= TOPIC_IDS_FROM:
-        parts.append(uuid_bytes(topic.topic_id))
-    parts.append(length_prefix(len(topic.partitions), flexible))
-    parts += states
-    if flexible:
-        parts.append(b"\0")
-    whole = b"".join(parts)
-    topic._encoded = (version, whole)
-    return whole
-
-
-def encode_states(version: int, states: Sequence[UpdateMetadataPartitionState]) -> list[bytes]:
-    """What the partitions are in this version. It is kept with them, for all who are told the same."""
-    encoded_states = []
-    for state in states:
-        encoded = state._encoded
-        if encoded is None or encoded[0] != version:
-            encoded = state._encoded = (version, _encode_state(version, state))
-        encoded_states.append(encoded[1])
-    return encoded_states
 
 
 def _encode_state(version: int, state: UpdateMetadataPartitionState) -> bytes:
@@ -449,6 +327,20 @@ def _encode_state(version: int, state: UpdateMetadataPartitionState) -> bytes:
     if flexible:
         encoded.append(0)
     return bytes(encoded)
+
+
+_TOPICS = ControlTopics(
+    UpdateMetadataTopic,
+    _read_state,
+    _read_flexible_states,
+    _encode_state,
+    GROUPED_FROM,
+    FLEXIBLE_FROM,
+    TOPIC_IDS_FROM,
+    flexible_partition_bytes=24,
+)
+encode_topic = _TOPICS.encode_topic
+encode_states = _TOPICS.encode_states
 
 
 def _encode_broker(version: int, broker: UpdateMetadataBroker) -> bytes:
@@ -484,17 +376,12 @@ def response_decoder(version: int) -> Callable[[Buffer, int], UpdateMetadataResp
 
     def decode(frame: Buffer, position: int) -> UpdateMetadataResponse:
         elements = [CONTROLLER_MAX_ELEMENTS]
-        try:
+        with complaints_about("UpdateMetadataResponse", lambda: position):
             response = UpdateMetadataResponse(*_INT16.unpack_from(frame, position))
             position += 2
             if flexible:
                 position = skip_tagged_fields(frame, position, elements)
             check_end(frame, position)
-        except InvalidFrame as error:
-            error.path.insert(0, "UpdateMetadataResponse")
-            raise
-        except (struct.error, IndexError):
-            raise InvalidFrame("the frame ends within a field", position, "UpdateMetadataResponse") from None
         return response
 
     return decode

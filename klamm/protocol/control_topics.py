@@ -1,0 +1,204 @@
+"""What LeaderAndIsr and UpdateMetadata have in common: the states of partitions, topic by topic.
+
+The versions of both go the same way: first every partition names its topic, then partitions are grouped by topic, then
+the encoding is flexible, then topics have ids. `ControlTopics` is told from which version on; the layout of a partition
+is its user's.
+
+What must stay true: large requests are read in steps, and a step is a tight loop over partitions. A topic and a state
+are not changed once they were encoded: the encodings are kept with them.
+"""
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+from uuid import UUID
+
+from klamm.protocol.primitives import (
+    PARTITIONS_PER_STEP,
+    Buffer,
+    InvalidFrame,
+    Steps,
+    check_count,
+    compact_string,
+    length_prefix,
+    read_compact_string,
+    read_count,
+    read_string,
+    read_uuid,
+    skip_tagged_fields,
+    string,
+    uuid_bytes,
+)
+
+# Arrays of fewer broker ids than this are read and written together with the rest of their partition.
+SHORT_ARRAY = 64
+
+_INT32 = struct.Struct(">i")
+
+
+class ControlState(Protocol):
+    """A partition's state. `_encoded` is (version, what the state is in that version)."""
+
+    _encoded: tuple[int, bytes] | None
+
+
+State = TypeVar("State", bound=ControlState)
+
+
+@dataclass(slots=True)
+class ControlTopic(Generic[State]):
+    """The partitions of one topic. `topic_id` is None where the version or the controller does not know it."""
+
+    topic: str
+    topic_id: UUID | None
+    partitions: list[State]
+    _encoded: tuple[int, bytes] | None = field(default=None, init=False, repr=False, compare=False)
+
+
+Topic = TypeVar("Topic", bound=ControlTopic[Any])
+
+
+@contextmanager
+def complaints_about(message: str, position: Callable[[], int]) -> Iterator[None]:
+    """Decoding in here raises nothing but InvalidFrame, and its path begins with the message's name.
+
+    `position` says how far the reader came, for a frame that ends too early.
+    """
+    try:
+        yield
+    except InvalidFrame as error:
+        error.path.insert(0, message)
+        raise
+    except (struct.error, IndexError):
+        raise InvalidFrame("the frame ends within a field", position(), message) from None
+
+
+@dataclass(frozen=True, slots=True)
+class ControlTopics(Generic[Topic, State]):
+    """Reads and writes the topics of one kind of request.
+
+    The functions are the layout of a partition (without its topic's name): `read_state` and `encode_state` know every
+    version; `read_flexible_states` adds so many partitions of a flexible version to a list, as `_read_states` does.
+    `flexible_partition_bytes` is the least that a partition of a flexible version has.
+    """
+
+    topic_class: Callable[[str, UUID | None, list[State]], Topic]
+    read_state: Callable[[int, Buffer, int, list[int]], tuple[State, int]]
+    read_flexible_states: Callable[[int, Buffer, int, list[int], int, list[State]], int]
+    encode_state: Callable[[int, State], bytes]
+    grouped_from: int
+    flexible_from: int
+    topic_ids_from: int
+    flexible_partition_bytes: int
+
+    def read(self, version: int, frame: Buffer, position: int, elements: list[int]) -> Steps[tuple[list[Topic], int]]:
+        """The topics and the position after them, in steps of `PARTITIONS_PER_STEP`."""
+        if version < self.grouped_from:
+            return self._read_ungrouped(version, frame, position, elements)
+        return self._read_grouped(version, frame, position, elements)
+
+    def _read_grouped(
+        self, version: int, frame: Buffer, position: int, elements: list[int]
+    ) -> Steps[tuple[list[Topic], int]]:
+        flexible = version >= self.flexible_from
+        read_text = read_compact_string if flexible else read_string
+        read_states = self.read_flexible_states if flexible else self._read_states
+        partition_bytes = self.flexible_partition_bytes if flexible else 28
+        topics = []
+        topic_count, position = read_count(frame, position, flexible)
+        check_count(topic_count, 3 if flexible else 6, frame, position, elements)
+        left_in_step = PARTITIONS_PER_STEP
+        for _ in range(topic_count):
+            topic, position = read_text(frame, position)
+            topic_id = None
+            if version >= self.topic_ids_from:
+                topic_id, position = read_uuid(frame, position)
+            left, position = read_count(frame, position, flexible)
+            check_count(left, partition_bytes, frame, position, elements)
+            states: list[State] = []
+            while left > 0:
+                count = min(left, left_in_step)
+                position = read_states(version, frame, position, elements, count, states)
+                left -= count
+                left_in_step -= count
+                if not left_in_step:
+                    yield
+                    left_in_step = PARTITIONS_PER_STEP
+            if flexible:
+                position = skip_tagged_fields(frame, position, elements)
+            topics.append(self.topic_class(topic, topic_id, states))
+        return topics, position
+
+    def _read_ungrouped(
+        self, version: int, frame: Buffer, position: int, elements: list[int]
+    ) -> Steps[tuple[list[Topic], int]]:
+        read_state = self.read_state
+        topics: dict[str, Topic] = {}
+        count, position = read_count(frame, position, False)
+        check_count(count, 30, frame, position, elements)
+        for index in range(count):
+            topic, position = read_string(frame, position)
+            state, position = read_state(version, frame, position, elements)
+            topics.setdefault(topic, self.topic_class(topic, None, [])).partitions.append(state)
+            if index % PARTITIONS_PER_STEP == PARTITIONS_PER_STEP - 1:
+                yield
+        return list(topics.values()), position
+
+    def _read_states(
+        self, version: int, frame: Buffer, position: int, elements: list[int], count: int, states: list[State]
+    ) -> int:
+        """Adds so many partitions to `states`; returns the position after them."""
+        read_state = self.read_state
+        for _ in range(count):
+            state, position = read_state(version, frame, position, elements)
+            states.append(state)
+        return position
+
+    def encode(self, version: int, topics: Sequence[Topic]) -> list[bytes]:
+        """The parts of the array of topics, or of partitions in a version that does not group them."""
+        if version >= self.grouped_from:
+            parts = [length_prefix(len(topics), version >= self.flexible_from)]
+            parts += [self.encode_topic(version, topic) for topic in topics]
+            return parts
+        parts = [_INT32.pack(sum(len(topic.partitions) for topic in topics))]
+        for topic in topics:
+            name = string(topic.topic)
+            for state in self.encode_states(version, topic.partitions):
+                parts += (name, state)
+        return parts
+
+    def encode_topic(self, version: int, topic: Topic) -> bytes:
+        """What a topic is in a version that groups by topics (others: nothing yet).
+
+        It is kept with the topic and its states; so a large request is encoded topic by topic before it is as a whole.
+        """
+        encoded = topic._encoded
+        if encoded is not None and encoded[0] == version:
+            return encoded[1]
+        states = self.encode_states(version, topic.partitions)
+        if version < self.grouped_from:
+            return b""
+        flexible = version >= self.flexible_from
+        parts = [(compact_string if flexible else string)(topic.topic)]
+        if version >= self.topic_ids_from:
+            parts.append(uuid_bytes(topic.topic_id))
+        parts.append(length_prefix(len(topic.partitions), flexible))
+        parts += states
+        if flexible:
+            parts.append(b"\0")
+        whole = b"".join(parts)
+        topic._encoded = (version, whole)
+        return whole
+
+    def encode_states(self, version: int, states: Sequence[State]) -> list[bytes]:
+        """What the partitions are in this version. It is kept with them, for all who are told the same."""
+        encode_state = self.encode_state
+        encoded_states = []
+        for state in states:
+            encoded = state._encoded
+            if encoded is None or encoded[0] != version:
+                encoded = state._encoded = (version, encode_state(version, state))
+            encoded_states.append(encoded[1])
+        return encoded_states
