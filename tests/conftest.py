@@ -4,11 +4,16 @@ A test marked `java`, as all of tests/interop are, is skipped without a Java run
 failure.
 """
 
+import signal
 from collections.abc import Generator
 from pathlib import Path
 
 import oracles
 import pytest
+
+# A background job of a shell ignores Ctrl-C, and so would every command that a test starts to interrupt it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
