@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
-from klamm.broker.topic_admin import is_legal_topic_name
 from klamm.broker.topic_configs import TopicConfigs
 from klamm.config.broker import BrokerConfig
 from klamm.config.definition import attribute
@@ -20,6 +19,7 @@ from klamm.replication.replica_manager import ReplicaManager, log_config
 from klamm.storage.log_manager import LogManager
 from klamm.znodes.configs import broker_entity
 from klamm.znodes.store import KafkaZooKeeper
+from klamm.znodes.topics import is_legal_topic_name
 
 UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
 _INHERITED = tuple(attribute(broker_key) for broker_key in BROKER_KEY.values())

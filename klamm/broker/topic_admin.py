@@ -10,7 +10,6 @@ What must stay true:
 """
 
 import asyncio
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,10 +25,9 @@ from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.replication.purgatory import DelayedOperation, Purgatory
 from klamm.znodes.store import KafkaZooKeeper
+from klamm.znodes.topics import MAX_TOPIC_NAME_LENGTH, is_legal_topic_name
 
 INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state")
-MAX_TOPIC_NAME_LENGTH = 249
-_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]+\Z")
 # In CreateTopics: take the broker's default.
 UNSET = -1
 # In one request. Kafka has no such bound, so there one number that is too large takes all memory.
@@ -58,10 +56,6 @@ class CreatedTopic:
     topic_id: UUID | None = None
     assignment: Mapping[int, Sequence[int]] = field(default_factory=dict)
     config: TopicConfig | None = None
-
-
-def is_legal_topic_name(name: str) -> bool:
-    return name not in (".", "..") and len(name) <= MAX_TOPIC_NAME_LENGTH and _LEGAL_NAME.match(name) is not None
 
 
 def validate_topic_name(name: str) -> None:

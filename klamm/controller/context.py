@@ -156,10 +156,6 @@ class ControllerContext:
         self._shutting_down.discard(broker_id)
         self._brokers_changed()
 
-    def clear_shutting_down_brokers(self) -> None:
-        self._shutting_down.clear()
-        self._brokers_changed()
-
     def _brokers_changed(self) -> None:
         self._live_or_shutting_down = dict(sorted(self._live_or_shutting_down.items()))
         self._live = {

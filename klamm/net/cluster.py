@@ -103,14 +103,6 @@ class _NobodyToAsk(KafkaError):
     """The cluster has no such leader, controller or broker at the moment."""
 
 
-def _error_code(code: int) -> ErrorCode:
-    """The error of a response; a code that 2.8 does not know is an unknown server error."""
-    try:
-        return ErrorCode(code)
-    except ValueError:
-        return ErrorCode.UNKNOWN_SERVER_ERROR
-
-
 def _no_errors(response: Any) -> Iterable[int]:
     return ()
 
@@ -342,7 +334,7 @@ class ClusterClient:
         if described is None or described.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
             return _NobodyToAsk(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {topic}")
         if described.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
-            return KafkaError(_error_code(described.error_code), f"topic {topic}")
+            return KafkaError(ErrorCode(described.error_code), f"topic {topic}")
         if partition not in described.partitions and described.partitions:
             count = len(described.partitions)
             return _NobodyToAsk(

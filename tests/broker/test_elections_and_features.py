@@ -13,7 +13,6 @@ from klamm.broker.finalized_features import FinalizedFeatureCache
 from klamm.broker.leader_elections import LeaderElections
 from klamm.broker.metadata_cache import MetadataCache
 from klamm.broker.registration import BrokerStartError
-from klamm.config.broker import BrokerConfig
 from klamm.controller.leader_election import ElectionResults, ElectionType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -241,9 +240,7 @@ def test_an_update_that_the_broker_does_not_hear_of_in_time_has_failed(
     run(tmp_path, scenario)
 
 
-def test_before_2_7_there_are_no_features(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BrokerConfig, "unsupported_reasons", lambda _self: [])
-
+def test_before_2_7_there_are_no_features(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         assert await told(client) == ({}, {}, -1)
         assert await update(client, ("f", 1, False)) == (ErrorCode.INVALID_REQUEST, {})
