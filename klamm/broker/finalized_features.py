@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from klamm.broker.registration import BrokerStartError
 from klamm.config.versions import ApiVersion
-from klamm.replication.purgatory import DelayedOperation, Purgatory
+from klamm.purgatory import DelayedOperation, Purgatory
 from klamm.tasks import OnFailure, start_task
 from klamm.znodes.brokers import SupportedVersions
 from klamm.znodes.cluster import FEATURE_PATH, FinalizedFeatures, incompatible_features

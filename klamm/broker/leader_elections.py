@@ -12,7 +12,7 @@ from klamm.broker.metadata_cache import MetadataCache
 from klamm.controller.controller import KafkaController
 from klamm.controller.leader_election import ElectionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.replication.purgatory import DelayedOperation, Purgatory
+from klamm.purgatory import DelayedOperation, Purgatory
 from klamm.znodes.topics import TopicPartition
 
 

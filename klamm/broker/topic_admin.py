@@ -23,7 +23,7 @@ from klamm.config.topic import TopicConfig
 from klamm.config.versions import ApiVersion
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.replication.purgatory import DelayedOperation, Purgatory
+from klamm.purgatory import DelayedOperation, Purgatory
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import MAX_TOPIC_NAME_LENGTH, is_legal_topic_name
 

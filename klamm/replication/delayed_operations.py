@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
+from klamm.purgatory import DelayedOperation
 from klamm.replication.partition import READ_COMMITTED, Partition
-from klamm.replication.purgatory import DelayedOperation
 from klamm.znodes.topics import TopicPartition
 
 # What a client wants of one partition: the topic, and the rest as the request says it.

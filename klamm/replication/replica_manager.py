@@ -22,6 +22,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
 from klamm.protocol.primitives import Steps
+from klamm.purgatory import Purgatory
 from klamm.replication.delayed_operations import (
     CONSUMER,
     Appended,
@@ -34,7 +35,6 @@ from klamm.replication.delayed_operations import (
 from klamm.replication.hosted_partitions import HostedPartitions, log_config
 from klamm.replication.partition import Partition
 from klamm.replication.ports import FollowerFetchers, IsKnownPartition, IsrChanges, LiveBroker, TopicConfigSource
-from klamm.replication.purgatory import Purgatory
 from klamm.replication.state_changes import StateChanges
 from klamm.storage.log import Log
 from klamm.storage.log_manager import LogManager

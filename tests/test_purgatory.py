@@ -2,7 +2,7 @@
 
 import asyncio
 
-from klamm.replication.purgatory import DelayedOperation, Purgatory
+from klamm.purgatory import DelayedOperation, Purgatory
 
 
 class Switch(DelayedOperation):
@@ -103,5 +103,60 @@ def test_waiters_wake_in_the_order_of_their_arrival() -> None:
         purgatory.check("a")
         await asyncio.gather(*tasks)
         assert order == list(range(20))
+
+    asyncio.run(scenario())
+
+
+def test_put_tells_within_the_check_that_makes_it_ready() -> None:
+    async def scenario() -> None:
+        purgatory: Purgatory[str] = Purgatory()
+        switch = Switch()
+        heard: list[bool] = []
+        purgatory.put(switch, ["a", "b"], 60_000, heard.append)
+        purgatory.check("a")
+        assert heard == []
+        switch.on = True
+        purgatory.check("b")
+        assert heard == [True]
+        purgatory.check("a")
+        assert heard == [True]
+        assert len(purgatory) == 0
+
+    asyncio.run(scenario())
+
+
+def test_put_tells_of_the_deadline_and_nothing_once_it_is_cancelled() -> None:
+    async def scenario() -> None:
+        purgatory: Purgatory[str] = Purgatory()
+        expired: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        heard: list[bool] = []
+        cancelled = purgatory.put(Switch(), ["a"], 1, heard.append)
+        purgatory.put(Switch(), ["a"], 2, expired.set_result)
+        cancelled.cancel()
+        assert await expired is False
+        assert heard == []
+        assert len(purgatory) == 0
+
+    asyncio.run(scenario())
+
+
+def test_an_operation_that_another_ones_end_completes_is_told_once() -> None:
+    async def scenario() -> None:
+        purgatory: Purgatory[str] = Purgatory()
+        switch = Switch()
+        switch.on = True
+        heard: list[str] = []
+        second = purgatory.put(switch, ["a"], 60_000, lambda _: heard.append("second"))
+        second.cancel()
+
+        def first_done(_is_ready: bool) -> None:
+            heard.append("first")
+            purgatory.check("a")
+
+        purgatory.put(switch, ["a"], 60_000, first_done)
+        purgatory.put(switch, ["a"], 60_000, lambda _: heard.append("third"))
+        purgatory.check("a")
+        assert heard == ["first", "third"]
+        assert len(purgatory) == 0
 
     asyncio.run(scenario())

@@ -12,7 +12,7 @@ What must stay true:
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Hashable
+from collections.abc import Callable, Collection, Hashable
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -30,22 +30,35 @@ class DelayedOperation(ABC):
         return self.is_ready()
 
 
-class _Waiting(Generic[Key]):
+class Waiting(Generic[Key]):
     """An operation in purgatory, with all that must be undone when it completes."""
 
-    __slots__ = ("future", "keys", "operation", "timer")
+    __slots__ = ("_forget", "is_over", "keys", "on_done", "operation", "timer")
 
     def __init__(
         self,
         operation: DelayedOperation,
         keys: Collection[Key],
-        future: "asyncio.Future[bool]",
-        timer: asyncio.TimerHandle,
+        on_done: Callable[[bool], None],
+        forget: "Callable[[Waiting[Key]], None]",
     ) -> None:
         self.operation = operation
         self.keys = keys
-        self.future = future
-        self.timer = timer
+        self.on_done = on_done
+        self.timer: asyncio.TimerHandle | None = None
+        self.is_over = False
+        self._forget = forget
+
+    def cancel(self) -> None:
+        """Nobody wants to know any more. Has no effect on what is over."""
+        if not self.is_over:
+            self._forget(self)
+
+    def complete(self, is_ready: bool) -> None:
+        """Ends the wait, then tells whoever waits. Has no effect on what is over."""
+        if not self.is_over:
+            self._forget(self)
+            self.on_done(is_ready)
 
 
 class Purgatory(Generic[Key]):
@@ -53,7 +66,7 @@ class Purgatory(Generic[Key]):
 
     def __init__(self) -> None:
         # Dicts serve as ordered sets: `check` wakes in the order of arrival.
-        self._watchers: dict[Key, dict[_Waiting[Key], None]] = {}
+        self._watchers: dict[Key, dict[Waiting[Key], None]] = {}
 
     def __len__(self) -> int:
         """How many (key, operation) pairs are watched; 0 when nothing waits."""
@@ -70,29 +83,38 @@ class Purgatory(Generic[Key]):
         """
         if timeout_ms <= 0:
             return False
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[bool] = loop.create_future()
-        timer = loop.call_later(timeout_ms / 1000, _resolve, future, False)
-        waiting = _Waiting(operation, keys, future, timer)
-        for key in keys:
-            self._watchers.setdefault(key, {})[waiting] = None
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        waiting = self.put(operation, keys, timeout_ms, lambda is_ready: _resolve(future, is_ready))
         try:
             return await future
         finally:
             # Also when the waiter is cancelled because its client has gone.
-            self._forget(waiting)
+            waiting.cancel()
+
+    def put(
+        self, operation: DelayedOperation, keys: Collection[Key], timeout_ms: float, on_done: Callable[[bool], None]
+    ) -> Waiting[Key]:
+        """As `watch`, for whoever has nothing else to do meanwhile: `on_done` is called within the `check` that makes
+        the operation ready, with True, or at the deadline, with False."""
+        waiting = Waiting(operation, keys, on_done, self._forget)
+        waiting.timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, waiting.complete, False)
+        for key in keys:
+            self._watchers.setdefault(key, {})[waiting] = None
+        return waiting
 
     def check(self, key: Key) -> None:
         """Completes the operations under `key` that have become ready."""
         watchers = self._watchers.get(key)
         if watchers:
             for waiting in list(watchers):
-                if waiting.operation.has_become_ready(key):
-                    _resolve(waiting.future, True)
-                    self._forget(waiting)
+                # What one is told may have completed others, or changed what the next one waits for.
+                if not waiting.is_over and waiting.operation.has_become_ready(key):
+                    waiting.complete(True)
 
-    def _forget(self, waiting: _Waiting[Key]) -> None:
-        waiting.timer.cancel()
+    def _forget(self, waiting: Waiting[Key]) -> None:
+        waiting.is_over = True
+        if waiting.timer is not None:
+            waiting.timer.cancel()
         for key in waiting.keys:
             watchers = self._watchers.get(key)
             if watchers is not None:
