@@ -1,0 +1,520 @@
+"""One group as its coordinator knows it: state, members, generation, committed offsets (Kafka's `GroupMetadata`).
+
+| state               | may follow on                              | what members are doing                            |
+|---------------------|--------------------------------------------|---------------------------------------------------|
+| Empty               | PreparingRebalance                         | there are none; there may be offsets              |
+| PreparingRebalance  | Empty, CompletingRebalance, Stable         | they (re)join                                     |
+| CompletingRebalance | PreparingRebalance                         | they wait for what the leader assigns to them     |
+| Stable              | CompletingRebalance                        | they work, and send heartbeats                    |
+| Dead                | every state                                | the group was deleted, or has another coordinator |
+
+What must stay true:
+- This is pure: no clock, no timers, no log. Times come with the calls; who waits is a callback that is called once.
+- A member is known by one id; an instance id (KIP-345) by one member. The leader is a member, if there are members.
+- The protocol of a generation is one that all its members support.
+- A committed offset is replaced only by one that is later in the log.
+
+Source: kafka.coordinator.group.GroupMetadata, MemberMetadata.
+"""
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from klamm.protocol.errors import ErrorCode
+from klamm.znodes.topics import TopicPartition
+
+NO_GENERATION = -1
+NO_LEADER = ""
+NO_MEMBER_ID = ""
+# The type of the protocols of consumers (`ConsumerProtocol`): what is subscribed to is known of their groups only.
+CONSUMER_PROTOCOL_TYPE = "consumer"
+
+
+class GroupState(StrEnum):
+    """The states, by the names that clients and tools see."""
+
+    EMPTY = "Empty"
+    PREPARING_REBALANCE = "PreparingRebalance"
+    COMPLETING_REBALANCE = "CompletingRebalance"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+VALID_PREVIOUS_STATES: Mapping[GroupState, frozenset[GroupState]] = {
+    GroupState.EMPTY: frozenset({GroupState.PREPARING_REBALANCE}),
+    GroupState.PREPARING_REBALANCE: frozenset({GroupState.EMPTY, GroupState.COMPLETING_REBALANCE, GroupState.STABLE}),
+    GroupState.COMPLETING_REBALANCE: frozenset({GroupState.PREPARING_REBALANCE}),
+    GroupState.STABLE: frozenset({GroupState.COMPLETING_REBALANCE}),
+    GroupState.DEAD: frozenset(GroupState),
+}
+
+# (name, metadata), in the order of preference.
+Protocols = Sequence[tuple[str, bytes]]
+
+
+class JoinedMember(NamedTuple):
+    """What the leader learns of a member."""
+
+    member_id: str
+    group_instance_id: str | None
+    metadata: bytes
+
+
+class JoinResult(NamedTuple):
+    """The answer to a JoinGroup. Only the leader gets `members`."""
+
+    error_code: ErrorCode
+    member_id: str
+    generation_id: int = NO_GENERATION
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    leader_id: str = NO_LEADER
+    members: Sequence[JoinedMember] = ()
+
+
+class SyncResult(NamedTuple):
+    """The answer to a SyncGroup."""
+
+    error_code: ErrorCode
+    protocol_type: str | None = None
+    protocol_name: str | None = None
+    assignment: bytes = b""
+
+
+JoinCallback = Callable[[JoinResult], None]
+SyncCallback = Callable[[SyncResult], None]
+
+
+class OffsetAndMetadata(NamedTuple):
+    """A committed offset. `expire_timestamp_ms` has who committed with a retention of its own (until version 4)."""
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_timestamp_ms: int
+    expire_timestamp_ms: int | None = None
+
+
+class MemberSummary(NamedTuple):
+    """A member as DescribeGroups shows it; metadata and assignment are empty unless the group is Stable."""
+
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+
+
+class GroupSummary(NamedTuple):
+    """A group as DescribeGroups shows it."""
+
+    state: GroupState
+    protocol_type: str
+    protocol: str
+    members: Sequence[MemberSummary]
+
+
+class Member:
+    """A member. `rebalance_timeout_ms` is how long others wait for it, `session_timeout_ms` how long it may be silent.
+
+    `is_new` until the first generation that it is in: so long it is not known to have heard its id.
+    """
+
+    def __init__(
+        self,
+        member_id: str,
+        group_instance_id: str | None,
+        client_id: str,
+        client_host: str,
+        rebalance_timeout_ms: int,
+        session_timeout_ms: int,
+        protocol_type: str,
+        protocols: Protocols,
+        assignment: bytes = b"",
+    ) -> None:
+        self.member_id = member_id
+        self.group_instance_id = group_instance_id
+        self.client_id = client_id
+        self.client_host = client_host
+        self.rebalance_timeout_ms = rebalance_timeout_ms
+        self.session_timeout_ms = session_timeout_ms
+        self.protocol_type = protocol_type
+        self.protocols = protocols
+        self.assignment = assignment
+        self.is_new = False
+        self.on_joined: JoinCallback | None = None
+        self.on_synced: SyncCallback | None = None
+
+    @property
+    def is_static(self) -> bool:
+        return self.group_instance_id is not None
+
+    @property
+    def is_awaiting_join(self) -> bool:
+        return self.on_joined is not None
+
+    @property
+    def is_awaiting_sync(self) -> bool:
+        return self.on_synced is not None
+
+    def metadata(self, protocol: str) -> bytes:
+        """What the member says under this protocol. LookupError when it does not support it."""
+        for name, metadata in self.protocols:
+            if name == protocol:
+                return metadata
+        raise LookupError(f"member {self.member_id} does not support protocol {protocol!r}")
+
+    def vote(self, candidates: Collection[str]) -> str:
+        """Its favourite of the candidates. LookupError when it supports none."""
+        for name, _ in self.protocols:
+            if name in candidates:
+                return name
+        raise LookupError(f"member {self.member_id} supports none of {sorted(candidates)}")
+
+
+class Group:
+    """A group. `now_ms` is when it came into this state: wall clock, since it is stored."""
+
+    def __init__(self, group_id: str, state: GroupState, now_ms: int | None) -> None:
+        self.group_id = group_id
+        self.state = state
+        # None: loaded from a record that did not say.
+        self.state_timestamp_ms = now_ms
+        self.protocol_type: str | None = None
+        self.protocol_name: str | None = None
+        self.generation_id = 0
+        self.leader_id: str | None = None
+        self.members: dict[str, Member] = {}
+        self.static_members: dict[str, str] = {}
+        # Ids that were given out, but have not joined with them yet (KIP-394). Dicts serve as ordered sets.
+        self.pending_members: dict[str, None] = {}
+        # Members of this generation that have not asked for their assignment yet.
+        self.pending_sync_members: dict[str, None] = {}
+        # None: not known.
+        self.subscribed_topics: frozenset[str] | None = None
+        # A member has come while the first generation was waited for.
+        self.new_member_added = False
+        self._awaiting_join = 0
+        self._supported_protocols: Counter[str] = Counter()
+        # With the place in the log of the record that holds it.
+        self._offsets: dict[TopicPartition, tuple[int, OffsetAndMetadata]] = {}
+        self._pending_commits: dict[TopicPartition, OffsetAndMetadata] = {}
+
+    @classmethod
+    def load(
+        cls,
+        group_id: str,
+        generation_id: int,
+        protocol_type: str | None,
+        protocol_name: str | None,
+        leader_id: str | None,
+        state_timestamp_ms: int | None,
+        members: Iterable[Member],
+    ) -> "Group":
+        """The group of a record: Stable if it has members, else Empty."""
+        members = list(members)
+        group = cls(group_id, GroupState.STABLE if members else GroupState.EMPTY, state_timestamp_ms)
+        group.generation_id = generation_id
+        group.protocol_type = protocol_type or None
+        group.protocol_name = protocol_name
+        group.leader_id = leader_id
+        for member in members:
+            group.add(member)
+        group.subscribed_topics = group._compute_subscribed_topics()
+        return group
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    def transition_to(self, state: GroupState, now_ms: int) -> None:
+        """Raises ValueError for a transition that the table does not have."""
+        if self.state not in VALID_PREVIOUS_STATES[state]:
+            raise ValueError(f"group {self.group_id} cannot go from {self.state} to {state}")
+        self.state = state
+        self.state_timestamp_ms = now_ms
+
+    @property
+    def can_rebalance(self) -> bool:
+        return self.state in VALID_PREVIOUS_STATES[GroupState.PREPARING_REBALANCE]
+
+    def begin_next_generation(self, now_ms: int) -> None:
+        """All who take part have joined: CompletingRebalance, or Empty without members."""
+        self.generation_id += 1
+        self.protocol_name = self.select_protocol() if self.members else None
+        self.subscribed_topics = self._compute_subscribed_topics()
+        self.transition_to(GroupState.COMPLETING_REBALANCE if self.members else GroupState.EMPTY, now_ms)
+        self.pending_sync_members.clear()
+
+    # -- members ----------------------------------------------------------------------------------------------------
+
+    def add(self, member: Member, on_joined: JoinCallback | None = None) -> None:
+        """The first member decides the type of the group's protocols, and leads."""
+        if not self.members:
+            self.protocol_type = member.protocol_type
+        if self.leader_id is None:
+            self.leader_id = member.member_id
+        self.members[member.member_id] = member
+        if member.group_instance_id is not None:
+            self.static_members[member.group_instance_id] = member.member_id
+        self._supported_protocols.update(name for name, _ in member.protocols)
+        self._set_awaiting_join(member, on_joined)
+
+    def remove(self, member_id: str) -> None:
+        """Nothing happens for who is no member. Whoever waits for an answer must have got it before."""
+        member = self.members.pop(member_id, None)
+        if member is not None:
+            self._supported_protocols.subtract(name for name, _ in member.protocols)
+            self._set_awaiting_join(member, None)
+            if member.group_instance_id is not None:
+                self.static_members.pop(member.group_instance_id, None)
+        if self.leader_id == member_id:
+            self.leader_id = next(iter(self.members), None)
+        self.pending_sync_members.pop(member_id, None)
+
+    def update_member(self, member: Member, protocols: Protocols, on_joined: JoinCallback | None) -> None:
+        self._supported_protocols.subtract(name for name, _ in member.protocols)
+        self._supported_protocols.update(name for name, _ in protocols)
+        member.protocols = protocols
+        self._set_awaiting_join(member, on_joined)
+
+    def replace_static_member(self, group_instance_id: str, new_member_id: str) -> Member:
+        """The instance has come again, under a new id. Whoever still waits for an answer to the old one is fenced."""
+        old_member_id = self.static_members[group_instance_id]
+        member = self.members.pop(old_member_id)
+        self.answer_join(member, JoinResult(ErrorCode.FENCED_INSTANCE_ID, old_member_id))
+        self.answer_sync(member, SyncResult(ErrorCode.FENCED_INSTANCE_ID))
+        member.member_id = new_member_id
+        self.members[new_member_id] = member
+        self.static_members[group_instance_id] = new_member_id
+        if self.leader_id == old_member_id:
+            self.leader_id = new_member_id
+        if old_member_id in self.pending_sync_members:
+            del self.pending_sync_members[old_member_id]
+            self.pending_sync_members[new_member_id] = None
+        return member
+
+    def is_fenced(self, member_id: str, group_instance_id: str | None) -> bool:
+        """Whether the instance is known under another member id (KIP-345)."""
+        return group_instance_id is not None and self.static_members.get(group_instance_id, member_id) != member_id
+
+    def is_leader(self, member_id: str) -> bool:
+        return self.leader_id == member_id
+
+    @property
+    def rebalance_timeout_ms(self) -> int:
+        return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
+
+    # -- joining ----------------------------------------------------------------------------------------------------
+
+    @property
+    def awaiting_join_count(self) -> int:
+        """How many members wait for an answer to their JoinGroup."""
+        return self._awaiting_join
+
+    @property
+    def has_all_members_joined(self) -> bool:
+        return self._awaiting_join == len(self.members) and not self.pending_members
+
+    def elect_joined_leader(self) -> bool:
+        """The leader has to be one of those that have joined; False if there are members, but none has."""
+        if self.leader_id is None or self.members[self.leader_id].is_awaiting_join:
+            return True
+        joined = next((member for member in self.members.values() if member.is_awaiting_join), None)
+        if joined is None:
+            return False
+        self.leader_id = joined.member_id
+        return True
+
+    def answer_join(self, member: Member, result: JoinResult) -> None:
+        """Nothing happens unless the member waits for it."""
+        callback = member.on_joined
+        if callback is not None:
+            self._set_awaiting_join(member, None)
+            callback(result)
+
+    def answer_sync(self, member: Member, result: SyncResult) -> bool:
+        """Whether the member was waiting for it."""
+        callback, member.on_synced = member.on_synced, None
+        if callback is None:
+            return False
+        callback(result)
+        return True
+
+    def joined(self, member_id: str) -> JoinResult:
+        """What a member of this generation hears."""
+        return JoinResult(
+            ErrorCode.NONE,
+            member_id,
+            self.generation_id,
+            self.protocol_type,
+            self.protocol_name,
+            self.leader_id or NO_LEADER,
+            self._joined_members() if self.is_leader(member_id) else (),
+        )
+
+    def _joined_members(self) -> list[JoinedMember]:
+        assert self.protocol_name is not None
+        return [
+            JoinedMember(member.member_id, member.group_instance_id, member.metadata(self.protocol_name))
+            for member in self.members.values()
+        ]
+
+    def _set_awaiting_join(self, member: Member, on_joined: JoinCallback | None) -> None:
+        self._awaiting_join += (on_joined is not None) - member.is_awaiting_join
+        member.on_joined = on_joined
+
+    # -- protocols --------------------------------------------------------------------------------------------------
+
+    def supports_protocols(self, protocol_type: str, protocols: Protocols) -> bool:
+        """Whether a member with these can be in the group."""
+        if self.state is GroupState.EMPTY:
+            return bool(protocol_type and protocols)
+        return protocol_type == self.protocol_type and any(
+            self._supported_protocols[name] == len(self.members) for name, _ in protocols
+        )
+
+    def select_protocol(self) -> str:
+        """What all members support and most like best; of equals, what was voted for first."""
+        candidates = {name for name, count in self._supported_protocols.items() if count == len(self.members)}
+        votes = Counter(member.vote(candidates) for member in self.members.values())
+        return votes.most_common(1)[0][0]
+
+    def is_subscribed_to(self, topic: str) -> bool:
+        """Where it is not known, it may be."""
+        return self.subscribed_topics is None or topic in self.subscribed_topics
+
+    def _compute_subscribed_topics(self) -> frozenset[str] | None:
+        if self.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            return None
+        if not self.members:
+            return frozenset()
+        if self.protocol_name is None:
+            return None
+        try:
+            metadata = [member.metadata(self.protocol_name) for member in self.members.values()]
+            return frozenset().union(*map(subscribed_topics, metadata))
+        except ValueError:
+            return None  # A client's own idea of the consumer protocol.
+
+    # -- what others see --------------------------------------------------------------------------------------------
+
+    def summary(self) -> GroupSummary:
+        protocol = self.protocol_name if self.state is GroupState.STABLE else None
+        members = [
+            MemberSummary(
+                member.member_id,
+                member.group_instance_id,
+                member.client_id,
+                member.client_host,
+                member.metadata(protocol) if protocol is not None else b"",
+                member.assignment if protocol is not None else b"",
+            )
+            for member in self.members.values()
+        ]
+        return GroupSummary(self.state, self.protocol_type or "", protocol or "", members)
+
+    # -- offsets ----------------------------------------------------------------------------------------------------
+
+    @property
+    def offsets(self) -> Mapping[TopicPartition, OffsetAndMetadata]:
+        """What is committed. A copy."""
+        return {partition: offset for partition, (_, offset) in self._offsets.items()}
+
+    @property
+    def offset_count(self) -> int:
+        return len(self._offsets)
+
+    @property
+    def has_offsets(self) -> bool:
+        return bool(self._offsets or self._pending_commits)
+
+    def offset(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+        found = self._offsets.get(partition)
+        return None if found is None else found[1]
+
+    def is_commit_pending(self, partition: TopicPartition) -> bool:
+        return partition in self._pending_commits
+
+    def load_offset(self, partition: TopicPartition, record_offset: int, offset: OffsetAndMetadata) -> None:
+        """Takes what the log says at `record_offset`."""
+        self._offsets[partition] = record_offset, offset
+
+    def prepare_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+        """These are being appended to the log."""
+        self._pending_commits.update(offsets)
+
+    def complete_commit(self, partition: TopicPartition, record_offset: int, offset: OffsetAndMetadata) -> None:
+        """What was prepared stands in the log at `record_offset`, on all in-sync replicas."""
+        if partition not in self._pending_commits:
+            return  # Its topic has been deleted meanwhile.
+        known = self._offsets.get(partition)
+        if known is None or known[0] < record_offset:
+            self._offsets[partition] = record_offset, offset
+        self.fail_commit(partition, offset)
+
+    def fail_commit(self, partition: TopicPartition, offset: OffsetAndMetadata) -> None:
+        """What was prepared is pending no more; a later one for the partition still may be."""
+        if self._pending_commits.get(partition) is offset:
+            del self._pending_commits[partition]
+
+    def remove_offsets(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+        """Returns those for which there was one."""
+        removed = []
+        for partition in partitions:
+            self._pending_commits.pop(partition, None)
+            if self._offsets.pop(partition, None) is not None:
+                removed.append(partition)
+        return removed
+
+    def expired_offsets(self, now_ms: int, retention_ms: int) -> list[TopicPartition]:
+        """What is kept no longer (KIP-211): of an Empty group all, `retention_ms` after it became so; of a Stable
+        group of consumers what nobody subscribes to, and of who only commits all, `retention_ms` after the commit."""
+        subscribed: Collection[str] = ()
+        since_ms: int | None = None
+        if self.protocol_type is not None:
+            if self.state is GroupState.EMPTY:
+                since_ms = self.state_timestamp_ms
+            elif (
+                self.state is GroupState.STABLE
+                and self.protocol_type == CONSUMER_PROTOCOL_TYPE
+                and self.subscribed_topics is not None
+            ):
+                subscribed = self.subscribed_topics
+            else:
+                return []
+
+        def is_expired(offset: OffsetAndMetadata) -> bool:
+            if offset.expire_timestamp_ms is not None:
+                return now_ms >= offset.expire_timestamp_ms
+            return now_ms - (offset.commit_timestamp_ms if since_ms is None else since_ms) >= retention_ms
+
+        return [
+            partition
+            for partition, (_, offset) in self._offsets.items()
+            if partition[0] not in subscribed and partition not in self._pending_commits and is_expired(offset)
+        ]
+
+
+def subscribed_topics(metadata: bytes) -> list[str]:
+    """The topics of a consumer's subscription: int16 version, then an array of text, the same in all versions.
+
+    Raises ValueError for what is none. Source: org.apache.kafka.clients.consumer.internals.ConsumerProtocol.
+    """
+    try:
+        version, count = struct.unpack_from(">hi", metadata)
+        if version < 0 or count < 0:
+            raise ValueError(f"a subscription of version {version} with {count} topics")
+        topics, position = [], 6
+        for _ in range(count):
+            (length,) = struct.unpack_from(">h", metadata, position)
+            end = position + 2 + length
+            if length < 0 or end > len(metadata):
+                raise ValueError(f"a topic of {length} bytes at {position}")
+            topics.append(metadata[position + 2 : end].decode())
+            position = end
+    except struct.error:
+        raise ValueError(f"a subscription that ends after {len(metadata)} bytes") from None
+    return topics
