@@ -11,8 +11,6 @@ from dataclasses import replace
 from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
 from klamm.broker.topic_configs import TopicConfigs
 from klamm.config.broker import BrokerConfig
-from klamm.config.definition import attribute
-from klamm.config.topic import BROKER_KEY
 from klamm.controller.controller import KafkaController
 from klamm.net.server import SocketServer
 from klamm.replication.replica_manager import ReplicaManager, log_config
@@ -22,7 +20,6 @@ from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import is_legal_topic_name
 
 UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
-_INHERITED = tuple(attribute(broker_key) for broker_key in BROKER_KEY.values())
 
 _log = logging.getLogger(__name__)
 
@@ -77,7 +74,8 @@ class ConfigHandlers:
         new = self._broker_config.current
         changed = sorted(key for key in new.values if new.values[key] != old.values[key])
         _log.info("dynamic configs of brokers are read again; changed: %s", ", ".join(changed) or "none")
-        if any(getattr(old, name) != getattr(new, name) for name in _INHERITED):
+        if (old.dynamic_default, old.dynamic_broker) != (new.dynamic_default, new.dynamic_broker):
+            # Also where no value changes: topics are described with where their values are from.
             await self._inherit(new)
         for listener in self._listeners:
             listener.limits = replace(

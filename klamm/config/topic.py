@@ -151,9 +151,10 @@ class TopicConfig(TopicKeys):
         values, bad_values = TOPIC_CONFIG_DEF.parse(texts)
         if problems := problems + bad_values:
             raise ConfigError(problems)
-        if contradictions := _contradictions(_inherit(values, texts, broker_config)):
+        # As in Kafka only what the topic has of its own: what brokers have may be changed whatever their topics have.
+        if contradictions := _contradictions(values):
             raise ContradictoryTopicConfig(contradictions)
-        return _topic_config(values, texts, broker_config)
+        return _topic_config(_inherit(values, texts, broker_config), texts, broker_config)
 
     @staticmethod
     def from_stored(broker_config: BrokerConfig, stored: Mapping[str, str]) -> "tuple[TopicConfig, list[str]]":

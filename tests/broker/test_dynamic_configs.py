@@ -225,6 +225,38 @@ def test_dynamic_configs_outlive_a_restart(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_what_brokers_have_may_contradict_itself(tmp_path: Path) -> None:
+    """As in Kafka only a topic's own configs are compared. Otherwise one request could stop all brokers."""
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        lags = (("log.cleaner.max.compaction.lag.ms", SET, "8"), ("log.cleaner.min.compaction.lag.ms", SET, "9"))
+        assert await change(client, BROKER, "", *lags) == NONE
+        await until(lambda: partition(cluster, "t").topic_config.min_compaction_lag_ms == 9)
+        assert await change(client, TOPIC, "t", ("retention.ms", SET, "7")) == NONE
+        await until(lambda: partition(cluster, "t").log.config.retention_ms == 7)
+        await client.create_topic("u", min_compaction_lag_ms="10")
+        await cluster.restart_broker()
+        client = await cluster.connect()
+        assert (await client.produce("u", 0, batch(b"x"))).error_code == NONE
+
+    run(tmp_path, scenario)
+
+
+def test_the_same_value_from_elsewhere_is_described_with_its_source(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        for name, source in (("", 3), ("0", 2)):
+            assert await change(client, BROKER, name, ("min.insync.replicas", SET, "1")) == NONE
+            # What comes later is in effect later.
+            assert await change(client, TOPIC, "t", ("flush.ms", SET, str(source))) == NONE
+            await until(lambda source=source: partition(cluster, "t").log.config.flush_ms == source)
+            assert (await describe(client, BROKER, "0"))["min.insync.replicas"] == ("1", source)
+            assert (await describe(client, TOPIC, "t"))["min.insync.replicas"] == ("1", source)
+
+    run(tmp_path, scenario)
+
+
 def test_the_controller_works_with_what_the_cluster_has(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         controller = cluster.broker._controller
