@@ -9,7 +9,8 @@
 | Dead                | every state                                | the group was deleted, or has another coordinator |
 
 What must stay true:
-- This is pure: no clock, no timers, no log. Times come with the calls; who waits is a callback that is called once.
+- This is pure: no clock, no timers, no log. Times come with the calls; who waits is a callback that is called once,
+  also when the member goes, is replaced, or asks again.
 - A member is known by one id; an instance id (KIP-345) by one member. The leader is a member, if there are members.
 - The protocol of a generation is one that all its members support.
 - A committed offset is replaced only by one that is later in the log.
@@ -110,12 +111,20 @@ class MemberSummary(NamedTuple):
 
 
 class GroupSummary(NamedTuple):
-    """A group as DescribeGroups shows it."""
+    """A group as DescribeGroups shows it. `state` is a `GroupState`, or empty with an error."""
 
-    state: GroupState
+    state: str
     protocol_type: str
     protocol: str
     members: Sequence[MemberSummary]
+
+
+class GroupOverview(NamedTuple):
+    """A group as ListGroups shows it."""
+
+    group_id: str
+    protocol_type: str
+    state: GroupState
 
 
 class Member:
@@ -194,6 +203,8 @@ class Group:
         self.pending_members: dict[str, None] = {}
         # Members of this generation that have not asked for their assignment yet.
         self.pending_sync_members: dict[str, None] = {}
+        # The leader has said what it assigns in this generation; only the first word counts.
+        self.has_assignment = False
         # None: not known.
         self.subscribed_topics: frozenset[str] | None = None
         # A member has come while the first generation was waited for.
@@ -202,7 +213,7 @@ class Group:
         self._supported_protocols: Counter[str] = Counter()
         # With the place in the log of the record that holds it.
         self._offsets: dict[TopicPartition, tuple[int, OffsetAndMetadata]] = {}
-        self._pending_commits: dict[TopicPartition, OffsetAndMetadata] = {}
+        self._pending_commits: dict[TopicPartition, list[OffsetAndMetadata]] = {}
 
     @classmethod
     def load(
@@ -221,9 +232,10 @@ class Group:
         group.generation_id = generation_id
         group.protocol_type = protocol_type or None
         group.protocol_name = protocol_name
-        group.leader_id = leader_id
         for member in members:
             group.add(member)
+        if leader_id in group.members:
+            group.leader_id = leader_id
         group.subscribed_topics = group._compute_subscribed_topics()
         return group
 
@@ -247,6 +259,7 @@ class Group:
         self.subscribed_topics = self._compute_subscribed_topics()
         self.transition_to(GroupState.COMPLETING_REBALANCE if self.members else GroupState.EMPTY, now_ms)
         self.pending_sync_members.clear()
+        self.has_assignment = False
 
     # -- members ----------------------------------------------------------------------------------------------------
 
@@ -259,26 +272,48 @@ class Group:
         self.members[member.member_id] = member
         if member.group_instance_id is not None:
             self.static_members[member.group_instance_id] = member.member_id
-        self._supported_protocols.update(name for name, _ in member.protocols)
+        self._supported_protocols.update(_names(member.protocols))
         self._set_awaiting_join(member, on_joined)
+        self.pending_members.pop(member.member_id, None)
 
     def remove(self, member_id: str) -> None:
-        """Nothing happens for who is no member. Whoever waits for an answer must have got it before."""
-        member = self.members.pop(member_id, None)
-        if member is not None:
-            self._supported_protocols.subtract(name for name, _ in member.protocols)
-            self._set_awaiting_join(member, None)
-            if member.group_instance_id is not None:
-                self.static_members.pop(member.group_instance_id, None)
+        """It is neither member nor pending any more. If it still waits for an answer, it is unknown now."""
+        self.pending_members.pop(member_id, None)
+        self.pending_sync_members.pop(member_id, None)
+        member = self.members.get(member_id)
+        if member is None:
+            return
+        self.answer_join(member, JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, NO_MEMBER_ID))
+        self.answer_sync(member, SyncResult(ErrorCode.UNKNOWN_MEMBER_ID))
+        del self.members[member_id]
+        self._supported_protocols.subtract(_names(member.protocols))
+        if member.group_instance_id is not None:
+            self.static_members.pop(member.group_instance_id, None)
         if self.leader_id == member_id:
             self.leader_id = next(iter(self.members), None)
-        self.pending_sync_members.pop(member_id, None)
 
-    def update_member(self, member: Member, protocols: Protocols, on_joined: JoinCallback | None) -> None:
-        self._supported_protocols.subtract(name for name, _ in member.protocols)
-        self._supported_protocols.update(name for name, _ in protocols)
+    def update_member(
+        self,
+        member: Member,
+        rebalance_timeout_ms: int,
+        session_timeout_ms: int,
+        protocols: Protocols,
+        on_joined: JoinCallback | None,
+    ) -> None:
+        """The member has joined again, with what it says now. An earlier JoinGroup of its own is over."""
+        self.answer_join(member, JoinResult(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
+        self._supported_protocols.subtract(_names(member.protocols))
+        self._supported_protocols.update(_names(protocols))
         member.protocols = protocols
+        member.rebalance_timeout_ms = rebalance_timeout_ms
+        member.session_timeout_ms = session_timeout_ms
         self._set_awaiting_join(member, on_joined)
+
+    def await_sync(self, member: Member, on_synced: SyncCallback) -> None:
+        """The member has asked for its assignment. An earlier SyncGroup of its own is over."""
+        self.answer_sync(member, SyncResult(ErrorCode.REBALANCE_IN_PROGRESS))
+        member.on_synced = on_synced
+        self.pending_sync_members.pop(member.member_id, None)
 
     def replace_static_member(self, group_instance_id: str, new_member_id: str) -> Member:
         """The instance has come again, under a new id. Whoever still waits for an answer to the old one is fenced."""
@@ -401,6 +436,9 @@ class Group:
 
     # -- what others see --------------------------------------------------------------------------------------------
 
+    def overview(self) -> GroupOverview:
+        return GroupOverview(self.group_id, self.protocol_type or "", self.state)
+
     def summary(self) -> GroupSummary:
         protocol = self.protocol_name if self.state is GroupState.STABLE else None
         members = [
@@ -443,29 +481,40 @@ class Group:
         self._offsets[partition] = record_offset, offset
 
     def prepare_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """These are being appended to the log."""
-        self._pending_commits.update(offsets)
+        """These are being appended to the log. Each ends with `complete_commit` or `fail_commit` of the same object."""
+        for partition, offset in offsets.items():
+            self._pending_commits.setdefault(partition, []).append(offset)
 
     def complete_commit(self, partition: TopicPartition, record_offset: int, offset: OffsetAndMetadata) -> None:
         """What was prepared stands in the log at `record_offset`, on all in-sync replicas."""
-        if partition not in self._pending_commits:
-            return  # Its topic has been deleted meanwhile.
+        if not self.fail_commit(partition, offset):
+            return  # It has been removed meanwhile, for example with its topic.
         known = self._offsets.get(partition)
         if known is None or known[0] < record_offset:
             self._offsets[partition] = record_offset, offset
-        self.fail_commit(partition, offset)
 
-    def fail_commit(self, partition: TopicPartition, offset: OffsetAndMetadata) -> None:
-        """What was prepared is pending no more; a later one for the partition still may be."""
-        if self._pending_commits.get(partition) is offset:
-            del self._pending_commits[partition]
+    def fail_commit(self, partition: TopicPartition, offset: OffsetAndMetadata) -> bool:
+        """What was prepared is pending no more; others for the partition still may be. Whether it still was."""
+        pending = self._pending_commits.get(partition, [])
+        for index, candidate in enumerate(pending):
+            if candidate is offset:
+                del pending[index]
+                if not pending:
+                    del self._pending_commits[partition]
+                return True
+        return False
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        """Those with an offset that is committed or about to be."""
+        return list(dict.fromkeys((*self._offsets, *self._pending_commits)))
 
     def remove_offsets(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Returns those for which there was one."""
+        """Returns those for which there was one, or was to be one: a record of it may stand in the log."""
         removed = []
         for partition in partitions:
-            self._pending_commits.pop(partition, None)
-            if self._offsets.pop(partition, None) is not None:
+            pending = self._pending_commits.pop(partition, None)
+            if self._offsets.pop(partition, None) is not None or pending is not None:
                 removed.append(partition)
         return removed
 
@@ -496,6 +545,11 @@ class Group:
             for partition, (_, offset) in self._offsets.items()
             if partition[0] not in subscribed and partition not in self._pending_commits and is_expired(offset)
         ]
+
+
+def _names(protocols: Protocols) -> Iterable[str]:
+    """Each once, even if a client repeats one: what counts is how many members support it."""
+    return dict.fromkeys(name for name, _ in protocols)
 
 
 def subscribed_topics(metadata: bytes) -> list[str]:
