@@ -42,29 +42,27 @@ class ControlledShutdown:
         """Asks up to controlled.shutdown.max.retries times; whether everything was handed over.
 
         While there is no controller that answers, as during an election, it is looked for again and again, for as long
-        as all the attempts might take; but not without ZooKeeper, since no controller could move anything then.
+        as all the back-offs might take; but not without ZooKeeper, since no controller could move anything then. One
+        that has been asked may take controller.socket.timeout.ms for its answer.
         """
         config, loop = self._config, asyncio.get_running_loop()
         attempts = config.controlled_shutdown_max_retries
         give_up = loop.time() + attempts * config.controlled_shutdown_retry_backoff_ms / 1000
-        while attempts > 0 and loop.time() < give_up and self._others_are_alive():
+        while attempts > 0 and self._others_are_alive():
             if store.client.state is not State.CONNECTED:
                 return False
             try:
-                async with asyncio.timeout_at(give_up):
-                    response = await self._ask(store)
+                response = await self._ask(store)
             except (ClientError, ZooKeeperError, ZnodeError, TimeoutError) as error:
                 _log.info("controlled shutdown: %s", error)
+                if loop.time() >= give_up:
+                    return False
                 await asyncio.sleep(CONTROLLER_LOOKUP_BACK_OFF_MS / 1000)
                 continue
             attempts -= 1
             remaining = [(one.topic_name, one.partition_index) for one in response.remaining_partitions]
             if response.error_code == ErrorCode.NONE and not remaining:
                 return True
-            if response.error_code == ErrorCode.STALE_CONTROLLER_EPOCH:
-                attempts += 1  # Not the controller any more: its successor has not been asked yet.
-                await asyncio.sleep(CONTROLLER_LOOKUP_BACK_OFF_MS / 1000)
-                continue
             _log.info("controlled shutdown: error %d, %d partitions are still led", response.error_code, len(remaining))
             if response.error_code == ErrorCode.NONE and not any(map(self._can_move, remaining)):
                 return False
@@ -73,6 +71,7 @@ class ControlledShutdown:
         return False
 
     async def _ask(self, store: KafkaZooKeeper) -> Any:
+        """The answer of the controller that ZooKeeper names."""
         async with asyncio.timeout(LOOKUP_TIMEOUT_MS / 1000):
             controller_id = await store.controller_id()
             if controller_id is None:
@@ -83,11 +82,15 @@ class ControlledShutdown:
         endpoint = next((each for each in endpoints if each.listener_name == wanted), None)
         if endpoint is None:
             raise NotSent(f"controller {controller_id} has no listener {wanted}")
-        options = ConnectionOptions(client_id=str(self._broker_id), negotiate_versions=False)
+        options = ConnectionOptions(
+            client_id=str(self._broker_id),
+            request_timeout_ms=self._config.controller_socket_timeout_ms,
+            negotiate_versions=False,
+        )
         connection = await connect(endpoint.host, endpoint.port, options)
         try:
             request = request_class(ApiKey.CONTROLLED_SHUTDOWN)
-            return await connection.send(
+            response = await connection.send(
                 ApiKey.CONTROLLED_SHUTDOWN,
                 lambda version: request(
                     version=version, broker_id=self._broker_id, broker_epoch=self._registrar.broker_epoch
@@ -96,6 +99,9 @@ class ControlledShutdown:
             )
         finally:
             connection.close()
+        if response.error_code == ErrorCode.STALE_CONTROLLER_EPOCH:
+            raise NotSent(f"broker {controller_id} is not the controller any more, and its successor is not known yet")
+        return response
 
     def _others_are_alive(self) -> bool:
         return any(broker_id != self._broker_id for broker_id in self._metadata_cache.snapshot.brokers)

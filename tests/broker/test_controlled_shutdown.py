@@ -20,6 +20,7 @@ from klamm.environment import SystemEnvironment
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.messages import RequestHeader
 from klamm.protocol.update_metadata import (
     UpdateMetadataBroker,
     UpdateMetadataPartitionState,
@@ -72,7 +73,12 @@ class Store:
 
 
 async def hand_over(
-    store: Store, *, live: tuple[int, ...] = (LEAVING, 1, 2), retries: int = 3, backoff: int = 20
+    store: Store,
+    *,
+    live: tuple[int, ...] = (LEAVING, 1, 2),
+    retries: int = 3,
+    backoff: int = 20,
+    socket_timeout: int = 20_000,
 ) -> bool:
     config = BrokerConfig.from_properties(
         {
@@ -80,6 +86,7 @@ async def hand_over(
             "zookeeper.connect": "localhost:1",
             "controlled.shutdown.max.retries": str(retries),
             "controlled.shutdown.retry.backoff.ms": str(backoff),
+            "controller.socket.timeout.ms": str(socket_timeout),
         }
     )
     registrar = Registrar(SystemEnvironment(), LEAVING, None, {}, ApiVersion.V2_8_IV1)
@@ -153,7 +160,34 @@ def test_a_stop_does_not_wait_for_a_controller_for_ever(controllers: dict[int, s
             pass_on = {id: silent for id in controllers}
             if "gone" in controllers.values():
                 await silent.__aexit__()
-            assert not await hand_over(Store(pass_on, *controllers or [None]), retries=3, backoff=50)
+            assert not await hand_over(Store(pass_on, *controllers or [None]), backoff=50, socket_timeout=50)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("backoff", [-1, 0])
+def test_attempts_need_no_back_off(backoff: int) -> None:
+    async def main() -> None:
+        async with AnsweringBroker(answers(answer(remaining=("shared",)), answer())) as controller:
+            assert await hand_over(Store({1: controller}, 1), backoff=backoff)
+            assert len(controller.asked) == 2
+
+    asyncio.run(main())
+
+
+def test_a_controller_that_has_much_to_move_gets_the_time_for_it() -> None:
+    """As long as controller.socket.timeout.ms, however short the back-off is."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        def respond(header: RequestHeader) -> None:
+            frame = messages.encode_response(header.api_key, header.api_version, header.correlation_id, answer())
+            controller.connections[0].transport.writelines(map(bytes, frame))
+
+        async with AnsweringBroker(lambda header, _body: loop.call_later(0.05, respond, header) and None) as controller:
+            assert await hand_over(Store({1: controller}, 1), retries=1, backoff=1)
+            assert len(controller.asked) == 1
 
     asyncio.run(main())
 
