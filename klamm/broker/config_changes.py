@@ -50,7 +50,8 @@ class ConfigChanges:
         self._reload = reload
         self._on_failure = on_failure
         self._has_news = asyncio.Event()
-        self._must_reload = False
+        # Sessions are counted from 0; all that is used was read in this one, or later.
+        self._session = self._read_in_session = 0
         self._last_executed = -1
         # When each notification that is still there was created.
         self._created_ms: dict[str, int] = {}
@@ -63,7 +64,7 @@ class ConfigChanges:
 
     def new_session(self) -> None:
         """The watch of the last session is gone."""
-        self._must_reload = True
+        self._session += 1
         self._has_news.set()
 
     async def stop(self) -> None:
@@ -84,11 +85,11 @@ class ConfigChanges:
                 self._has_news.set()
 
     async def _process(self) -> None:
-        store = self._zookeeper()
+        store, session = self._zookeeper(), self._session
         names = await store.config_changes(self._has_news.set)
-        if self._must_reload:
+        if self._read_in_session < session:
             await self._reload()
-            self._must_reload = False
+            self._read_in_session = session
         await self._apply(store, names)
         await self._purge(store, names)
 

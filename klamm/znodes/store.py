@@ -471,8 +471,9 @@ class KafkaZooKeeper:
         return {name: (data, stat.ctime_ms) for name, (data, stat) in found.items()}
 
     async def delete_config_changes(self, names: Sequence[str]) -> None:
-        """Removes those that another broker has not removed yet. Safe to repeat."""
-        await asyncio.gather(*(self._delete_if_there(configs.config_change_path(name)) for name in names))
+        """Removes those that another broker has not removed yet, and what somebody has put below. Safe to repeat."""
+        paths = map(configs.config_change_path, names)
+        await asyncio.gather(*(retrying(self.client.delete_recursive, path) for path in paths))
 
     async def _write_config_and(self, path: str, config: Mapping[str, str], also: Create) -> None:
         """Sets or creates a configuration and does `also`, both or neither. Raises what `also` raises."""

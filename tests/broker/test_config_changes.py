@@ -34,7 +34,7 @@ class Scene:
             lambda: self.mine,
             lambda: self.environment.now_ms() + self.later_ms,
             self._changed,
-            self._reload,
+            lambda: self.reload(),
             self.failures.append,
         )
 
@@ -46,7 +46,7 @@ class Scene:
         if entity_path == "topics/last":
             self.expected.set()
 
-    async def _reload(self) -> None:
+    async def reload(self) -> None:
         self.applied.append("all")
 
     async def notify(self, data: bytes) -> str:
@@ -153,6 +153,7 @@ def test_a_znode_that_is_no_notification_is_left_alone_until_it_is_old(tmp_path:
 def test_notifications_are_removed_after_a_quarter_of_an_hour(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.store.client.create(f"{CONFIG_CHANGES_PATH}/hello", b"")
+        await scene.store.client.create(f"{CONFIG_CHANGES_PATH}/hello/there", b"")
         await scene.change("topics/t")
         scene.changes.start()
         await scene.until_last()
@@ -194,6 +195,29 @@ def test_all_is_read_again_in_a_new_session(tmp_path: Path, monkeypatch: pytest.
         scene.mine = scene.store
         scene.changes.new_session()
         assert await scene.until_last() == ["all", "topics/t"]
+
+    play(tmp_path, scenario)
+
+
+def test_a_session_that_ends_while_all_is_read_again(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        is_reading, may_go_on = asyncio.Event(), asyncio.Event()
+
+        async def reload() -> None:
+            is_reading.set()
+            await may_go_on.wait()
+            scene.applied.append("all")
+
+        scene.reload = reload  # type: ignore[method-assign]
+        scene.changes.start()
+        await scene.until_last()
+        scene.changes.new_session()
+        await is_reading.wait()
+        scene.changes.new_session()
+        may_go_on.set()
+        applied = await scene.until_last()
+        # Whether the second is read before or after `topics/last` does not matter.
+        assert (applied + await scene.until_last()).count("all") == 2
 
     play(tmp_path, scenario)
 
