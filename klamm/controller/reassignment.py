@@ -24,6 +24,7 @@ from klamm.controller.reassignment_steps import (
     on_partition_reassignment,
     partition_name,
     refresh_leadership,
+    refusal_of_loss,
     unknown_partition,
 )
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -60,10 +61,12 @@ async def api_partition_reassignment(
             begun[partition] = wanted
         else:
             results[partition] = error
+    refused = await _refused(parts, begun)
+    begun = {partition: assignment for partition, assignment in begun.items() if partition not in refused}
     # What was asked for last counts.
     await parts.store.remove_partition_reassignments(lambda partition, _target: partition in begun, parts.guard)
-    begun_results = await _trigger(parts, begun)
-    return {partition: results.get(partition) or begun_results.get(partition) for partition in targets}
+    results |= {**refused, **await on_partition_reassignment(parts, begun)}
+    return {partition: results[partition] for partition in targets}
 
 
 async def zk_partition_reassignment(parts: ControllerParts) -> set[TopicPartition]:
@@ -83,7 +86,9 @@ async def zk_partition_reassignment(parts: ControllerParts) -> set[TopicPartitio
             begun[partition] = assignment.reassign_to(target)
         else:
             results[partition] = error
-    results.update(await _trigger(parts, begun))
+    refused = await _refused(parts, begun)
+    begun = {partition: assignment for partition, assignment in begun.items() if partition not in refused}
+    results |= {**refused, **await on_partition_reassignment(parts, begun)}
     failed = {partition: error for partition, error in results.items() if error is not None}
     if failed:
         _log.warning("reassignments through ZooKeeper that cannot begin: %s", failed)
@@ -124,18 +129,21 @@ def _refusal_of_dead(context: ControllerContext, assignment: ReplicaAssignment) 
     )
 
 
-async def _trigger(parts: ControllerParts, reassignments: Reassignments) -> Results:
+async def _refused(parts: ControllerParts, reassignments: Reassignments) -> dict[TopicPartition, KafkaError]:
+    """Those that cannot begin, and why."""
     context = parts.context
-    results: Results = {}
-    existing = {}
-    for partition, assignment in reassignments.items():
-        is_known = context.partition_replica_assignment(partition)
-        if is_known and not context.is_topic_queued_up_for_deletion(partition[0]):
-            existing[partition] = assignment
-        else:
-            results[partition] = unknown_partition(partition)
-    results.update(await on_partition_reassignment(parts, existing))
-    return results
+    refused = {
+        partition: unknown_partition(partition)
+        for partition in reassignments
+        if not context.partition_replica_assignment(partition) or context.is_topic_queued_up_for_deletion(partition[0])
+    }
+    existing = [partition for partition in reassignments if partition not in refused]
+    await refresh_leadership(parts, existing)
+    for partition in existing:
+        error = refusal_of_loss(context, partition, reassignments[partition])
+        if error is not None:
+            refused[partition] = error
+    return refused
 
 
 # -- what lets them go on ----------------------------------------------------------------------------------------------
@@ -156,8 +164,9 @@ async def resume_reassignments(parts: ControllerParts, replicas: Iterable[Partit
 
 
 async def _resume(parts: ControllerParts, partitions: Iterable[TopicPartition]) -> None:
-    full = parts.context.partition_full_replica_assignment
-    results = await on_partition_reassignment(parts, {partition: full(partition) for partition in sorted(partitions)})
+    reassignments = {key: parts.context.partition_full_replica_assignment(key) for key in sorted(partitions)}
+    await refresh_leadership(parts, reassignments)
+    results = await on_partition_reassignment(parts, reassignments)
     for error in results.values():
         if error is not None:
             _log.error("a reassignment does not go on: %s", error)

@@ -70,16 +70,16 @@ def partition_name(partition: TopicPartition) -> str:
 
 
 async def on_partition_reassignment(parts: ControllerParts, reassignments: Reassignments) -> Results:
-    """Takes all steps that can be taken now.
+    """Takes all steps that can be taken now. Leaders and ISRs were refreshed before (`refresh_leadership`), and nothing
+    speaks against it (`refusal_of_loss`).
 
-    KafkaErrors UNKNOWN_TOPIC_OR_PARTITION when a topic has vanished, INVALID_REPLICA_ASSIGNMENT when a replica would go
-    without which nobody has all records.
+    KafkaErrors UNKNOWN_TOPIC_OR_PARTITION when a topic has vanished, UNKNOWN_SERVER_ERROR when a replica stays that is
+    not needed any more.
     """
     if not reassignments:
         return {}
     topics = {topic for topic, _ in reassignments}
     parts.deletions.mark_topics_ineligible_for_deletion(topics, "topic reassignment in progress")
-    await refresh_leadership(parts, reassignments)
     results = await _update_current_reassignments(parts, reassignments)
     under_way = {key: assignment for key, assignment in reassignments.items() if results[key] is None}
     incomplete = {key: assignment for key, assignment in under_way.items() if not is_complete(parts, key)}
@@ -122,10 +122,8 @@ async def _update_current_reassignments(parts: ControllerParts, reassignments: R
     before = {partition: context.partition_full_replica_assignment(partition) for partition in reassignments}
     dropped: dict[TopicPartition, tuple[int, ...]] = {}
     for partition, assignment in reassignments.items():
-        unneeded = tuple(id_ for id_ in before[partition].replicas if id_ not in assignment.replicas)
-        if unneeded and (error := _refusal_of_loss(context, partition, unneeded)):
-            results[partition] = error
-        elif unneeded:
+        unneeded = _unneeded(before[partition], assignment)
+        if unneeded:
             dropped[partition] = unneeded
     if dropped:
         # U2, U3
@@ -156,10 +154,16 @@ async def _update_current_reassignments(parts: ControllerParts, reassignments: R
     return results
 
 
-def _refusal_of_loss(
-    context: ControllerContext, partition: TopicPartition, dropped: Collection[int]
+def _unneeded(before: ReplicaAssignment, after: ReplicaAssignment) -> tuple[int, ...]:
+    return tuple(broker_id for broker_id in before.replicas if broker_id not in after.replicas)
+
+
+def refusal_of_loss(
+    context: ControllerContext, partition: TopicPartition, assignment: ReplicaAssignment
 ) -> KafkaError | None:
-    """A replica in the ISR may go only if another one in it can lead: others lack records."""
+    """INVALID_REPLICA_ASSIGNMENT if `assignment` would take away all that can lead: a replica in the ISR may go at once
+    only if another one in it is online, as others lack records."""
+    dropped = _unneeded(context.partition_full_replica_assignment(partition), assignment)
     state = context.partition_leadership_info(partition)
     if state is None or not any(broker_id in dropped for broker_id in state.isr):
         return None
