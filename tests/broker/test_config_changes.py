@@ -30,11 +30,12 @@ class Scene:
         self.expected: asyncio.Event = asyncio.Event()
         self.failures: list[BaseException] = []
         self.failing = 0
+        self.reading: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
         self.changes = ConfigChanges(
             lambda: self.mine,
             lambda: self.environment.now_ms() + self.later_ms,
             self._changed,
-            lambda: self.reload(),
+            self._reload,
             self.failures.append,
         )
 
@@ -46,7 +47,8 @@ class Scene:
         if entity_path == "topics/last":
             self.expected.set()
 
-    async def reload(self) -> None:
+    async def _reload(self) -> None:
+        await self.reading()
         self.applied.append("all")
 
     async def notify(self, data: bytes) -> str:
@@ -203,12 +205,11 @@ def test_a_session_that_ends_while_all_is_read_again(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         is_reading, may_go_on = asyncio.Event(), asyncio.Event()
 
-        async def reload() -> None:
+        async def reading() -> None:
             is_reading.set()
             await may_go_on.wait()
-            scene.applied.append("all")
 
-        scene.reload = reload  # type: ignore[method-assign]
+        scene.reading = reading
         scene.changes.start()
         await scene.until_last()
         scene.changes.new_session()
