@@ -18,7 +18,7 @@ from klamm.controller.events import LeaderAndIsrResponseReceived
 from klamm.controller.features import compatible_brokers
 from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
-from klamm.controller.reassignment import resume_reassignments
+from klamm.controller.reassignment import complete_reassignments, resume_reassignments
 from klamm.controller.slices import slices
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -129,6 +129,8 @@ async def on_replicas_become_offline(parts: ControllerParts, replicas: Collectio
     if all(context.partition_state(partition) is PartitionState.OFFLINE for partition in leaderless):
         # Nobody was told of a new leader, and with it of the dead brokers.
         await parts.send_update_metadata(context.live_or_shutting_down_broker_ids, ())
+    # A target replica that was elected uncleanly is the whole ISR.
+    await complete_reassignments(parts, elected)
 
 
 def _listed(broker_ids: Iterable[int]) -> str:

@@ -13,6 +13,7 @@ What must stay true:
   partitions without a live leader only, and what a topic's configuration allows.
 - The request in ZooKeeper goes after the attempt, whatever came of it: to ask again is to create it again. One that a
   controller leaves behind is taken up by the next.
+- A target replica that was elected uncleanly is the whole ISR, and may complete a reassignment.
 - A partition that is being reassigned does not keep others from getting their preferred leaders back, nor itself
   (KAFKA-10149).
 """
@@ -29,6 +30,7 @@ from klamm.controller.leader_election import (
     preferred_replica_partition_leader_election,
 )
 from klamm.controller.parts import ControllerParts
+from klamm.controller.reassignment import complete_reassignments
 from klamm.controller.slices import slices
 from klamm.controller.states import PartitionState
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -68,6 +70,8 @@ async def replica_leader_election(
             else:
                 results[partition] = error
     outcomes = await parts.partitions.handle_state_changes(electable, PartitionState.ONLINE, STRATEGIES[election_type])
+    if election_type is ElectionType.UNCLEAN:
+        await complete_reassignments(parts, electable)
     for partition, outcome in outcomes.items():
         if isinstance(outcome, LeaderAndIsr):
             results[partition] = outcome.leader
@@ -156,6 +160,7 @@ def _can_preferred_replica_be_leader(context: ControllerContext, partition: Topi
 async def unclean_leader_election_enable(parts: ControllerParts, topic: str | None = None) -> None:
     """Replicas outside the ISR may lead from now on (in one topic): partitions without a leader are tried again."""
     await parts.partitions.trigger_online_partition_state_change(topic)
+    await complete_reassignments(parts, parts.context.partitions_being_reassigned)
 
 
 def _log_results(what: str, results: ElectionResults) -> None:

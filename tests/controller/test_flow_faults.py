@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import pytest
 from controller_scene import Scene, play
 
+from klamm.controller.leader_election import ElectionType
 from klamm.protocol.errors import ErrorCode
 from klamm.znodes.requests import REASSIGN_PARTITIONS_PATH, encode_reassignment
 
@@ -34,5 +36,38 @@ def test_a_refused_reassignment_leaves_the_znode_as_it_is(tmp_path: Path) -> Non
         assert await move(scene) is ErrorCode.INVALID_REPLICA_ASSIGNMENT
         assert await scene.store.partition_reassignment(lambda: None) == {T0: (2, 3)}
         assert list(await scene.controller.list_partition_reassignments(None)) == [T0]
+
+    play(tmp_path, scenario)
+
+
+def test_an_unclean_election_may_complete_a_reassignment(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.start(9, 1, 2)
+        await scene.create("t", [1])
+        await scene.store.update_config("topics/t", lambda _: {"unclean.leader.election.enable": "true"})
+        assert await move(scene, 2) is ErrorCode.NONE
+        await scene.kill(1)
+        assert (await scene.state("t"))[::2] == (2, (2,))
+        assert await scene.controller.list_partition_reassignments(None) == {}
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("by", ["request", "configuration"])
+def test_an_unclean_election_that_is_asked_for_may_complete_a_reassignment(tmp_path: Path, by: str) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.start(9, 1, 2)
+        await scene.create("t", [1])
+        assert await move(scene, 2) is ErrorCode.NONE
+        await scene.kill(1)
+        assert (await scene.state("t"))[::2] == (-1, (1,))
+        if by == "request":
+            assert await scene.controller.elect_leaders([T0], ElectionType.UNCLEAN) == {T0: 2}
+        else:
+            await scene.store.update_config("topics/t", lambda _: {"unclean.leader.election.enable": "true"})
+            scene.controller.enable_topic_unclean_leader_election("t")
+            await scene.settled()
+        assert (await scene.state("t"))[::2] == (2, (2,))
+        assert await scene.controller.list_partition_reassignments(None) == {}
 
     play(tmp_path, scenario)
