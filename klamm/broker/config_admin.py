@@ -43,7 +43,7 @@ class ConfigAdmin:
 
     async def replace_topic(self, topic: str, entries: Entries, *, validate_only: bool) -> None:
         """The topic is to have these configs and no others."""
-        self._require_topic(topic)
+        await self._require_topic(topic)
         await self._update(
             topic_entity(topic),
             lambda _stored: replace_topic_config(self._broker_config.current, entries),
@@ -52,7 +52,7 @@ class ConfigAdmin:
 
     async def change_topic(self, topic: str, changes: Sequence[ConfigChange], *, validate_only: bool) -> None:
         """Changes some of the topic's configs."""
-        self._require_topic(topic)
+        await self._require_topic(topic)
         await self._update(
             topic_entity(topic),
             lambda stored: change_topic_config(self._broker_config.current, stored, changes),
@@ -88,8 +88,9 @@ class ConfigAdmin:
         else:
             await store.update_config(entity_path, change)
 
-    def _require_topic(self, topic: str) -> None:
-        if topic not in self._metadata_cache.snapshot.topics:
+    async def _require_topic(self, topic: str) -> None:
+        # The metadata may not know yet that a topic is gone. Nobody would ever remove what were stored for it.
+        if topic not in self._metadata_cache.snapshot.topics or not await self._zookeeper().topic_exists(topic):
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{topic}' does not exist.")
 
     def _require_broker(self, name: str) -> int | None:

@@ -247,6 +247,10 @@ class KafkaZooKeeper:
         """All topics, sorted; `watch` is called once when one comes or goes."""
         return await retrying(self.client.children, topics.TOPICS_PATH, notice(watch))
 
+    async def topic_exists(self, topic: str) -> bool:
+        """Whether the topic has a znode, whatever that holds."""
+        return await retrying(self.client.exists, topics.topic_path(topic)) is not None
+
     async def topic_assignment(self, topic: str) -> TopicAssignment | None:
         """The replicas of a topic's partitions; None when the topic does not exist."""
         try:
@@ -312,7 +316,7 @@ class KafkaZooKeeper:
 
     async def mark_topic_for_deletion(self, topic: str) -> None:
         """Asks the controller to delete a topic. KafkaError UNKNOWN_TOPIC_OR_PARTITION. Safe to repeat."""
-        if await retrying(self.client.exists, topics.topic_path(topic)) is None:
+        if not await self.topic_exists(topic):
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{topic}' does not exist.")
         await self._create_unless_there(requests.delete_topic_path(topic), None)
 

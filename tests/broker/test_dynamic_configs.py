@@ -157,13 +157,38 @@ def test_nothing_is_stored_of_what_is_refused_or_only_validated(tmp_path: Path) 
     run(tmp_path, scenario)
 
 
+def test_a_topic_that_is_gone_gets_no_configs(tmp_path: Path) -> None:
+    """Also where the broker has not heard of its end yet: nobody would ever remove them."""
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        zk = cluster.broker._zookeeper.store.client
+        for path in ("/brokers/topics/t", "/config/topics/t"):
+            await zk.delete_recursive(path)
+        unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        for validate_only in (True, False):
+            key = ("retention.ms", SET, "7")
+            assert await change(client, TOPIC, "t", key, validate_only=validate_only) == unknown
+            assert (await alter(client, TOPIC, "t", {}, validate_only=validate_only))[0] == unknown
+        assert await zk.children("/config/topics") == []
+
+    run(tmp_path, scenario)
+
+
 def test_each_resource_is_answered_for_itself(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")
         good, bad = ("retention.ms", SET, "7"), ("retention.ms", SET, "-7")
-        resources = [changed(TOPIC, "absent", good), changed(TOPIC, "t", good), changed(BROKER, "", bad)]
+        resources = [
+            changed(TOPIC, "absent", good),
+            changed(LOGGER, "0", ("root", SET, "DEBUG")),
+            changed(TOPIC, "t", good),
+            changed(BROKER, "", bad),
+        ]
         response = await client.ask(ApiKey.INCREMENTAL_ALTER_CONFIGS, resources=resources, validate_only=False)
-        assert [one.error_code for one in response.responses] == [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, NONE, NONE]
+        assert [one.error_code for one in response.responses] == [
+            *(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, INVALID_REQUEST, NONE, NONE)
+        ]
         # `retention.ms` is no key of a broker, and may be one of a plugin.
         assert await stored(cluster, "brokers/<default>") == {"retention.ms": "-7"}
 

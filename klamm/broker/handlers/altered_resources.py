@@ -11,17 +11,20 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 
 
 class ConfigResourceType(IntEnum):
-    """`ConfigResource.Type`, which differs from an authorizer's resource types. Broker loggers (8) are none here."""
+    """`ConfigResource.Type`, which differs from an authorizer's resource types."""
 
     TOPIC = 2
     BROKER = 4
+    BROKER_LOGGER = 8
 
 
 async def alter_each(
     request: Request, response_class: Any, alter: Callable[[ConfigResourceType, Body], Awaitable[None]]
 ) -> Body:
-    """Each resource succeeds or fails on its own. KafkaError INVALID_REQUEST, and nothing is done, for resources that
-    have no configs or are named twice."""
+    """Each resource succeeds or fails on its own, broker loggers always with INVALID_REQUEST.
+
+    KafkaError INVALID_REQUEST, and nothing is done, for resources that have no configs or are named twice.
+    """
     resources = request.body.resources
     counts = Counter((resource.resource_type, resource.resource_name) for resource in resources)
     for (number, name), count in counts.items():
@@ -33,6 +36,8 @@ async def alter_each(
         kind = _resource_type(resource.resource_type)
         try:
             _authorize(request, kind, resource.resource_name)
+            if kind is ConfigResourceType.BROKER_LOGGER:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "the levels of broker loggers cannot be changed")
             await alter(kind, resource)
         except KafkaError as error:
             answers.append(_answer(response_class, resource, error))
@@ -52,7 +57,7 @@ def _resource_type(number: int) -> ConfigResourceType:
     try:
         return ConfigResourceType(number)
     except ValueError:
-        allowed = " and ".join(f"{kind.value} ({kind.name})" for kind in ConfigResourceType)
+        allowed = ", ".join(f"{kind.value} ({kind.name})" for kind in ConfigResourceType)
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"resource type {number}: allowed are {allowed}") from None
 
 
