@@ -271,6 +271,7 @@ class Broker:
             isr_changes=isr_changes,
             live_broker=self._inter_broker_address,
             is_known_partition=self._is_known_partition,
+            on_leadership=lambda key, leads, epoch: None,
             notify_log_dir_failure=self._report_log_dir_failure,
             on_failure=self._fail,
         )

@@ -73,5 +73,9 @@ class IsrChanges(Protocol):
 
 # Host and port of a live broker's inter-broker listener, as the metadata cache knows it.
 LiveBroker = Callable[[int], tuple[str, int] | None]
+# Hears what becomes of a hosted partition: whether this broker leads it now, and since which leader epoch; or that it
+# does not, in which epoch (None: it is not hosted any more, or its log has failed). Told again what is known, it does
+# nothing.
+OnLeadership = Callable[[TopicPartition, bool, int | None], None]
 # Whether the metadata cache has that partition of that topic.
 IsKnownPartition = Callable[[str, int], bool]

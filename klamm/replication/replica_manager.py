@@ -34,10 +34,18 @@ from klamm.replication.delayed_operations import (
 )
 from klamm.replication.hosted_partitions import HostedPartitions, log_config
 from klamm.replication.partition import Partition
-from klamm.replication.ports import FollowerFetchers, IsKnownPartition, IsrChanges, LiveBroker, TopicConfigSource
+from klamm.replication.ports import (
+    FollowerFetchers,
+    IsKnownPartition,
+    IsrChanges,
+    LiveBroker,
+    OnLeadership,
+    TopicConfigSource,
+)
 from klamm.replication.state_changes import StateChanges
 from klamm.storage.log import Log
 from klamm.storage.log_manager import LogManager
+from klamm.storage.producer_state import AppendOrigin
 from klamm.tasks import OnFailure, start_task
 from klamm.znodes.topics import TopicPartition
 
@@ -71,6 +79,7 @@ class ReplicaManager:
         isr_changes: IsrChanges,
         live_broker: LiveBroker,
         is_known_partition: IsKnownPartition,
+        on_leadership: OnLeadership,
         notify_log_dir_failure: Callable[[], None],
         on_failure: OnFailure,
     ) -> None:
@@ -80,6 +89,7 @@ class ReplicaManager:
         self._log_manager = log_manager
         self._followers = followers
         self._isr_changes = isr_changes
+        self._on_leadership = on_leadership
         self._notify_log_dir_failure = notify_log_dir_failure
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
@@ -165,11 +175,18 @@ class ReplicaManager:
 
     # -- produce --------------------------------------------------------------------------------------------------
 
-    def append_records(self, topic: str, partition: int, records: memoryview, required_acks: int) -> ProduceResult:
-        """Appends one client batch to a partition that this broker leads."""
+    def append_records(
+        self,
+        topic: str,
+        partition: int,
+        records: memoryview,
+        required_acks: int,
+        origin: AppendOrigin = AppendOrigin.CLIENT,
+    ) -> ProduceResult:
+        """Appends one batch to a partition that this broker leads."""
         try:
             target = self.partition(topic, partition)
-            info = target.append_records_as_leader(records, required_acks, self._environment.now_ms())
+            info = target.append_records_as_leader(records, required_acks, self._environment.now_ms(), origin)
         except KafkaError as error:
             return ProduceResult(error.code, error_message=error.message or None)
         if not info.duplicate:
@@ -193,6 +210,22 @@ class ReplicaManager:
         keys = [(topic, partition) for topic, partition, _ in appended]
         if not await self.produce_purgatory.wait(delayed, keys, timeout_ms):
             delayed.expire()
+
+    def when_replicated(self, appended: Appended, timeout_ms: int, on_done: Callable[[], None]) -> None:
+        """As `wait_replicated`, for whoever has nothing else to do meanwhile: `on_done` is called as soon as each
+        result holds its final error code, maybe at once."""
+        delayed = DelayedProduce(self.partition, appended)
+        if delayed.is_ready():
+            on_done()
+            return
+
+        def decided(is_ready: bool) -> None:
+            if not is_ready:
+                delayed.expire()
+            on_done()
+
+        keys = [(topic, partition) for topic, partition, _ in appended]
+        self.produce_purgatory.put(delayed, keys, timeout_ms, decided)
 
     # -- fetch ----------------------------------------------------------------------------------------------------
 
@@ -288,6 +321,13 @@ class ReplicaManager:
         self.produce_purgatory.check(key)
         self.fetch_purgatory.check(key)
         self.follower_fetch_purgatory.check(key)
+        partition = self._hosted.get(key)
+        if partition is None:
+            self._on_leadership(key, False, None)
+        elif not partition.is_leader:
+            self._on_leadership(key, False, partition.leader_epoch)
+        else:
+            self._on_leadership(key, True, partition.leading_since_epoch)
 
 
 async def _read(

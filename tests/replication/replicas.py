@@ -146,6 +146,7 @@ class Broker:
             followers=self.fetchers,
             isr_changes=self.proposals,
             live_broker=self.live.get,
+            on_leadership=lambda *_: None,
             is_known_partition=lambda topic, partition: (topic, partition) in self.known,
             notify_log_dir_failure=self._notify,
             on_failure=self.failures.append,
