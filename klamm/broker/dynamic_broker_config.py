@@ -2,7 +2,7 @@
 this one (Kafka's `DynamicBrokerConfig`).
 
 What must stay true: `current` is valid. What is stored and not valid is logged and passed over; if the rest of it
-contradicts the file, all of it is. A znode never stops a broker.
+contradicts the file, all of it is, of the cluster or of the broker. A znode never stops a broker.
 """
 
 import logging
@@ -30,17 +30,26 @@ class DynamicBrokerConfig:
 
     def apply(self, default: Mapping[str, str], broker: Mapping[str, str]) -> None:
         """`default` is what all brokers have, `broker` what this one has, as stored."""
-        config = self.current.with_dynamic(default={}, broker={})
         default, broker = _usable(default, per_broker=False), _usable(broker, per_broker=True)
+        static = self.current.with_dynamic(default={}, broker={})
         try:
-            config = config.with_dynamic(default=default)
-        except ConfigError as error:
-            _log.error("the default configs of the cluster, %s, are not applied: %s", sorted(default), error)
-        try:
-            config = config.with_dynamic(broker=broker)
-        except ConfigError as error:
-            _log.error("the dynamic configs of this broker, %s, are not applied: %s", sorted(broker), error)
-        self.current = config
+            self.current = static.with_dynamic(default=default, broker=broker)
+        except ConfigError:
+            self.current = _level_by_level(static, default, broker)
+
+
+def _level_by_level(static: BrokerConfig, default: Mapping[str, str], broker: Mapping[str, str]) -> BrokerConfig:
+    """Without the level that contradicts what is below it."""
+    config = static
+    try:
+        config = config.with_dynamic(default=default)
+    except ConfigError as error:
+        _log.error("the default configs of the cluster, %s, are not applied: %s", sorted(default), error)
+    try:
+        config = config.with_dynamic(broker=broker)
+    except ConfigError as error:
+        _log.error("the dynamic configs of this broker, %s, are not applied: %s", sorted(broker), error)
+    return config
 
 
 def _usable(stored: Mapping[str, str], *, per_broker: bool) -> dict[str, str]:

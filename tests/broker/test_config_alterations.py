@@ -11,6 +11,7 @@ from klamm.broker.config_alterations import (
     replace_broker_config,
     replace_topic_config,
 )
+from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
 from klamm.config.broker import BROKER_CONFIG_DEF, BrokerConfig
 from klamm.config.topic import TOPIC_CONFIG_DEF
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -154,6 +155,22 @@ def test_both_levels_must_agree_with_each_other() -> None:
     assert broker_after({}, small, per_broker=False)
     with pytest.raises(KafkaError, match="is less than 1 MB"):
         broker_after({}, small, per_broker=False, config=config)
+
+
+def test_what_is_right_with_the_brokers_own_configs_is_applied_with_them() -> None:
+    """The file's two threads would need more than the cluster's buffer; this broker has one."""
+    running = DynamicBrokerConfig(BrokerConfig.from_properties({"zookeeper.connect": "zk", "log.cleaner.threads": "2"}))
+    buffer = {"log.cleaner.dedupe.buffer.size": str(3 << 19)}
+    assert replace_broker_config(
+        running.current.with_dynamic(broker={"log.cleaner.threads": "1"}), list(buffer.items()), per_broker=False
+    )
+    running.apply(buffer, {"log.cleaner.threads": "1"})
+    assert (running.current.log_cleaner_dedupe_buffer_size, running.current.log_cleaner_threads) == (3 << 19, 1)
+    # What contradicts goes by levels.
+    running.apply(buffer, {"min.insync.replicas": "2"})
+    assert (running.current.dynamic_default, running.current.min_insync_replicas) == ({}, 2)
+    running.apply({"min.insync.replicas": "3"}, buffer)
+    assert (running.current.min_insync_replicas, running.current.dynamic_broker) == (3, {})
 
 
 def test_what_is_stored_and_not_valid_goes_but_passwords_stay() -> None:
