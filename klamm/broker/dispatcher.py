@@ -84,6 +84,7 @@ class Dispatcher:
             api,
             header.api_version,
             Client(ANONYMOUS, connection.peer_host),
+            header.correlation_id,
             header.client_id,
             connection.listener_name,
             body,

@@ -56,6 +56,7 @@ class Request:
     api: Api
     version: int
     client: Client
+    correlation_id: int
     client_id: str | None
     listener_name: str
     body: Body

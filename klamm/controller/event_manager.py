@@ -83,7 +83,7 @@ class ControllerEventManager:
     def put(self, event: ControllerEvent) -> None:
         """Queues an event; once closed, preempts it."""
         if self._is_closed:
-            event.preempt()
+            self._preempt(event, 0.0)
             return
         self._queue.append(_QueuedEvent(event, asyncio.get_running_loop().time()))
         self._wake.set()
@@ -107,7 +107,12 @@ class ControllerEventManager:
 
     def _preempt_waiting(self) -> None:
         while self._queue:
-            self._queue.popleft().event.preempt()
+            event, put_at = self._queue.popleft()
+            self._preempt(event, _ms_since(put_at))
+
+    def _preempt(self, event: ControllerEvent, queue_time_ms: float) -> None:
+        event.preempt()
+        self._log.event_preempted(self._controller_epoch(), type(event).__name__, event.state.label, queue_time_ms)
 
     async def _run(self) -> None:
         while True:

@@ -120,6 +120,9 @@ class PartitionStateMachine:
         return outcomes
 
     def _legal(self, partitions: Sequence[TopicPartition], target: PartitionState) -> list[TopicPartition]:
+        def refuse(partition: TopicPartition, state: PartitionState, why: str) -> None:
+            self._record_failure(partition, state, target, why)
+
         return legal_transitions(
             partitions,
             self._context.partition_states,
@@ -127,6 +130,7 @@ class PartitionStateMachine:
             VALID_PREVIOUS_PARTITION_STATES,
             self._on_illegal_transition,
             "partitions",
+            refuse,
         )
 
     def _change(
@@ -145,19 +149,16 @@ class PartitionStateMachine:
         )
 
     def _fail(self, outcomes: Outcomes, partition: TopicPartition, why: str) -> None:
-        context = self._context
-        state = context.partition_state(partition)
+        state = self._context.partition_state(partition)
         outcomes[partition] = StateChangeFailed(f"{partition[0]}-{partition[1]} ({state.name}): {why}")
-        self._state_change_log.record(
-            context.epoch,
-            partition,
-            NO_REPLICA,
-            state,
-            PartitionState.ONLINE,
-            context.partition_leadership_info(partition),
-            why,
-            failed=True,
-        )
+        self._record_failure(partition, state, PartitionState.ONLINE, why)
+
+    def _record_failure(
+        self, partition: TopicPartition, state: PartitionState, target: PartitionState, why: str
+    ) -> None:
+        context = self._context
+        leadership = context.partition_leadership_info(partition)
+        self._state_change_log.record(context.epoch, partition, NO_REPLICA, state, target, leadership, why, failed=True)
 
     async def _bring_online(self, strategy: ElectionStrategy | None, partitions: Sequence[TopicPartition]) -> Outcomes:
         new: list[TopicPartition] = []

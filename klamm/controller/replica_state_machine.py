@@ -141,6 +141,9 @@ class ReplicaStateMachine:
     def _legal(
         self, broker_id: int, partitions: Sequence[TopicPartition], target: ReplicaState
     ) -> list[TopicPartition]:
+        def refuse(partition: TopicPartition, state: ReplicaState, why: str) -> None:
+            self._record_failure(broker_id, partition, state, target, why)
+
         return legal_transitions(
             partitions,
             self._context.replica_states(broker_id),
@@ -148,6 +151,7 @@ class ReplicaStateMachine:
             VALID_PREVIOUS_REPLICA_STATES,
             self._on_illegal_transition,
             f"on broker {broker_id}, the replicas of",
+            refuse,
         )
 
     def _changed(self, broker_id: int, partitions: Sequence[TopicPartition], target: ReplicaState) -> None:
@@ -163,6 +167,11 @@ class ReplicaStateMachine:
         topic, number = partition
         state = self._context.replica_state((partition, broker_id))
         self._failures.append(f"replica {broker_id} of {topic}-{number} ({state.name}): {why}")
+        self._record_failure(broker_id, partition, state, target, why)
+
+    def _record_failure(
+        self, broker_id: int, partition: TopicPartition, state: ReplicaState, target: ReplicaState, why: str
+    ) -> None:
         leadership = self._context.partition_leadership_info(partition)
         self._state_change_log.record(
             self._context.epoch, partition, broker_id, state, target, leadership, why, failed=True

@@ -13,10 +13,11 @@ What must stay true:
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from klamm.config.broker import BrokerConfig
 from klamm.controller.context import ControllerContext, ReplicaAssignment
+from klamm.controller.state_change_log import SentState, SentStates
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.inter_broker_versions import inter_broker_version
@@ -45,8 +46,22 @@ logger = logging.getLogger(__name__)
 OnResponse = Callable[[Any], None]
 Send = Callable[[int, ApiKey, Any, OnResponse | None], None]
 """Queues a request (broker id, API, body, who gets the response) for a broker."""
-OnSent = Callable[[int, str, tuple[int, ...], int, int], None]
-"""Hears what was queued: controller epoch, API, brokers, count of partitions, and how many of them the broker leads."""
+
+
+class OnSent(Protocol):
+    """Hears what was queued: see `RequestSent`."""
+
+    def __call__(
+        self,
+        controller_epoch: int,
+        api: str,
+        broker_ids: tuple[int, ...],
+        size: int,
+        led: int = 0,
+        delete: bool | None = None,
+        states: SentStates = (),
+    ) -> None: ...
+
 
 NO_EPOCH = -1
 EPOCH_DURING_DELETE = -2
@@ -74,7 +89,7 @@ class ControllerBrokerRequestBatch:
         on_leader_and_isr_response: Callable[[int, LeaderAndIsrResponse], None],
         on_update_metadata_response: Callable[[int, UpdateMetadataResponse], None],
         on_stop_replica_response: Callable[[int, int, Mapping[TopicPartition, int]], None],
-        on_sent: OnSent = lambda *_: None,
+        on_sent: OnSent = lambda *_, **__: None,
     ) -> None:
         self._config = config
         self._controller_id = controller_id
@@ -239,7 +254,9 @@ class ControllerBrokerRequestBatch:
             self._send(
                 broker_id, ApiKey.LEADER_AND_ISR, request, self._told(self._on_leader_and_isr_response, broker_id)
             )
-            self._on_sent(controller_epoch, "LeaderAndIsr", (broker_id,), _count(topics), leaders.get(broker_id, 0))
+            states = ((topic, state) for topic, said in topics.items() for state in said.values())
+            led = leaders.get(broker_id, 0)
+            self._on_sent(controller_epoch, "LeaderAndIsr", (broker_id,), _count(topics), led, states=states)
 
     def _live_leaders(self, leaders: Collection[int]) -> list[LiveLeader]:
         """Where the followers reach the leaders. One without the inter-broker listener cannot be reached."""
@@ -274,7 +291,7 @@ class ControllerBrokerRequestBatch:
                 broker_id, ApiKey.UPDATE_METADATA, body, self._told(self._on_update_metadata_response, broker_id)
             )
         brokers = tuple(sorted(self._update_metadata_brokers))
-        self._on_sent(controller_epoch, "UpdateMetadata", brokers, _count(self._update_metadata), 0)
+        self._on_sent(controller_epoch, "UpdateMetadata", brokers, _count(self._update_metadata))
 
     def _send_stop_replica_requests(self, controller_epoch: int) -> None:
         if not self._stop_replica:
@@ -292,8 +309,8 @@ class ControllerBrokerRequestBatch:
                 (topic, number) for topic, states in topics.items() for number, state in states.items() if state.delete
             ]
             on_response = self._stop_replica_told(broker_id, deleted) if deleted else None
-            self._on_sent(controller_epoch, "StopReplica", (broker_id,), _count(topics), 0)
             if version >= 3:
+                self._stop_replica_sent(controller_epoch, broker_id, topics)
                 body = request(**header, topic_states=_stop_replica_topic_states(topics))
                 self._send(broker_id, ApiKey.STOP_REPLICA, body, on_response)
                 continue
@@ -301,8 +318,25 @@ class ControllerBrokerRequestBatch:
             for delete in (True, False):
                 chosen = _partitions_to_stop(topics, delete)
                 if chosen:
+                    self._stop_replica_sent(controller_epoch, broker_id, topics, delete)
                     body = request(**header, delete_partitions=delete, topics=_stop_replica_topics(chosen))
                     self._send(broker_id, ApiKey.STOP_REPLICA, body, on_response if delete else None)
+
+    def _stop_replica_sent(
+        self,
+        controller_epoch: int,
+        broker_id: int,
+        topics: Mapping[str, Mapping[int, _StopReplica]],
+        delete: bool | None = None,
+    ) -> None:
+        """`delete`: of these, only those that are to be deleted, or that are not, are named."""
+        states: list[tuple[str, SentState]] = [
+            (topic, (number, *state))
+            for topic, stops in topics.items()
+            for number, state in stops.items()
+            if delete is None or state.delete is delete
+        ]
+        self._on_sent(controller_epoch, "StopReplica", (broker_id,), len(states), delete=delete, states=states)
 
     def _broker_epoch(self, broker_id: int) -> int:
         return self._context.live_or_shutting_down_brokers[broker_id].epoch

@@ -5,16 +5,18 @@
 | StateChange    | a change of a partition's or replica's state, or of who   | state-change.log: INFO for New and  |
 |                | leads; one that failed, too                               | Online partitions and for ISRs that |
 |                |                                                           | lose a member, ERROR, else TRACE    |
-| RequestSent    | LeaderAndIsr, UpdateMetadata or StopReplica for a broker  | state-change.log, INFO              |
+| RequestSent    | LeaderAndIsr, UpdateMetadata or StopReplica for a broker  | state-change.log, INFO, and TRACE   |
+|                |                                                           | for each partition that it names    |
 | Announcement   | who is the controller, which brokers come, go and stop    | controller.log                      |
-| EventProcessed | an event: how long it waited, and took, and how it went   | none                                |
+| EventProcessed | an event: how long it waited, and took, and how it went;  | none                                |
+|                | one that was preempted, too                               |                                     |
 
 The lines are Kafka's and go to the loggers that Kafka names them by, in batches: the message of a `logging.LogRecord`
 is then a `LogLines`, which holds the time of each line.
 
 What must stay true:
 - When a record is made, it is put away and nothing else: nothing is formatted, and nothing is written. A controller
-  that is elected in a large cluster makes hundreds of thousands.
+  that is elected in a large cluster makes hundreds of thousands. None holds on to the content of a request.
 - Lines are written, and followers told, after the event and in slices, so that the loop serves others in between;
   `close` writes what is left.
 - A follower that does not keep up misses records, and is told how many. It holds up nobody.
@@ -23,23 +25,23 @@ What must stay true:
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import IntEnum
-from itertools import groupby
+from itertools import islice
 from typing import Any, NamedTuple
 
 from klamm.controller.states import PartitionState, ReplicaState
+from klamm.log_lines import STATE_CHANGE_LOGGER, TRACE, Line, write_lines
+from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
+from klamm.protocol.state_texts import flag, leader_and_isr_text, stop_replica_text
 from klamm.znodes.topics import LeaderAndIsr, TopicPartition
 
 NO_REPLICA = -1
-# Log4j's level below DEBUG.
-TRACE = 5
-# So many records are formatted at once.
+# So many records or lines are dealt with at once.
 SLICE = 500
 # So many records wait for a follower.
 MAX_UNREAD = 50_000
 
-STATE_CHANGE_LOGGER = logging.getLogger("state.change.logger")
 CONTROLLER_LOGGER = logging.getLogger("kafka.controller.KafkaController")
 
 # Kafka's names of the states.
@@ -63,13 +65,10 @@ _PARTITION_ONLINE = int(PartitionState.ONLINE)  # New is before it.
 _REPLICA_OFFLINE = int(ReplicaState.OFFLINE)
 
 
-class Line(NamedTuple):
-    """One line of a log file, without its layout."""
-
-    logger: logging.Logger
-    level: int
-    time_ms: int
-    text: str
+SentState = LeaderAndIsrPartitionState | tuple[int, int, bool]
+"""What LeaderAndIsr says of a partition; or StopReplica: partition, leader epoch, whether to delete it."""
+SentStates = Iterable[tuple[str, SentState]]
+"""By topic. It is gone through once, or never."""
 
 
 class StateChange(NamedTuple):
@@ -168,7 +167,8 @@ class StateChange(NamedTuple):
 
 class RequestSent(NamedTuple):
     """A request was queued for brokers. `size` is how many partitions or replicas it names, `led` how many of them
-    the broker leads from now on (LeaderAndIsr only).
+    the broker leads from now on (LeaderAndIsr only), `delete` whether it deletes all of them or none (StopReplica of
+    old versions only). `states` is what it says of each, if a line is to be written of that.
     """
 
     time_ms: int
@@ -178,19 +178,24 @@ class RequestSent(NamedTuple):
     size: int
     led: int
     event: str
+    delete: bool | None = None
+    states: SentStates = ()
 
     def lines(self, controller_id: int) -> Iterator[Line]:
         ids = ", ".join(map(str, self.broker_ids))
         if self.api == "LeaderAndIsr":
             text = (
-                f"Sending LeaderAndIsr request to broker {ids} with {self.led} become-leader"
+                f"LeaderAndIsr request to broker {ids} with {self.led} become-leader"
                 f" and {self.size - self.led} become-follower partitions"
             )
         elif self.api == "UpdateMetadata":
-            text = f"Sending UpdateMetadata request to brokers HashSet({ids}) for {self.size} partitions"
+            text = f"UpdateMetadata request to brokers HashSet({ids}) for {self.size} partitions"
         else:
-            text = f"Sending StopReplica request for {self.size} replicas to broker {ids}"
-        prefix = f"[Controller id={controller_id} epoch={self.controller_epoch}] "
+            delete = "" if self.delete is None else f" (delete = {flag(self.delete)})"
+            text = f"StopReplica request{delete} for {self.size} replicas to broker {ids}"
+        prefix = f"[Controller id={controller_id} epoch={self.controller_epoch}] Sending "
+        for topic, state in self.states:
+            yield Line(STATE_CHANGE_LOGGER, TRACE, self.time_ms, prefix + _sent_state(topic, state, self.broker_ids[0]))
         yield Line(STATE_CHANGE_LOGGER, logging.INFO, self.time_ms, prefix + text)
 
     def described(self) -> dict[str, Any]:
@@ -200,6 +205,7 @@ class RequestSent(NamedTuple):
             "brokers": self.broker_ids,
             "size": self.size,
             **({"led": self.led} if self.api == "LeaderAndIsr" else {}),
+            **({} if self.delete is None else {"delete": self.delete}),
             "event": self.event,
         }
 
@@ -220,7 +226,9 @@ class Announcement(NamedTuple):
 
 
 class EventProcessed(NamedTuple):
-    """An event is over. `outcome` is "processed", "ignored" (this broker is not active), or what went wrong."""
+    """An event is over. `outcome` is "processed", "preempted" (it was thrown away), "ignored" (this broker is not
+    active), or what went wrong.
+    """
 
     time_ms: int
     controller_epoch: int
@@ -252,18 +260,6 @@ class NumberedRecord(NamedTuple):
 
     sequence: int
     record: Record
-
-
-class LogLines:
-    """Lines of one logger and level, as the message of one log record."""
-
-    __slots__ = ("lines",)
-
-    def __init__(self, lines: Sequence[Line]) -> None:
-        self.lines = lines
-
-    def __str__(self) -> str:
-        return "\n".join(line.text for line in self.lines)
 
 
 class Follower:
@@ -307,6 +303,7 @@ class StateChangeLog:
         # What is still to be delivered: everything while somebody wants that, else what is logged at INFO or above.
         self._undelivered: deque[Any] = deque()
         self._is_wanted = self._are_all_wanted = False
+        self._lines: Iterator[Line] = iter(())  # Of what was delivered last, those that are still to be written.
         self._delivery: asyncio.Handle | None = None
         self._event = ""
         self._outcome = ""
@@ -355,20 +352,29 @@ class StateChangeLog:
             self._undelivered.append(change)
 
     def request_sent(
-        self, controller_epoch: int, api: str, broker_ids: tuple[int, ...], size: int, led: int = 0
+        self,
+        controller_epoch: int,
+        api: str,
+        broker_ids: tuple[int, ...],
+        size: int,
+        led: int = 0,
+        delete: bool | None = None,
+        states: SentStates = (),
     ) -> None:
         """See `RequestSent`."""
-        self._add(RequestSent(self._now_ms(), controller_epoch, api, broker_ids, size, led, self._event))
+        sent = RequestSent(self._now_ms(), controller_epoch, api, broker_ids, size, led, self._event, delete)
+        self._add(sent, sent._replace(states=states) if STATE_CHANGE_LOGGER.isEnabledFor(TRACE) else sent)
 
     def announce(self, controller_epoch: int, text: str) -> None:
         """See `Announcement`."""
         self._add(Announcement(self._now_ms(), controller_epoch, text, self._event))
 
-    def _add(self, record: Record) -> None:
+    def _add(self, record: Record, delivered: Record | None = None) -> None:
+        """`delivered`: the record as it is delivered, if it is kept without something."""
         self._records.append(record)
         self._made += 1
         if self._is_wanted:
-            self._undelivered.append(record)
+            self._undelivered.append(delivered or record)
 
     # -- events -----------------------------------------------------------------------------------------------------
 
@@ -397,6 +403,10 @@ class StateChangeLog:
         self._look_who_listens()
         if self._undelivered and self._delivery is None:
             self._delivery = asyncio.get_running_loop().call_soon(self._deliver_slice)
+
+    def event_preempted(self, controller_epoch: int, event: str, state: str, queue_time_ms: float) -> None:
+        """An event that waited was thrown away, whatever event is in progress. It is written with the next one."""
+        self._add(EventProcessed(self._now_ms(), controller_epoch, event, state, queue_time_ms, 0.0, "preempted"))
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
@@ -442,28 +452,45 @@ class StateChangeLog:
         )
 
     def _deliver_all(self) -> None:
-        while self._undelivered:
-            self._deliver(SLICE)
+        while self._deliver():
+            pass
         if self._delivery is not None:
             self._delivery.cancel()
             self._delivery = None
 
     def _deliver_slice(self) -> None:
         self._delivery = None
-        self._deliver(SLICE)
-        if self._undelivered:
+        if self._deliver():
             self._delivery = asyncio.get_running_loop().call_soon(self._deliver_slice)
 
-    def _deliver(self, limit: int) -> None:
+    def _deliver(self) -> bool:
+        """Delivers a slice: of lines, when those of the last records are not all written, else of records. Whether
+        there may be more.
+        """
+        lines = list(islice(self._lines, SLICE))
+        if not lines:
+            lines = self._take_records()
+        write_lines(lines)
+        return bool(lines or self._undelivered)
+
+    def _take_records(self) -> list[Line]:
         undelivered = self._undelivered
         # While somebody follows, these are the newest records without a gap.
         first = self._made - len(undelivered)
-        records = [_record(undelivered.popleft()) for _ in range(min(limit, len(undelivered)))]
+        records = [_record(undelivered.popleft()) for _ in range(min(SLICE, len(undelivered)))]
         if self._followers:
             numbered = [NumberedRecord(first + n, record) for n, record in enumerate(records)]
             for follower in self._followers:
                 follower.put(numbered)
-        _log(records, self._controller_id)
+        self._lines = self._lines_of(records)
+        return list(islice(self._lines, SLICE))
+
+    def _lines_of(self, records: Sequence[Record]) -> Iterator[Line]:
+        # What nobody wants is left out here: it would tear the batches apart.
+        for record in records:
+            for line in record.lines(self._controller_id):
+                if line.logger.isEnabledFor(line.level):
+                    yield line
 
 
 def _record(record: Any) -> Record:
@@ -471,11 +498,15 @@ def _record(record: Any) -> Record:
     return made
 
 
-def _log(records: Sequence[Record], controller_id: int) -> None:
-    # What nobody wants goes first: it would tear the batches apart.
-    lines = [line for record in records for line in record.lines(controller_id) if line.logger.isEnabledFor(line.level)]
-    for (logger, level), group in groupby(lines, key=lambda line: (line.logger, line.level)):
-        logger.log(level, LogLines(list(group)))
+def _sent_state(topic: str, state: SentState, broker_id: int) -> str:
+    if isinstance(state, LeaderAndIsrPartitionState):
+        whose = "become-leader" if state.leader == broker_id else "become-follower"
+        text = f"{whose} LeaderAndIsr request {leader_and_isr_text(topic, state)}"
+        number = state.partition
+    else:
+        number, leader_epoch, delete = state
+        text = f"StopReplica request {stop_replica_text(number, leader_epoch, delete)}"
+    return f"{text} to broker {broker_id} for partition {topic}-{number}"
 
 
 def _leader_and_isr(state: LeaderAndIsr) -> str:

@@ -86,10 +86,12 @@ def legal_transitions(
     valid_previous_states: Mapping[S, Collection[S]],
     on_illegal_transition: OnIllegalTransition,
     whose: str,
+    refuse: Callable[[TopicPartition, S, str], None],
 ) -> list[TopicPartition]:
     """Those that may change to `target`; one message for each state from which others may not.
 
-    `states` lacks those that are NON_EXISTENT. `whose` says in the message whose states these are.
+    `states` lacks those that are NON_EXISTENT. `whose` says in the message whose states these are. `refuse` hears of
+    each that may not: its state, and why.
     """
     valid = valid_previous_states[target]
     unknown = type(target)["NON_EXISTENT"]
@@ -100,11 +102,14 @@ def legal_transitions(
             state = states.get(partition, unknown)
             if state not in valid:
                 illegal.setdefault(state, []).append(partition)
+        allowed = " or ".join(previous.name for previous in valid)
         for state, refused in illegal.items():
+            for partition in refused:
+                refuse(partition, state, f"allowed is a change from {allowed}")
             names = ", ".join(f"{topic}-{number}" for topic, number in refused[:_NAMED])
             more = f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else ""
             on_illegal_transition(
                 f"{whose} {names}{more} cannot change from {type(target).__name__} {state.name} to {target.name};"
-                f" allowed is a change from {' or '.join(previous.name for previous in valid)}"
+                f" allowed is a change from {allowed}"
             )
     return legal

@@ -22,6 +22,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
 from klamm.protocol.primitives import Steps
+from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.purgatory import Purgatory
 from klamm.replication.delayed_operations import (
     CONSUMER,
@@ -42,6 +43,7 @@ from klamm.replication.ports import (
     OnLeadership,
     TopicConfigSource,
 )
+from klamm.replication.state_change_lines import StateChangeLines
 from klamm.replication.state_changes import StateChanges
 from klamm.storage.log import Log
 from klamm.storage.log_manager import LogManager
@@ -104,7 +106,14 @@ class ReplicaManager:
             log_manager, topic_configs.of, is_known_partition, self._make_partition, self._partition_changed
         )
         self._state_changes = StateChanges(
-            broker_id, log_manager, self._hosted, topic_configs, followers, live_broker, self._partition_changed
+            broker_id,
+            log_manager,
+            self._hosted,
+            topic_configs,
+            followers,
+            live_broker,
+            self._partition_changed,
+            StateChangeLines(broker_id, environment.now_ms),
         )
         # The hosted partition, or KafkaError: as `HostedPartitions.require`.
         self.partition = self._hosted.require
@@ -143,21 +152,27 @@ class ReplicaManager:
         """The latest that any request has come with."""
         return self._state_changes.controller_epoch
 
-    async def become_leader_or_follower(self, request: LeaderAndIsrRequest) -> LeaderAndIsrResponse:
+    async def become_leader_or_follower(
+        self, request: LeaderAndIsrRequest, correlation_id: int = 0
+    ) -> LeaderAndIsrResponse:
         """As `StateChanges.become_leader_or_follower`."""
-        response = await self._state_changes.become_leader_or_follower(request)
+        response = await self._state_changes.become_leader_or_follower(request, correlation_id)
         self._start_periodic_work()
         if self._reopening is None and not self._is_stopping and self._hosted.waiting_for_space:
             self._reopening = start_task(self._reopen_logs(), self._on_failure)
         return response
 
-    async def stop_replicas(self, version: int, request: Any) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
+    async def stop_replicas(
+        self, version: int, request: Any, correlation_id: int = 0
+    ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
         """As `StateChanges.stop_replicas`."""
-        return await self._state_changes.stop_replicas(version, request)
+        return await self._state_changes.stop_replicas(version, request, correlation_id)
 
-    async def update_metadata(self, controller_epoch: int, apply: Callable[[], Steps[T]]) -> T:
+    async def update_metadata(
+        self, request: UpdateMetadataRequest, apply: Callable[[], Steps[T]], correlation_id: int = 0
+    ) -> T:
         """As `StateChanges.update_metadata`."""
-        return await self._state_changes.update_metadata(controller_epoch, apply)
+        return await self._state_changes.update_metadata(request, apply, correlation_id)
 
     async def brokers_died(self, broker_ids: Sequence[int]) -> None:
         """As `Partition.broker_died`, for all partitions. The controller has said that these do not live any more."""

@@ -8,7 +8,8 @@ What must stay true:
   may be all there is of a record.
 - The fetcher of a partition is gone before the partition leads or is deleted, and knows the new leader and epoch before
   it goes on.
-- Work on many partitions leaves the loop to others about every ten milliseconds, and the log one line.
+- Work on many partitions leaves the loop to others about every ten milliseconds. state-change.log tells what becomes
+  of each partition; correlation ids serve nothing but its lines.
 
 Source: kafka.server.ReplicaManager.
 """
@@ -27,9 +28,11 @@ from klamm.protocol.leader_and_isr import (
     LeaderAndIsrTopicErrors,
 )
 from klamm.protocol.primitives import Steps
+from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.replication.fetch_state import InitialFetchState
 from klamm.replication.hosted_partitions import HostedPartitions, WantedLog
 from klamm.replication.ports import FollowerFetchers, LiveBroker, TopicConfigSource
+from klamm.replication.state_change_lines import LeaderAndIsrLines, Origin, StateChangeLines, StopReplicaLines
 from klamm.storage.log_manager import LogManager
 from klamm.tasks import in_slices
 from klamm.znodes.topics import TopicPartition, is_legal_topic_name
@@ -60,6 +63,7 @@ class StateChanges:
         followers: FollowerFetchers,
         live_broker: LiveBroker,
         on_change: Callable[[TopicPartition], None],
+        lines: StateChangeLines,
     ) -> None:
         self.controller_epoch = 0
         self._broker_id = broker_id
@@ -69,6 +73,7 @@ class StateChanges:
         self._followers = followers
         self._live_broker = live_broker
         self._on_change = on_change
+        self._lines = lines
         self._lock = asyncio.Lock()
         self._is_stopping = False
 
@@ -76,14 +81,23 @@ class StateChanges:
         """No fetcher is started from now on."""
         self._is_stopping = True
 
-    async def update_metadata(self, controller_epoch: int, apply: Callable[[], Steps[T]]) -> T:
+    async def update_metadata(
+        self, request: UpdateMetadataRequest, apply: Callable[[], Steps[T]], correlation_id: int = 0
+    ) -> T:
         """Takes the steps that `apply` gives in its turn. Raises KafkaError STALE_CONTROLLER_EPOCH."""
         async with self._lock:
-            self._check_controller_epoch(controller_epoch)
-            return await in_slices(apply())
+            lines = self._lines.update_metadata(correlation_id, request)
+            try:
+                self._check_controller_epoch(request.controller_epoch, lines.is_old)
+                applied = await in_slices(apply())
+                await in_slices(lines.cached(request))
+                return applied
+            finally:
+                lines.flush()
 
-    def _check_controller_epoch(self, epoch: int) -> None:
+    def _check_controller_epoch(self, epoch: int, is_old: Callable[[int], None]) -> None:
         if epoch < self.controller_epoch:
+            is_old(self.controller_epoch)
             raise KafkaError(
                 ErrorCode.STALE_CONTROLLER_EPOCH, f"controller epoch {epoch} is over, it is {self.controller_epoch} now"
             )
@@ -91,34 +105,53 @@ class StateChanges:
 
     # -- LeaderAndIsr ---------------------------------------------------------------------------------------------
 
-    async def become_leader_or_follower(self, request: LeaderAndIsrRequest) -> LeaderAndIsrResponse:
+    async def become_leader_or_follower(
+        self, request: LeaderAndIsrRequest, correlation_id: int = 0
+    ) -> LeaderAndIsrResponse:
         """Errors are in the response. ZooKeeperError when the configuration of a topic that is new here cannot be read;
         then no partition has changed, and the request should come again."""
         async with self._lock:
+            lines = self._lines.leader_and_isr(correlation_id, request)
             try:
-                self._check_controller_epoch(request.controller_epoch)
-            except KafkaError as error:
-                _log.warning("LeaderAndIsr of controller %d: %s", request.controller_id, error)
-                return _response(request, error.code, {})
-            await self._load_topic_configs(request)
-            leading: list[_Change] = []
-            following: list[_Change] = []
-            codes: dict[TopicPartition, ErrorCode] = {}
-            for topic in request.topics:
-                for state in topic.partitions:
-                    key = topic.topic, state.partition
-                    codes[key] = self._check(key, topic.topic_id, state)
-                    if codes[key] is ErrorCode.NONE:
-                        changes = leading if state.leader == self._broker_id else following
-                        changes.append((key, topic.topic_id, state))
-            await self._make_leaders(leading, codes)
-            await self._make_followers(following, codes, request)
-            refused = sum(code is not ErrorCode.NONE for code in codes.values())
-            _log.info(
-                "LeaderAndIsr of controller %d, epoch %d: %d partitions to lead, %d to follow, %d of %d refused",
-                *(request.controller_id, self.controller_epoch, len(leading), len(following), refused, len(codes)),
-            )
-            return _response(request, ErrorCode.NONE, codes)
+                return await self._become_leader_or_follower(request, lines)
+            finally:
+                lines.flush()
+
+    async def _become_leader_or_follower(
+        self, request: LeaderAndIsrRequest, lines: LeaderAndIsrLines
+    ) -> LeaderAndIsrResponse:
+        loop = asyncio.get_running_loop()
+        began_at = loop.time()
+        lines.received(request)
+        try:
+            self._check_controller_epoch(request.controller_epoch, lines.is_old)
+        except KafkaError as error:
+            return _response(request, error.code, {})
+        await self._load_topic_configs(request)
+        leading: list[_Change] = []
+        following: list[_Change] = []
+        codes: dict[TopicPartition, ErrorCode] = {}
+        slices = _Slices()
+        for topic in request.topics:
+            for state in topic.partitions:
+                key = topic.topic, state.partition
+                if lines.traces:
+                    lines.received_state(topic.topic, state)
+                codes[key] = self._check(key, topic.topic_id, state, lines)
+                if codes[key] is ErrorCode.NONE:
+                    changes = leading if state.leader == self._broker_id else following
+                    changes.append((key, topic.topic_id, state))
+                if slices.is_over:
+                    await slices.pause_when_over()
+        await self._make_leaders(leading, codes, lines)
+        await self._make_followers(following, codes, request, lines)
+        refused = sum(code is not ErrorCode.NONE for code in codes.values())
+        _log.info(
+            "LeaderAndIsr of controller %d, epoch %d: %d partitions to lead, %d to follow, %d of %d refused",
+            *(request.controller_id, self.controller_epoch, len(leading), len(following), refused, len(codes)),
+        )
+        lines.finished(len(codes), round((loop.time() - began_at) * 1000))
+        return _response(request, ErrorCode.NONE, codes)
 
     async def _load_topic_configs(self, request: LeaderAndIsrRequest) -> None:
         new = [
@@ -130,8 +163,11 @@ class StateChanges:
         if new:
             await self._topic_configs.load(new)
 
-    def _check(self, key: TopicPartition, topic_id: UUID | None, state: LeaderAndIsrPartitionState) -> ErrorCode:
+    def _check(
+        self, key: TopicPartition, topic_id: UUID | None, state: LeaderAndIsrPartitionState, lines: LeaderAndIsrLines
+    ) -> ErrorCode:
         if self._hosted.is_offline(key):
+            lines.offline(key)
             return ErrorCode.KAFKA_STORAGE_ERROR
         if self._is_of_former_topic(key, topic_id, state):
             _log.warning("The log of %s-%d is of a topic of that name which was deleted, and is deleted, too", *key)
@@ -151,13 +187,10 @@ class StateChanges:
                     _log.error("LeaderAndIsr for %s: %s", partition, error)
                     return error.code
             if state.leader_epoch <= partition.leader_epoch:
-                _log.debug(
-                    "LeaderAndIsr for %s with leader epoch %d is ignored, it is %d",
-                    *(partition, state.leader_epoch, partition.leader_epoch),
-                )
+                lines.stale(key, state.leader_epoch, partition.leader_epoch)
                 return ErrorCode.STALE_CONTROLLER_EPOCH
         if self._broker_id not in state.replicas:
-            _log.warning("LeaderAndIsr for %s-%d names other replicas: %s", *key, state.replicas)
+            lines.not_assigned(key, state.replicas)
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return ErrorCode.NONE
 
@@ -176,48 +209,79 @@ class StateChanges:
         is_first_epoch = state.is_new and state.leader_epoch == 0
         return has_other_id and is_replica and (is_first_epoch or self._broker_id not in state.isr)
 
-    async def _make_leaders(self, changes: list[_Change], codes: dict[TopicPartition, ErrorCode]) -> None:
+    async def _make_leaders(
+        self, changes: list[_Change], codes: dict[TopicPartition, ErrorCode], lines: LeaderAndIsrLines
+    ) -> None:
+        if not changes:
+            return
         self._followers.remove_fetchers([key for key, _, _ in changes])
+        lines.stopped_fetchers_of_leaders(len(changes))
         slices = _Slices()
         for key, topic_id, state in changes:
+            if lines.traces:
+                lines.becoming_leader(key)
             try:
                 partition = self._hosted.open(*key, topic_id, is_new=state.is_new)
-                partition.make_leader(state)
+                before = partition.leader_epoch
+                log = partition.log
+                offset, high_watermark = log.log_end_offset, log.high_watermark
+                is_new_leader = partition.make_leader(state)
             except KafkaError as error:
                 codes[key] = self._failed(key, error, WantedLog(topic_id, state.is_new))
+                lines.cannot_lead(key, state, error)
             else:
                 self._on_change(key)
-                _log.debug("Leading %s from offset %d: %s", partition, partition.log.log_end_offset, state)
+                lines.leader_starts(key, state, offset, high_watermark, before)
+                if not is_new_leader:
+                    lines.led_already(key, state)
+            if lines.traces:
+                lines.leads(key)
             await slices.pause_when_over()
 
     async def _make_followers(
-        self, changes: list[_Change], codes: dict[TopicPartition, ErrorCode], request: LeaderAndIsrRequest
+        self,
+        changes: list[_Change],
+        codes: dict[TopicPartition, ErrorCode],
+        request: LeaderAndIsrRequest,
+        lines: LeaderAndIsrLines,
     ) -> None:
         # The request knows where its leaders are; metadata may be older.
         leaders = {leader.broker_id: (leader.host, leader.port) for leader in request.live_leaders}
         to_fetch: dict[TopicPartition, InitialFetchState] = {}
+        stopped = 0
         slices = _Slices()
         for key, topic_id, state in changes:
+            if lines.traces:
+                lines.becoming_follower(key, state.leader)
             address = leaders.get(state.leader) or self._live_broker(state.leader)
             try:
                 # Also without a live leader: the high watermark must be in the checkpoint.
                 partition = self._hosted.open(*key, topic_id, is_new=state.is_new)
             except KafkaError as error:
                 codes[key] = self._failed(key, error, WantedLog(topic_id, state.is_new))
+                lines.cannot_follow(key, state, error)
                 continue
             if address is None:
-                _log.error("%s-%d cannot follow broker %d, which is not known to live", *key, state.leader)
+                lines.leader_is_not_alive(key, state)
                 continue
+            before, log = partition.leader_epoch, partition.log
             partition.make_follower(state)
             self._followers.remove_fetchers([key])
+            stopped += 1
             self._on_change(key)
             to_fetch[key] = InitialFetchState(state.leader, *address, state.leader_epoch)
-            _log.debug("Following %s from offset %d: %s", partition, partition.log.log_end_offset, state)
+            lines.follower_starts(key, state.leader_epoch, log.log_end_offset, log.high_watermark, before)
+            if lines.traces:
+                if self._is_stopping:
+                    lines.does_not_fetch(key, state.leader)
+                lines.follows(key, state.leader)
             if slices.is_over:
                 self._fetch(to_fetch)
                 to_fetch = {}
                 await slices.pause_when_over()
         self._fetch(to_fetch)
+        if stopped:
+            lines.stopped_fetchers_of_followers(stopped)
 
     def _fetch(self, states: Mapping[TopicPartition, InitialFetchState]) -> None:
         if states and not self._is_stopping:
@@ -232,39 +296,53 @@ class StateChanges:
 
     # -- StopReplica ----------------------------------------------------------------------------------------------
 
-    async def stop_replicas(self, version: int, request: Any) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
+    async def stop_replicas(
+        self, version: int, request: Any, correlation_id: int = 0
+    ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
         """Ends this broker's part in partitions; with their logs where it says so.
 
         (STALE_CONTROLLER_EPOCH, {}) for an old controller; else (NONE, each partition's code).
         """
         async with self._lock:
+            lines = self._lines.stop_replica(Origin(correlation_id, request.controller_id, request.controller_epoch))
             try:
-                self._check_controller_epoch(request.controller_epoch)
-            except KafkaError as error:
-                _log.warning("StopReplica of controller %d: %s", request.controller_id, error)
-                return error.code, {}
-            codes = {}
-            slices = _Slices()
-            for key, (leader_epoch, delete) in _stops(version, request).items():
-                codes[key] = self._stop(key, leader_epoch, delete)
-                await slices.pause_when_over()
-            return ErrorCode.NONE, codes
+                return await self._stop_replicas(request.controller_epoch, _stops(version, request), lines)
+            finally:
+                lines.flush()
 
-    def _stop(self, key: TopicPartition, leader_epoch: int, delete: bool) -> ErrorCode:
+    async def _stop_replicas(
+        self, controller_epoch: int, stops: Mapping[TopicPartition, tuple[int, bool]], lines: StopReplicaLines
+    ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
+        lines.received(stops)
+        try:
+            self._check_controller_epoch(controller_epoch, lines.is_old)
+        except KafkaError as error:
+            return error.code, {}
+        codes = {}
+        slices = _Slices()
+        for key, (leader_epoch, delete) in stops.items():
+            if lines.traces:
+                lines.stopping(key, leader_epoch, delete)
+            codes[key] = self._stop(key, leader_epoch, delete, lines)
+            await slices.pause_when_over()
+        return ErrorCode.NONE, codes
+
+    def _stop(self, key: TopicPartition, leader_epoch: int, delete: bool, lines: StopReplicaLines) -> ErrorCode:
         if self._hosted.is_offline(key):
+            lines.offline(key, delete)
             return ErrorCode.KAFKA_STORAGE_ERROR
         partition = self._hosted.get(key)
         if partition is not None and NO_EPOCH < leader_epoch < partition.leader_epoch:
-            _log.debug(
-                "StopReplica for %s with leader epoch %d is ignored, it is %d",
-                *(partition, leader_epoch, partition.leader_epoch),
-            )
+            lines.stale(key, leader_epoch, partition.leader_epoch, delete)
             return ErrorCode.FENCED_LEADER_EPOCH
         if not delete:
             self._followers.remove_fetchers([key])
             self._on_change(key)
             return ErrorCode.NONE
-        return self._delete(key)
+        code = self._delete(key)
+        if code is not ErrorCode.NONE:
+            lines.cannot_delete(key)
+        return code
 
     def _delete(self, key: TopicPartition) -> ErrorCode:
         self._followers.remove_fetchers([key])

@@ -11,7 +11,8 @@ import os
 import time
 from logging.handlers import TimedRotatingFileHandler
 
-from klamm.controller.state_change_log import CONTROLLER_LOGGER, STATE_CHANGE_LOGGER, TRACE, LogLines
+from klamm.controller.state_change_log import CONTROLLER_LOGGER
+from klamm.log_lines import STATE_CHANGE_LOGGER, TRACE, LogLines
 
 HOUR_S = 3600
 # Log4j's names, where Python has others or none.

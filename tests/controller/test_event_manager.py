@@ -78,6 +78,14 @@ def play(scenario: Callable[[Scene], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
+def outcomes(scene: Scene) -> list[str]:
+    records = [record.record.described() for record in scene.records.records()]
+    assert {(record["kind"], record["event"], record["state"]) for record in records} == {
+        ("event", "Event", "TopicChange")
+    }
+    return [record["outcome"] for record in records]
+
+
 def test_one_after_another_in_order() -> None:
     async def scenario(scene: Scene) -> None:
         gate = asyncio.Event()
@@ -111,6 +119,8 @@ def test_clearing_preempts_what_waits_but_not_what_runs() -> None:
         gate.set()
         await scene.log.wait_for("end last")
         assert scene.log[3:] == ["end a", "begin last", "end last"]
+        # A record of each; those that were thrown away first.
+        assert outcomes(scene)[:3] == ["preempted", "preempted", "processed"]
 
     play(scenario)
 
@@ -130,6 +140,7 @@ def test_closing_preempts_everything(started: bool) -> None:
         assert scene.manager.state is ControllerState.CONTROLLER_SHUTDOWN
         scene.put("late")
         assert scene.log[-1] == "preempt late"
+        assert outcomes(scene) == (["cut short"] if started else ["preempted"]) + ["preempted"] * 2
         assert scene.failures == []
 
     play(scenario)

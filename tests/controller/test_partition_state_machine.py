@@ -92,7 +92,11 @@ def test_an_illegal_transition_changes_nothing(tmp_path: Path, before: Partition
         assert scene.context.partition_leadership_info(PARTITION) is leadership
         (message,) = scene.illegal
         assert f"PartitionState {before.name} to {after.name}" in message
-        assert (scene.sent, scene.log.changes()) == ([], [])
+        assert scene.sent == []
+        (record,) = scene.log.changes()
+        assert (record.partition, record.replica, record.failed) == (PARTITION, -1, True)
+        assert (record.from_state, record.to_state) == (before, after)
+        assert record.why.startswith("allowed is a change from ")
 
     play(tmp_path, scenario)
 

@@ -112,7 +112,11 @@ def test_an_illegal_transition_changes_nothing(tmp_path: Path, before: ReplicaSt
         assert scene.context.replica_state(REPLICA) is before
         (message,) = scene.illegal
         assert f"ReplicaState {before.name} to {after.name}" in message
-        assert (scene.sent, scene.log.changes()) == ([], [])
+        assert scene.sent == []
+        (record,) = scene.log.changes()
+        assert ((record.partition, record.replica), record.failed) == (REPLICA, True)
+        assert (record.from_state, record.to_state) == (before, after)
+        assert record.why.startswith("allowed is a change from ")
         assert await scene.in_zookeeper(PARTITION) == (state, 0)
         assert scene.context.partition_replica_assignment(PARTITION) == (1, 2, 3)
 

@@ -1,5 +1,6 @@
 """What the brokers are told, in which order, and with what in it."""
 
+import logging
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -7,6 +8,7 @@ import pytest
 from state_machine_scene import Batch, live_brokers
 
 from klamm.controller.context import ControllerContext, ReplicaAssignment
+from klamm.log_lines import STATE_CHANGE_LOGGER, TRACE
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LiveLeader
 from klamm.protocol.messages import encode_request
@@ -222,6 +224,42 @@ def test_before_2_6_deletions_are_requests_of_their_own(protocol: str, version: 
     assert [request.on_response is None for request in collected.sent] == [False, True, False]
     for request in collected.sent:
         encode_request(ApiKey.STOP_REPLICA, version, 1, "7", request.body)
+    sent = [record.record.described() for record in collected.log.records()]
+    assert [(record["brokers"], record["size"], record["delete"]) for record in sent] == [
+        ((1,), 2, True),
+        ((1,), 1, False),
+        ((2,), 1, True),
+    ]
+
+
+def test_every_request_leaves_a_record_and_with_trace_a_line_for_each_partition() -> None:
+    STATE_CHANGE_LOGGER.setLevel(TRACE)
+    context, collected = batch_of()
+    written: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: written.extend(record.getMessage().splitlines())  # type: ignore[method-assign]
+    STATE_CHANGE_LOGGER.addHandler(handler)
+    try:
+        assignment = context.partition_full_replica_assignment(T0)
+        for partition in (T0, T1):
+            collected.batch.add_leader_and_isr_request_for_brokers((1, 2), partition, STATE, assignment, is_new=False)
+        collected.batch.add_stop_replica_request_for_brokers((3,), U0, delete_partition=True)
+        collected.batch.send_requests_to_brokers(EPOCH)
+        collected.log.close()
+    finally:
+        STATE_CHANGE_LOGGER.removeHandler(handler)
+        STATE_CHANGE_LOGGER.setLevel(logging.NOTSET)
+    assert [(line.split(" request ")[0].split("] ")[1], line.split(" to broker")[1]) for line in written] == [
+        ("Sending become-follower LeaderAndIsr", " 1 for partition t-0"),
+        ("Sending become-follower LeaderAndIsr", " 1 for partition t-1"),
+        ("Sending LeaderAndIsr", " 1 with 0 become-leader and 2 become-follower partitions"),
+        ("Sending become-leader LeaderAndIsr", " 2 for partition t-0"),
+        ("Sending become-leader LeaderAndIsr", " 2 for partition t-1"),
+        ("Sending LeaderAndIsr", " 2 with 2 become-leader and 0 become-follower partitions"),
+        ("Sending UpdateMetadata", "s HashSet(1, 2, 3) for 2 partitions"),
+        ("Sending StopReplica", " 3 for partition u-0"),
+        ("Sending StopReplica", " 3"),
+    ]
 
 
 # -- answers ----------------------------------------------------------------------------------------------------------

@@ -11,13 +11,12 @@ from klamm.controller.state_change_log import (
     CONTROLLER_LOGGER,
     NO_REPLICA,
     SLICE,
-    STATE_CHANGE_LOGGER,
-    TRACE,
-    LogLines,
     StateChange,
     StateChangeLog,
 )
 from klamm.controller.states import PartitionState, ReplicaState
+from klamm.log_lines import STATE_CHANGE_LOGGER, TRACE, LogLines
+from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
 from klamm.znodes.topics import LeaderAndIsr
 
 T0 = ("t", 0)
@@ -154,6 +153,70 @@ def test_the_lines_are_kafkas(written: Written, level: int) -> None:
     log.close()
     assert written.lines == [line for line in LINES if line[1] >= level or line[0] == CONTROLLER]
     assert {line.time_ms for record in written.records for line in record.msg.lines} == {1234}  # type: ignore[attr-defined]
+
+
+STATES = [
+    ("t", LeaderAndIsrPartitionState(1, 5, 2, 7, (2, 1), 3, (2, 1), is_new=True)),
+    ("t", LeaderAndIsrPartitionState(2, 5, 1, 7, (1,), 3, (2, 1), (2,), (3, 4))),
+]
+
+
+@pytest.mark.parametrize("level", [TRACE, INFO])
+def test_requests_name_their_partitions_with_trace(written: Written, level: int) -> None:
+    STATE_CHANGE_LOGGER.setLevel(level)
+    log = StateChangeLog(lambda: 1234, 9)
+    log.request_sent(5, "LeaderAndIsr", (2,), 2, 1, states=iter(STATES))
+    log.request_sent(5, "StopReplica", (1,), 1, delete=True, states=[("t", (0, -2, True))])
+    log.request_sent(5, "StopReplica", (1,), 1, delete=False, states=[("t", (1, 4, False))])
+    log.close()
+    to_broker = "to broker 2 for partition t"
+    expected = [
+        (
+            TRACE,
+            "Sending become-leader LeaderAndIsr request LeaderAndIsrPartitionState(topicName='t', partitionIndex=1,"
+            " controllerEpoch=5, leader=2, leaderEpoch=7, isr=[2, 1], zkVersion=3, replicas=[2, 1], addingReplicas=[],"
+            f" removingReplicas=[], isNew=true) {to_broker}-1",
+        ),
+        (
+            TRACE,
+            "Sending become-follower LeaderAndIsr request LeaderAndIsrPartitionState(topicName='t', partitionIndex=2,"
+            " controllerEpoch=5, leader=1, leaderEpoch=7, isr=[1], zkVersion=3, replicas=[2, 1], addingReplicas=[2],"
+            f" removingReplicas=[3, 4], isNew=false) {to_broker}-2",
+        ),
+        (INFO, "Sending LeaderAndIsr request to broker 2 with 1 become-leader and 1 become-follower partitions"),
+        (
+            TRACE,
+            "Sending StopReplica request StopReplicaPartitionState(partitionIndex=0, leaderEpoch=-2,"
+            " deletePartition=true) to broker 1 for partition t-0",
+        ),
+        (INFO, "Sending StopReplica request (delete = true) for 1 replicas to broker 1"),
+        (
+            TRACE,
+            "Sending StopReplica request StopReplicaPartitionState(partitionIndex=1, leaderEpoch=4,"
+            " deletePartition=false) to broker 1 for partition t-1",
+        ),
+        (INFO, "Sending StopReplica request (delete = false) for 1 replicas to broker 1"),
+    ]
+    assert written.lines == [(STATE, found, C + text) for found, text in expected if found >= level]
+    # What was sent is not kept.
+    assert all(not record.record.states for record in log.records())  # type: ignore[union-attr]
+
+
+def test_the_lines_of_one_record_are_written_in_slices(written: Written) -> None:
+    STATE_CHANGE_LOGGER.setLevel(TRACE)
+
+    async def main() -> None:
+        log = StateChangeLog(lambda: 1, 9)
+        log.event_begins("BrokerChange")
+        log.request_sent(5, "LeaderAndIsr", (2,), 2 * SLICE, 1, states=iter(STATES * SLICE))
+        log.event_ends(5, "BrokerChange", 1, 2)
+        sizes = []
+        while len(written.lines) < 2 * SLICE + 1:
+            sizes.append(len(written.lines))
+            await asyncio.sleep(0)
+        assert sizes == [0, SLICE, 2 * SLICE]
+
+    asyncio.run(main())
 
 
 def test_nothing_is_put_aside_when_nobody_listens() -> None:

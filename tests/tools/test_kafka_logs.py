@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from klamm.controller.state_change_log import CONTROLLER_LOGGER, STATE_CHANGE_LOGGER, TRACE, Line, LogLines
+from klamm.controller.state_change_log import CONTROLLER_LOGGER
+from klamm.log_lines import STATE_CHANGE_LOGGER, TRACE, Line, LogLines
 from klamm.tools.kafka_logs import HourlyFile, KafkaFormatter, open_kafka_logs
 
 OWN = logging.getLogger("klamm.controller")

@@ -32,4 +32,4 @@ def error_response(request: Request, error: KafkaError) -> Body:
 async def handle(request: Request) -> Body:
     request.require_cluster()
     request.services.registrar.require_broker_epoch(request.body.broker_epoch)
-    return await request.services.replica_manager.become_leader_or_follower(request.body)
+    return await request.services.replica_manager.become_leader_or_follower(request.body, request.correlation_id)

@@ -26,7 +26,9 @@ def error_response(request: Request, error: KafkaError) -> Body:
 async def handle(request: Request) -> Body:
     request.require_cluster()
     request.services.registrar.require_broker_epoch(request.body.broker_epoch)
-    code, results = await request.services.replica_manager.stop_replicas(request.version, request.body)
+    code, results = await request.services.replica_manager.stop_replicas(
+        request.version, request.body, request.correlation_id
+    )
     return Response(
         version=request.version,
         error_code=code,

@@ -27,7 +27,7 @@ async def handle(request: Request) -> Body:
     services.registrar.require_broker_epoch(body.broker_epoch)
     before = services.metadata_cache.snapshot
     await services.replica_manager.update_metadata(
-        body.controller_epoch, lambda: services.metadata_cache.update_steps(body)
+        body, lambda: services.metadata_cache.update_steps(body), request.correlation_id
     )
     died = [broker_id for broker_id in before.brokers if broker_id not in services.metadata_cache.snapshot.brokers]
     if died:

@@ -1,0 +1,325 @@
+"""What a broker writes to state-change.log about the requests of the controller.
+
+The lines are Kafka's (`ReplicaManager`, `Partition`, `MetadataCache` of 2.8.2), word for word, so that what operators
+search for is found; levels, too. Some name single partitions at INFO, as Kafka's do.
+
+What must stay true: nothing is formatted for a level that is not written, and TRACE, which has several lines for each
+partition, is asked for once for each request.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from klamm.log_lines import BATCH, STATE_CHANGE_LOGGER, TRACE, LineBatch
+from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest
+from klamm.protocol.primitives import Steps
+from klamm.protocol.state_texts import flag, ids, leader_and_isr_text, stop_replica_text, update_metadata_text
+from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataRequest, UpdateMetadataTopic
+from klamm.znodes.topics import TopicPartition
+
+OFFLINE_DIRECTORY = "as the local replica for the partition is in an offline log directory"
+
+
+class Origin(NamedTuple):
+    """Who sent a request of the controller, and as what."""
+
+    correlation_id: int
+    controller_id: int
+    controller_epoch: int
+
+
+class StateChangeLines:
+    """The lines of broker `broker_id`."""
+
+    def __init__(self, broker_id: int, now_ms: Callable[[], int]) -> None:
+        self._batch = LineBatch(STATE_CHANGE_LOGGER, now_ms, f"[Broker id={broker_id}] ")
+
+    def leader_and_isr(self, correlation_id: int, request: LeaderAndIsrRequest) -> "LeaderAndIsrLines":
+        origin = Origin(correlation_id, request.controller_id, request.controller_epoch)
+        return LeaderAndIsrLines(self._batch, origin)
+
+    def stop_replica(self, origin: Origin) -> "StopReplicaLines":
+        return StopReplicaLines(self._batch, origin)
+
+    def update_metadata(self, correlation_id: int, request: UpdateMetadataRequest) -> "UpdateMetadataLines":
+        origin = Origin(correlation_id, request.controller_id, request.controller_epoch)
+        return UpdateMetadataLines(self._batch, origin)
+
+
+class _RequestLines:
+    """The lines of one request. `flush` when it is over."""
+
+    def __init__(self, batch: LineBatch, origin: Origin) -> None:
+        self._batch = batch
+        self._correlation_id, self._controller_id, self._epoch = origin
+        self._informs = batch.wants(logging.INFO)
+        self.traces = batch.wants(TRACE)
+
+    def flush(self) -> None:
+        self._batch.flush()
+
+    def _add(self, level: int, text: str) -> None:
+        if self._batch.wants(level):
+            self._batch.add(level, text)
+
+    def _is_old(self, api: str, latest_epoch: int) -> None:
+        self._add(
+            logging.WARNING,
+            f"Ignoring {api} request from controller {self._controller_id} with correlation id {self._correlation_id}"
+            f" since its controller epoch {self._epoch} is old. Latest known controller epoch is {latest_epoch}",
+        )
+
+    def _ignored(self, level: int, what: str, key: TopicPartition, why: str) -> None:
+        self._add(
+            level,
+            f"Ignoring {what} from controller {self._controller_id} with correlation id {self._correlation_id}"
+            f" epoch {self._epoch} for partition {key[0]}-{key[1]} {why}",
+        )
+
+
+class LeaderAndIsrLines(_RequestLines):
+    """Of a LeaderAndIsr request."""
+
+    def received(self, request: LeaderAndIsrRequest) -> None:
+        if not self._informs:
+            return
+        count = sum(len(topic.partitions) for topic in request.topics)
+        self._batch.add(
+            logging.INFO,
+            f"Handling LeaderAndIsr request correlationId {self._correlation_id} from controller {self._controller_id}"
+            f" for {count} partitions",
+        )
+
+    def received_state(self, topic: str, state: LeaderAndIsrPartitionState) -> None:
+        """Only when it `traces`."""
+        self._batch.add(TRACE, f"Received LeaderAndIsr request {leader_and_isr_text(topic, state)} {self._sender()}")
+
+    def is_old(self, latest_epoch: int) -> None:
+        self._is_old("LeaderAndIsr", latest_epoch)
+
+    def offline(self, key: TopicPartition) -> None:
+        self._ignored(logging.WARNING, "LeaderAndIsr request", key, OFFLINE_DIRECTORY)
+
+    def not_assigned(self, key: TopicPartition, replicas: Iterable[int]) -> None:
+        assigned = ",".join(map(str, replicas))
+        self._ignored(
+            logging.WARNING, "LeaderAndIsr request", key, f"as itself is not in assigned replica list {assigned}"
+        )
+
+    def stale(self, key: TopicPartition, leader_epoch: int, current: int) -> None:
+        """It comes late, or twice."""
+        if leader_epoch < current:
+            why = f"since its associated leader epoch {leader_epoch} is smaller than the current leader epoch {current}"
+            self._ignored(logging.WARNING, "LeaderAndIsr request", key, why)
+        elif self._informs:
+            why = f"since its associated leader epoch {leader_epoch} matches the current leader epoch"
+            self._ignored(logging.INFO, "LeaderAndIsr request", key, why)
+
+    # -- leaders --------------------------------------------------------------------------------------------------
+
+    def stopped_fetchers_of_leaders(self, count: int) -> None:
+        if self._informs:
+            self._batch.add(
+                logging.INFO,
+                f"Stopped fetchers as part of LeaderAndIsr request correlationId {self._correlation_id} from controller"
+                f" {self._controller_id} epoch {self._epoch} as part of the become-leader transition for {count}"
+                " partitions",
+            )
+
+    def becoming_leader(self, key: TopicPartition) -> None:
+        """Only when it `traces`."""
+        self._batch.add(TRACE, f"Handling {self._request()} starting the become-leader transition for {_name(key)}")
+
+    def leader_starts(
+        self,
+        key: TopicPartition,
+        state: LeaderAndIsrPartitionState,
+        offset: int,
+        high_watermark: int,
+        previous_epoch: int,
+    ) -> None:
+        if self._informs:
+            self._batch.add(
+                logging.INFO,
+                f"Leader {key[0]}-{key[1]} starts at leader epoch {state.leader_epoch} from offset {offset} with high"
+                f" watermark {high_watermark} ISR {ids(state.isr)} addingReplicas {ids(state.adding_replicas)}"
+                f" removingReplicas {ids(state.removing_replicas)}. Previous leader epoch was {previous_epoch}.",
+            )
+
+    def led_already(self, key: TopicPartition, state: LeaderAndIsrPartitionState) -> None:
+        if self._informs:
+            self._batch.add(
+                logging.INFO,
+                "Skipped the become-leader state change after marking its partition as leader with"
+                f" {self._sender()} for {_name(key)} (last update controller epoch {state.controller_epoch}) since it"
+                " is already the leader for the partition.",
+            )
+
+    def cannot_lead(self, key: TopicPartition, state: LeaderAndIsrPartitionState, error: Exception) -> None:
+        self._add(
+            logging.ERROR,
+            f"Skipped the become-leader state change with {self._sender()} for {_name(key)} (last update controller"
+            f" epoch {state.controller_epoch}) since the replica for the partition is offline due to disk error"
+            f" {error}",
+        )
+
+    def leads(self, key: TopicPartition) -> None:
+        """Only when it `traces`."""
+        self._batch.add(TRACE, f"Completed {self._request()} for the become-leader transition for {_name(key)}")
+
+    # -- followers ------------------------------------------------------------------------------------------------
+
+    def becoming_follower(self, key: TopicPartition, leader: int) -> None:
+        """Only when it `traces`."""
+        text = f"Handling {self._request()} starting the become-follower transition for {_name(key)}"
+        self._batch.add(TRACE, f"{text} with leader {leader}")
+
+    def follower_starts(
+        self, key: TopicPartition, leader_epoch: int, offset: int, high_watermark: int, previous_epoch: int
+    ) -> None:
+        if self._informs:
+            self._batch.add(
+                logging.INFO,
+                f"Follower {key[0]}-{key[1]} starts at leader epoch {leader_epoch} from offset {offset} with high"
+                f" watermark {high_watermark}. Previous leader epoch was {previous_epoch}.",
+            )
+
+    def stopped_fetchers_of_followers(self, count: int) -> None:
+        if self._informs:
+            self._batch.add(
+                logging.INFO,
+                f"Stopped fetchers as part of become-follower request from controller {self._controller_id} epoch"
+                f" {self._epoch} with correlation id {self._correlation_id} for {count} partitions",
+            )
+
+    def leader_is_not_alive(self, key: TopicPartition, state: LeaderAndIsrPartitionState) -> None:
+        self._add(
+            logging.ERROR,
+            f"Received LeaderAndIsrRequest with {self._sender()} for {_name(key)} (last update controller epoch"
+            f" {state.controller_epoch}) but cannot become follower since the new leader {state.leader} is"
+            " unavailable.",
+        )
+
+    def cannot_follow(self, key: TopicPartition, state: LeaderAndIsrPartitionState, error: Exception) -> None:
+        self._add(
+            logging.ERROR,
+            f"Skipped the become-follower state change with {self._sender()} for {_name(key)} (last update controller"
+            f" epoch {state.controller_epoch}) with leader {state.leader} since the replica for the partition is"
+            f" offline due to disk error {error}",
+        )
+
+    def does_not_fetch(self, key: TopicPartition, leader: int) -> None:
+        """The broker is about to stop. Only when it `traces`."""
+        self._batch.add(
+            TRACE,
+            f"Skipped the adding-fetcher step of the become-follower state change with {self._sender()} for"
+            f" {_name(key)} with leader {leader} since it is shutting down",
+        )
+
+    def follows(self, key: TopicPartition, leader: int) -> None:
+        """Only when it `traces`."""
+        text = f"Completed {self._request()} for the become-follower transition for {_name(key)} with leader {leader}"
+        self._batch.add(TRACE, text)
+
+    # -- the end --------------------------------------------------------------------------------------------------
+
+    def finished(self, count: int, elapsed_ms: int) -> None:
+        if self._informs:
+            self._batch.add(
+                logging.INFO,
+                f"Finished LeaderAndIsr request in {elapsed_ms}ms correlationId {self._correlation_id} from controller"
+                f" {self._controller_id} for {count} partitions",
+            )
+
+    def _request(self) -> str:
+        return (
+            f"LeaderAndIsr request correlationId {self._correlation_id} from controller {self._controller_id} epoch"
+            f" {self._epoch}"
+        )
+
+    def _sender(self) -> str:
+        return f"correlation id {self._correlation_id} from controller {self._controller_id} epoch {self._epoch}"
+
+
+class StopReplicaLines(_RequestLines):
+    """Of a StopReplica request."""
+
+    def received(self, stops: Mapping[TopicPartition, tuple[int, bool]]) -> None:
+        """`stops`: partition -> (leader epoch, whether to delete it)."""
+        if self._informs:
+            self._batch.add(
+                logging.INFO,
+                f"Handling StopReplica request correlationId {self._correlation_id} from controller"
+                f" {self._controller_id} for {len(stops)} partitions",
+            )
+
+    def stopping(self, key: TopicPartition, leader_epoch: int, delete: bool) -> None:
+        """Only when it `traces`."""
+        self._batch.add(
+            TRACE,
+            f"Received StopReplica request {stop_replica_text(key[1], leader_epoch, delete)} correlation id"
+            f" {self._correlation_id} from controller {self._controller_id} epoch {self._epoch} for {_name(key)}",
+        )
+
+    def is_old(self, latest_epoch: int) -> None:
+        self._is_old("StopReplica", latest_epoch)
+
+    def offline(self, key: TopicPartition, delete: bool) -> None:
+        self._ignored(logging.WARNING, _stop_replica(delete), key, OFFLINE_DIRECTORY)
+
+    def stale(self, key: TopicPartition, leader_epoch: int, current: int, delete: bool) -> None:
+        why = f"since its associated leader epoch {leader_epoch} is smaller than the current leader epoch {current}"
+        self._ignored(logging.WARNING, _stop_replica(delete), key, why)
+
+    def cannot_delete(self, key: TopicPartition) -> None:
+        self._ignored(logging.ERROR, _stop_replica(True), key, OFFLINE_DIRECTORY)
+
+
+class UpdateMetadataLines(_RequestLines):
+    """Of an UpdateMetadata request."""
+
+    def is_old(self, latest_epoch: int) -> None:
+        self._add(
+            logging.WARNING,
+            f"Received update metadata request with correlation id {self._correlation_id} from an old controller"
+            f" {self._controller_id} with epoch {self._epoch}. Latest known controller epoch is {latest_epoch}",
+        )
+
+    def cached(self, request: UpdateMetadataRequest) -> Steps[None]:
+        """The metadata cache has taken it over. In steps: with TRACE there is a line for every partition."""
+        if not (self._informs and request.topics):
+            return
+        source = (
+            f"in response to UpdateMetadata request sent by controller {self._controller_id} epoch {self._epoch} with"
+            f" correlation id {self._correlation_id}"
+        )
+        added = deleted = 0
+        for topic in request.topics:
+            gone = sum(state.leader == LEADER_DURING_DELETE for state in topic.partitions)
+            deleted += gone
+            added += len(topic.partitions) - gone
+            if self.traces:
+                yield from self._cached_states(topic, source)
+        self._batch.add(
+            logging.INFO, f"Add {added} partitions and deleted {deleted} partitions from metadata cache {source}"
+        )
+
+    def _cached_states(self, topic: UpdateMetadataTopic, source: str) -> Steps[None]:
+        for number, state in enumerate(topic.partitions, 1):
+            name = _name((topic.topic, state.partition))
+            if state.leader == LEADER_DURING_DELETE:
+                self._batch.add(TRACE, f"Deleted {name} from metadata cache {source}")
+            else:
+                text = f"Cached leader info {update_metadata_text(topic.topic, state)} for {name} {source}"
+                self._batch.add(TRACE, text)
+            if number % BATCH == 0:
+                yield
+
+
+def _name(key: TopicPartition) -> str:
+    return f"partition {key[0]}-{key[1]}"
+
+
+def _stop_replica(delete: bool) -> str:
+    return f"StopReplica request (delete={flag(delete)})"
