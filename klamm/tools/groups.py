@@ -1,0 +1,460 @@
+"""`klamm groups`: kafka-consumer-groups' work over the wire protocol, for any Kafka cluster.
+
+Each command asks the cluster (see `group_client`), prints, and ends; what is printed is made by pure functions of the
+answers (see `group_views`, and `group_resets` for the new offsets). The lines are those of Kafka's tool. What goes
+wrong stands on stderr, with exit code 1.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperCommand
+
+from klamm.tools import group_views as views
+from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
+from klamm.tools.errors import EXIT_FAILED, ToolError
+from klamm.tools.group_client import LATEST, GroupClient, GroupDescription, TopicPartition
+from klamm.tools.group_resets import (
+    MAX_OFFSET,
+    Plan,
+    Reset,
+    Scenario,
+    export_csv,
+    parse_csv,
+    parse_datetime,
+    parse_duration,
+    parse_topic,
+    plan,
+)
+from klamm.tools.group_views import Kind, Line
+from klamm.tools.live import watch as watch_live
+from klamm.tools.topics import connect
+
+app = typer.Typer(
+    help="List, describe and delete consumer groups, and reset their offsets.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+DEFAULT_TIMEOUT_MS: Final = 5000
+STATES: Final = ("PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty")
+# Groups in these states have no members whose positions would overwrite what is committed for them.
+INACTIVE_STATES: Final = ("Empty", "Dead")
+
+Groups = Annotated[list[str] | None, typer.Option("--group", help="The group. May be repeated.")]
+OneGroup = Annotated[str, typer.Option("--group", help="The group.")]
+AllGroups = Annotated[bool, typer.Option("--all-groups", help="All groups of consumers.")]
+Topics = Annotated[
+    list[str] | None,
+    typer.Option("--topic", metavar="TOPIC[:0,1]", help="A topic, or some partitions of it. May be repeated."),
+]
+Timeout = Annotated[
+    int, typer.Option("--timeout", min=1, metavar="MS", help="How long what passes by itself is waited for.")
+]
+Watch = Annotated[bool, typer.Option("--watch", help="Show the present, again and again, until Ctrl-C.")]
+
+
+class StateMayStandAlone(TyperCommand):
+    """A command whose --state may be followed by states, or by nothing."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for position, argument in enumerate(args):
+            if argument == "--state" and (args[position + 1 : position + 2] or ["-"])[0].startswith("-"):
+                args = [*args[:position], "--state=", *args[position + 1 :]]
+        return super().parse_args(ctx, args)
+
+
+# -- the commands -----------------------------------------------------------------------------------------------------
+
+
+@app.command("list", cls=StateMayStandAlone)
+def list_groups(
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    state: Annotated[
+        str | None,
+        typer.Option("--state", metavar="[STATE,...]", help="Show states, and only groups that are in one of these."),
+    ] = None,
+    watch: Watch = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """List consumer groups."""
+    states = parse_states(state) if state else []
+    with client(bootstrap_server, command_config, timeout) as groups:
+        show(
+            lambda: groups.list_groups(states),
+            lambda listings: views.list_lines(listings, with_state=state is not None),
+            views.list_value,
+            watch=watch,
+            as_json=as_json,
+        )
+
+
+@app.command()
+def describe(
+    group: Groups = None,
+    all_groups: AllGroups = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    offsets: Annotated[bool, typer.Option("--offsets", help="Partitions, offsets and lag (the default).")] = False,
+    members: Annotated[bool, typer.Option("--members", help="Members.")] = False,
+    state: Annotated[bool, typer.Option("--state", help="State and coordinator.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="With --members: their partitions.")] = False,
+    watch: Watch = False,
+    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Describe consumer groups: their offsets and lag, their members, or their state."""
+    check_scope(group, all_groups)
+    if offsets + members + state > 1:
+        raise typer.BadParameter("only one of --offsets, --members and --state", param_hint="describe")
+    with client(bootstrap_server, command_config, timeout) as groups:
+
+        def look() -> list[GroupDescription]:
+            return groups.describe(chosen(groups, group, all_groups))
+
+        def describe_members(found: list[GroupDescription]) -> Iterator[Line]:
+            return (line for each in found for line in views.member_lines(each, verbose=verbose))
+
+        def describe_state(found: list[GroupDescription]) -> Iterator[Line]:
+            return (line for each in found for line in views.state_lines(each))
+
+        options = {"watch": watch, "as_json": as_json}
+        if members:
+            show(look, describe_members, lambda found: list(map(views.members_value, found)), **options)
+        elif state:
+            show(look, describe_state, lambda found: list(map(views.state_value, found)), **options)
+        else:
+            show(lambda: positions(groups, look()), _position_lines, _positions_value, **options)
+
+
+@app.command()
+def delete(
+    group: Groups = None,
+    all_groups: AllGroups = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete consumer groups, which must have no members, with their offsets."""
+    check_scope(group, all_groups)
+    with client(bootstrap_server, command_config, timeout) as groups:
+        results = groups.delete_groups(chosen(groups, group, all_groups))
+    values = [{"group": name, "error": reason} for name, reason in results.items()]
+    finish(views.deletion_lines(results), values, as_json=as_json)
+
+
+@app.command("delete-offsets")
+def delete_offsets(
+    group: OneGroup,
+    topic: Annotated[
+        list[str], typer.Option("--topic", metavar="TOPIC[:0,1]", help="A topic, or some partitions. May be repeated.")
+    ],
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a group's offsets of topics that it does not consume now."""
+    wanted = [parse_topic(each) for each in topic]
+    with client(bootstrap_server, command_config, timeout) as groups:
+        existing = groups.partitions_of(name for name, numbers in wanted if numbers is None)
+        partitions = [each for name, numbers in wanted for each in _partitions(name, numbers, existing)]
+        whole, refused = groups.delete_offsets(group, partitions)
+    results: dict[tuple[str, int | None], str | None] = {
+        (name, None): "UNKNOWN_TOPIC_OR_PARTITION: there is no such topic"
+        for name, numbers in wanted
+        if numbers is None and name not in existing
+    }
+    results.update({each: refused.get(each) for each in sorted(set(partitions))})
+    value = views.offset_deletion_value(group, whole, results)
+    finish(views.offset_deletion_lines(group, topic, whole, results), value, as_json=as_json)
+
+
+@app.command("reset-offsets")
+def reset_offsets(
+    group: Groups = None,
+    all_groups: AllGroups = False,
+    topic: Topics = None,
+    all_topics: Annotated[
+        bool, typer.Option("--all-topics", help="All partitions for which the group has committed.")
+    ] = False,
+    to_offset: Annotated[int | None, typer.Option(help="This offset.", max=MAX_OFFSET)] = None,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="The first offset there is.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="After the last record.")] = False,
+    to_current: Annotated[
+        bool, typer.Option("--to-current", help="What is committed, and the latest where nothing is.")
+    ] = False,
+    shift_by: Annotated[
+        int | None, typer.Option(help="So many records on, or back if negative.", min=-MAX_OFFSET, max=MAX_OFFSET)
+    ] = None,
+    by_duration: Annotated[
+        str | None, typer.Option(metavar="PnDTnHnMnS", help="The records since so long before now.")
+    ] = None,
+    to_datetime: Annotated[
+        str | None,
+        typer.Option(metavar="YYYY-MM-DDTHH:mm:SS.sss", help="The records since then; UTC, or with +hh:mm at the end."),
+    ] = None,
+    from_file: Annotated[Path | None, typer.Option(metavar="FILE", help="What a CSV file of --export says.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the new offsets (the default).")] = False,
+    execute: Annotated[bool, typer.Option("--execute", help="Commit the new offsets.")] = False,
+    export: Annotated[bool, typer.Option("--export", help="Print the new offsets as CSV.")] = False,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    timeout: Timeout = DEFAULT_TIMEOUT_MS,
+    command_config: CommandConfig = None,
+    as_json: AsJson = False,
+) -> None:
+    """Give groups without members other offsets to go on from."""
+    check_scope(group, all_groups)
+    if dry_run and execute:
+        raise typer.BadParameter("only one of --dry-run and --execute", param_hint="--execute")
+    if export and as_json:
+        raise typer.BadParameter("only one of --export and --json", param_hint="--export")
+    single_group = group[0] if group is not None and len(group) == 1 else None
+    scenario = parse_scenario(
+        {
+            Scenario.TO_OFFSET: to_offset,
+            Scenario.TO_EARLIEST: to_earliest or None,
+            Scenario.TO_LATEST: to_latest or None,
+            Scenario.TO_CURRENT: to_current or None,
+            Scenario.SHIFT_BY: shift_by,
+            Scenario.BY_DURATION: by_duration,
+            Scenario.TO_DATETIME: to_datetime,
+            Scenario.FROM_FILE: from_file,
+        },
+        single_group,
+    )
+    wanted = [parse_topic(each) for each in topic or []]
+    if wanted and all_topics:
+        raise typer.BadParameter("only one of --topic and --all-topics", param_hint="--all-topics")
+    if not wanted and not all_topics and scenario.scenario is not Scenario.FROM_FILE:
+        raise typer.BadParameter(
+            "One of the reset scopes should be defined: --all-topics, --topic.", param_hint="scope"
+        )
+    if not dry_run and not execute:
+        tell(Line("WARN: No action will be performed as the --execute option is missing.", Kind.NOTE))
+    failed = False
+    with client(bootstrap_server, command_config, timeout) as groups:
+        described = groups.describe(chosen(groups, group, all_groups))
+        offsets = ClusterOffsets(groups)
+        partitions = None if all_topics else [each for name, numbers in wanted for each in offsets.scope(name, numbers)]
+        # Everything is planned before anything is committed: what is wrong with one group spares the others.
+        plans: dict[str, Plan] = {}
+        for each in described:
+            plans[each.group], trouble = _plan(scenario, each, partitions, offsets)
+            failed |= trouble is not None
+            for line in [*_warnings(plans[each.group]), *([trouble] if trouble else [])]:
+                tell(line)
+        new = {name: dict(planned.offsets) for name, planned in plans.items()}
+        if execute:
+            for name, planned in new.items():
+                for key, reason in groups.commit(name, planned).items():
+                    del planned[key]
+                    failed = True
+                    tell(views.error(f"The offset of {key} could not be reset for group '{name}': {reason}"))
+    if export:
+        print(export_csv(new, with_group=single_group is None))
+    else:
+        finish(views.reset_lines(new), views.reset_value(new, executed=execute), as_json=as_json)
+    if failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+# -- what is asked for ------------------------------------------------------------------------------------------------
+
+
+def check_scope(group: list[str] | None, all_groups: bool) -> None:
+    if bool(group) == all_groups:
+        raise typer.BadParameter("exactly one of --group and --all-groups", param_hint="--group")
+
+
+def parse_states(text: str) -> list[str]:
+    """Kafka's names of states, which may be written in any case. Raises typer.BadParameter."""
+    known = {state.lower(): state for state in STATES}
+    names = [name.strip().lower() for name in text.split(",")]
+    if not all(name in known for name in names):
+        raise typer.BadParameter(
+            f"Invalid state list '{text}'. Valid states are: {', '.join(STATES)}", param_hint="--state"
+        )
+    return [known[name] for name in names]
+
+
+def parse_scenario(options: Mapping[Scenario, Any], single_group: str | None) -> Reset:
+    """The reset that the one given option asks for. Raises typer.BadParameter, ToolError or OSError."""
+    given = [(scenario, value) for scenario, value in options.items() if value is not None]
+    if len(given) != 1:
+        raise typer.BadParameter(
+            f"exactly one of {', '.join(scenario.value for scenario in Scenario)}", param_hint="reset scenario"
+        )
+    ((scenario, value),) = given
+    match scenario:
+        case Scenario.TO_OFFSET | Scenario.SHIFT_BY:
+            return Reset(scenario, value)
+        case Scenario.TO_DATETIME:
+            return Reset(scenario, parse_datetime(value))
+        case Scenario.BY_DURATION:
+            return Reset(scenario, int(time.time() * 1000) - parse_duration(value))
+        case Scenario.FROM_FILE:
+            return Reset(scenario, plans=parse_csv(_read(value), single_group, str(value)))
+        case _:
+            return Reset(scenario)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode()
+    except UnicodeDecodeError:
+        raise ToolError(f"{path} is not UTF-8") from None
+
+
+# -- what the cluster says --------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def client(bootstrap_server: str, command_config: Path | None, timeout_ms: int) -> Iterator[GroupClient]:
+    with connect(bootstrap_server, command_config) as admin:
+        yield GroupClient(admin, timeout_ms)
+
+
+def chosen(groups: GroupClient, named: list[str] | None, all_groups: bool) -> list[str]:
+    return [each.group for each in groups.list_groups()] if all_groups else list(named or [])
+
+
+@dataclass(frozen=True)
+class Position:
+    """A group with what it has consumed, and why some ends of logs are not known."""
+
+    group: GroupDescription
+    rows: Sequence[views.PartitionRow]
+    missing: Mapping[TopicPartition, str]
+
+
+def positions(groups: GroupClient, described: Sequence[GroupDescription]) -> list[Position]:
+    """The offsets of groups; the ends of all their partitions are asked for at once."""
+    committed = {each.group: groups.committed(each.group) for each in described if each.state != "Dead"}
+    keys = {each.group: _consumed(each, committed.get(each.group, {})) for each in described}
+    ends = groups.list_offsets((key for of_group in keys.values() for key in of_group), LATEST)
+    return [
+        Position(
+            each,
+            views.partition_rows(each, committed.get(each.group, {}), ends.offsets),
+            {key: ends.missing[key] for key in keys[each.group] if key in ends.missing},
+        )
+        for each in described
+    ]
+
+
+def _consumed(group: GroupDescription, committed: Iterable[TopicPartition]) -> list[TopicPartition]:
+    return sorted({*committed, *(key for member in group.members for key in member.assignment)})
+
+
+def _position_lines(found: Iterable[Position]) -> Iterator[Line]:
+    for position in found:
+        yield from views.offset_lines(position.group, position.rows)
+        for key, reason in position.missing.items():
+            yield Line(f"Warning: the log end offset of {key} is not known: {reason}", Kind.NOTE)
+
+
+def _positions_value(found: Iterable[Position]) -> list[dict[str, Any]]:
+    return [views.offsets_value(position.group, position.rows) for position in found]
+
+
+class ClusterOffsets:
+    """The `Offsets` of a plan, asked from a cluster. What is missing anywhere is an error here."""
+
+    def __init__(self, groups: GroupClient) -> None:
+        self._groups = groups
+
+    def committed(self, group: str) -> Mapping[TopicPartition, int]:
+        return self._groups.committed(group)
+
+    def at(self, partitions: Sequence[TopicPartition], timestamp: int) -> Mapping[TopicPartition, int]:
+        found = self._groups.list_offsets(partitions, timestamp)
+        for key, reason in found.missing.items():
+            raise ToolError(f"the offsets of {key} are not known: {reason}")
+        return {key: found.offsets[key] for key in partitions}
+
+    def scope(self, topic: str, numbers: Sequence[int] | None) -> list[TopicPartition]:
+        """The partitions that a --topic names. Raises ToolError for what does not exist."""
+        existing = self._groups.partitions_of([topic])
+        if topic not in existing:
+            raise ToolError(f"topic {topic} does not exist")
+        wanted = _partitions(topic, numbers, existing)
+        for key in wanted:
+            if key not in existing[topic]:
+                raise ToolError(f"{topic} has no partition {key.partition}, it has {len(existing[topic])} partitions")
+        return wanted
+
+
+def _partitions(
+    topic: str, numbers: Sequence[int] | None, existing: Mapping[str, Sequence[TopicPartition]]
+) -> list[TopicPartition]:
+    if numbers is None:
+        return list(existing.get(topic, []))
+    return [TopicPartition(topic, number) for number in numbers]
+
+
+def _plan(
+    scenario: Reset, group: GroupDescription, partitions: Sequence[TopicPartition] | None, offsets: ClusterOffsets
+) -> tuple[Plan, Line | None]:
+    """The new offsets of a group, or why it gets none; partitions None are all that it has committed."""
+    if group.state not in INACTIVE_STATES:
+        return Plan({}), views.error(
+            f"Assignments can only be reset if the group '{group.group}' is inactive,"
+            f" but the current state is {group.state}."
+        )
+    if scenario.scenario is Scenario.FROM_FILE and group.group not in scenario.plans:
+        return Plan({}), views.error(f"No reset plan for group {group.group} found")
+    wanted = offsets.committed(group.group) if partitions is None else partitions
+    return plan(scenario, group.group, wanted, offsets), None
+
+
+def _warnings(planned: Plan) -> list[Line]:
+    return [Line(f"WARN: {warning}", Kind.NOTE) for warning in planned.warnings]
+
+
+# -- how it is told ---------------------------------------------------------------------------------------------------
+
+
+def tell(line: Line) -> None:
+    print(line.text, file=sys.stdout if line.kind is Kind.ROW else sys.stderr)
+
+
+def finish(lines: Iterable[Line], value: Any, *, as_json: bool) -> None:
+    """Prints lines, or a value and of the lines only the errors; with an error among them the command has failed."""
+    failed = False
+    for line in lines:
+        failed |= line.kind is Kind.ERROR
+        if not as_json or line.kind is Kind.ERROR:
+            tell(line)
+    if as_json:
+        print(json.dumps(value))
+    if failed:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def show(
+    look: Callable[[], Any],
+    to_lines: Callable[[Any], Iterator[Line]],
+    to_value: Callable[[Any], Any],
+    *,
+    watch: bool,
+    as_json: bool,
+) -> None:
+    """What the cluster says: once, or live."""
+    if not watch:
+        found = look()
+        finish(to_lines(found), to_value(found), as_json=as_json)
+    elif as_json:
+        watch_live(lambda: to_value(look()), str, as_json=True)
+    else:
+        watch_live(look, lambda found: "\n".join(line.text for line in to_lines(found)), as_json=False)
