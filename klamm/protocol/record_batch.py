@@ -286,14 +286,13 @@ def build_batch(
 ) -> bytearray:
     """One batch of at least one record; record offsets are absolute, or -1 for the next one."""
     base_timestamp = records[0].timestamp_ms
-    body = bytearray()
+    parts: list[bytes] = []
     offset = base_offset - 1
     for record in records:
         offset = record.offset if record.offset >= 0 else offset + 1
         encoded = _encode_record(record, record.timestamp_ms - base_timestamp, offset - base_offset)
-        _write_varint(body, len(encoded))
-        body += encoded
-    compressed = _compress(codec, body)
+        parts += _varint(len(encoded)), encoded
+    compressed = _compress(codec, bytearray().join(parts))
     attributes = int(codec)
     attributes |= _TRANSACTIONAL_FLAG if is_transactional else 0
     attributes |= _CONTROL_FLAG if is_control else 0
@@ -342,34 +341,40 @@ def build_end_transaction_marker(
     )
 
 
-def _encode_record(record: Record, timestamp_delta: int, offset_delta: int) -> bytearray:
-    out = bytearray(1)  # the attributes: none are defined
-    _write_varint(out, timestamp_delta)
-    _write_varint(out, offset_delta)
-    _write_bytes(out, record.key)
-    _write_bytes(out, record.value)
-    _write_varint(out, len(record.headers))
-    for key, value in record.headers:
-        _write_bytes(out, key.encode())
-        _write_bytes(out, value)
-    return out
+def _encode_record(record: Record, timestamp_delta: int, offset_delta: int) -> bytes:
+    # The attributes come first: none are defined.
+    parts = [b"\0", _varint(timestamp_delta), _varint(offset_delta)]
+    for data in record.key, record.value:
+        if data is None:
+            parts.append(_NULL_LENGTH)
+        else:
+            parts += _varint(len(data)), data
+    parts.append(_varint(len(record.headers)))
+    for name, value in record.headers:
+        key = name.encode()
+        parts += _varint(len(key)), key
+        parts += (_NULL_LENGTH,) if value is None else (_varint(len(value)), value)
+    return b"".join(parts)
 
 
-def _write_bytes(out: bytearray, data: bytes | None) -> None:
-    if data is None:
-        _write_varint(out, -1)
-    else:
-        _write_varint(out, len(data))
-        out += data
-
-
-def _write_varint(out: bytearray, value: int) -> None:
+def _varint(value: int) -> bytes:
     """Zigzag, so that small negative numbers are short too; serves varint and varlong."""
+    return _SHORT_VARINTS[value] if 0 <= value < len(_SHORT_VARINTS) else _encode_varint(value)
+
+
+def _encode_varint(value: int) -> bytes:
     value = value << 1 if value >= 0 else (-value << 1) - 1
+    out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
         value >>= 7
     out.append(value)
+    return bytes(out)
+
+
+# Lengths and deltas are mostly small; looking them up takes a tenth of the time.
+_SHORT_VARINTS = [_encode_varint(value) for value in range(1024)]
+_NULL_LENGTH = _encode_varint(-1)
 
 
 # Decoding
@@ -392,6 +397,58 @@ def decode_records(
         yield reader.record(header)
     if reader.position != len(body):
         raise _corrupt(f"{len(body) - reader.position} bytes follow the last record")
+
+
+def decode_keys_and_values(
+    buffer: Buffer, position: int, header: BatchHeader
+) -> list[tuple[int, bytes | None, bytes | None]]:
+    """(offset, key, value) of each record of the batch at `position`: as `decode_records`, in a third of the time, for
+    who reads a million of them. Raises KafkaError as that does."""
+    data = bytes(
+        decompress(header.codec, memoryview(buffer)[position + HEADER_SIZE_BYTES : position + header.size_bytes])
+    )
+    base_offset, end, records = header.base_offset, 0, []
+    try:
+        while end < len(data):
+            length, at = _read_varint(data, end)
+            end = at + length
+            timestamp_delta_end = at + 2 if data[at + 1] < 0x80 else _read_varint(data, at + 1)[1]
+            delta, at = _read_varint(data, timestamp_delta_end)
+            key_length, at = _read_varint(data, at)
+            key = value = None
+            if key_length != -1:
+                key = data[at : at + key_length]
+                at += key_length
+            value_length, at = _read_varint(data, at)
+            if value_length != -1:
+                value = data[at : at + value_length]
+                at += value_length
+            if key_length < -1 or value_length < -1 or at + 1 != end or data[at] != 0:
+                raise ValueError("null of a strange length, headers, or an end that is somewhere else")
+            records.append((base_offset + delta, key, value))
+    except (IndexError, ValueError):
+        end = -1
+    if end == len(data) and len(records) == header.record_count:
+        return records
+    # Whatever is unusual is left to the one who checks everything.
+    return [(record.offset, record.key, record.value) for record in decode_records(buffer, position, header)]
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """(number, position after it). Raises IndexError when the data ends within it, ValueError when it is too long."""
+    byte = data[position]
+    if byte < 0x80:
+        return (byte >> 1) ^ -(byte & 1), position + 1
+    value, shift = 0, 0
+    while byte >= 0x80:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        position += 1
+        byte = data[position]
+        if shift > 28:
+            raise ValueError("no length and no offset has more than five bytes")
+    value |= byte << shift
+    return (value >> 1) ^ -(value & 1), position + 1
 
 
 def decode_end_transaction_marker(buffer: Buffer, position: int, header: BatchHeader) -> EndTransactionMarker | None:

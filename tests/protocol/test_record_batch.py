@@ -281,3 +281,30 @@ def test_a_valid_batch_with_one_changed_byte_never_breaks_the_decoder(codec, dat
         decode(batch)
     except KafkaError as error:
         assert error.code in (ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE_TOO_LARGE)
+
+
+def outcome(read, batch):
+    """What a reader makes of the first batch: (offset, key, value) of each record, or the error."""
+    try:
+        return [
+            (record.offset, record.key, record.value) if isinstance(record, Record) else record
+            for record in read(batch, 0, rb.parse_header(batch))
+        ]
+    except KafkaError as error:
+        return error.code
+
+
+@given(records, st.sampled_from(CompressionType), st.integers(0, 2**62), st.data())
+def test_keys_and_values_are_read_as_whole_records_are(some, codec, base_offset, data):
+    batch = rb.build_batch(some, base_offset=base_offset, codec=codec)
+    assert outcome(rb.decode_keys_and_values, batch) == outcome(rb.decode_records, batch)
+    batch[data.draw(st.integers(61, len(batch) - 1))] = data.draw(st.integers(0, 255))
+    assert outcome(rb.decode_keys_and_values, batch) == outcome(rb.decode_records, batch)
+
+
+@settings(max_examples=300)
+@given(st.binary(max_size=120), st.integers(0, 12))
+def test_garbage_in_place_of_keys_and_values(payload, count):
+    batch = with_payload(payload, 0)
+    struct.pack_into(">i", batch, 57, count)
+    assert outcome(rb.decode_keys_and_values, batch) == outcome(rb.decode_records, batch)
