@@ -107,6 +107,7 @@ class Broker:
         self._controller: KafkaController | None = None
         self._controller_channel: ControllerChannel | None = None
         self._isr_changes: AlterIsrManager | ZkIsrManager | None = None
+        self._config_handlers: ConfigHandlers | None = None
         self._config_changes: ConfigChanges | None = None
         self._dispatcher: Dispatcher | None = None
         self._metrics_endpoint: MetricsEndpoint | None = None
@@ -283,7 +284,7 @@ class Broker:
             register_broker=self._register,
             on_failure=self._fail,
         )
-        handlers = ConfigHandlers(
+        handlers = self._config_handlers = ConfigHandlers(
             self.broker_id,
             self._broker_config,
             self._topic_configs,
@@ -379,9 +380,10 @@ class Broker:
                 f"ZooKeeper at {self._config.zookeeper_connect} holds {found}; this broker belongs to {self.cluster_id}"
             )
         await self._finalized_features.load()
-        assert self._controller is not None
+        assert self._config_handlers is not None and self._config_changes is not None and self._controller is not None
+        # Before this broker may be elected: they say whether a replica may lead that lacks records.
+        await self._config_handlers.brokers_changed()
         await self._controller.new_session(store)
-        assert self._config_changes is not None
         self._config_changes.new_session()
 
     async def _register(self) -> None:

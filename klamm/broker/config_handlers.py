@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConfigHandlers:
-    """`changed` and `reload` are what `ConfigChanges` calls."""
+    """`changed` and `reload` are what `ConfigChanges` calls; of these and `brokers_changed` two may run at a time."""
 
     def __init__(
         self,
@@ -50,14 +50,14 @@ class ConfigHandlers:
     async def changed(self, entity_path: str) -> None:
         """Reads an entity's configuration and puts it into effect. Raises ZooKeeperError when the session ends."""
         if entity_path in (broker_entity(None), broker_entity(self._broker_id)):
-            await self._brokers_changed()
+            await self.brokers_changed()
         kind, _, name = entity_path.partition("/")
         if kind == "topics" and is_legal_topic_name(name):
             await self._topic_changed(name)
 
     async def reload(self) -> None:
         """The same for everything that this broker knows."""
-        await self._brokers_changed()
+        await self.brokers_changed()
         await self._topic_configs.refresh_all()
         await self._replica_manager.update_topic_configs()
 
@@ -68,15 +68,13 @@ class ConfigHandlers:
         if UNCLEAN_LEADER_ELECTION in config.overrides and config.unclean_leader_election_enable:
             self._controller.enable_topic_unclean_leader_election(topic)
 
-    async def _brokers_changed(self) -> None:
+    async def brokers_changed(self) -> None:
+        """Reads what all brokers have and what this one has, and puts it into effect. Raises ZooKeeperError."""
         old = self._broker_config.current
         await self._broker_config.load(self._zookeeper(), self._broker_id)
         new = self._broker_config.current
         changed = sorted(key for key in new.values if new.values[key] != old.values[key])
         _log.info("dynamic configs of brokers are read again; changed: %s", ", ".join(changed) or "none")
-        if (old.dynamic_default, old.dynamic_broker) != (new.dynamic_default, new.dynamic_broker):
-            # Also where no value changes: topics are described with where their values are from.
-            await self._inherit(new)
         for listener in self._listeners:
             listener.limits = replace(
                 listener.limits,
@@ -86,6 +84,10 @@ class ConfigHandlers:
         self._controller.reconfigure(new)
         if new.unclean_leader_election_enable and not old.unclean_leader_election_enable:
             self._controller.enable_default_unclean_leader_election()
+        if (old.dynamic_default, old.dynamic_broker) != (new.dynamic_default, new.dynamic_broker):
+            # Also where no value changes: topics are described with where their values are from. And last, because
+            # another of this kind may overtake it there.
+            await self._inherit(new)
 
     async def _inherit(self, config: BrokerConfig) -> None:
         await self._topic_configs.inherit_from(config)

@@ -17,10 +17,12 @@ from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
+from klamm.znodes.topics import NO_LEADER, LeaderAndIsr
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.errors import ConnectionLoss, SessionExpired
 
 NONE = ErrorCode.NONE
+FORBIDDEN = b'{"version":1,"config":{"unclean.leader.election.enable":"false"}}'
 
 
 class Behind(OneBroker):
@@ -234,6 +236,30 @@ def test_configs_that_change_without_a_session_are_seen_in_the_next_one(tmp_path
         assert await produce(client, "t", b"a") == NONE
 
     play(tmp_path, scenario)
+
+
+def test_a_new_session_elects_with_the_configs_of_now(tmp_path: Path) -> None:
+    """Unclean elections were forbidden while the broker had no session: it must not begin the next one with some."""
+
+    async def scenario(cluster: Behind, client: Client) -> None:
+        await client.create_topic("t")
+        cluster.proxy.refusing = True
+        cluster.proxy.cut()
+        await cluster.end_session()
+        await cluster.zk.create("/config/brokers/<default>", FORBIDDEN)
+        # As if broker 7, which is dead, had led and been the last in sync.
+        await cluster.zk.set("/brokers/topics/t", b'{"version":2,"partitions":{"0":[7,0]}}')
+        await cluster.zk.set("/brokers/topics/t/partitions/0/state", LeaderAndIsr(7, 1, (7,), 1).encode())
+        cluster.proxy.refusing = False
+        cache = cluster.broker._metadata_cache
+        # It is told of broker 7 before it elects.
+        await until(lambda: cache.snapshot.topics["t"][0].leader_epoch > 0)
+        await until(lambda: cache.snapshot.topics["t"][0].leader != 7)
+        await client.create_topic("u")  # All that came before is done.
+        assert cache.snapshot.topics["t"][0].leader == NO_LEADER
+        assert (await cluster.read_json("/brokers/topics/t/partitions/0/state"))["isr"] == [7]
+
+    play(tmp_path, scenario, unclean_leader_election_enable="true")
 
 
 def test_a_session_that_expires_while_the_broker_is_set_up_in_it(tmp_path: Path) -> None:
