@@ -40,6 +40,9 @@ class OffsetsLog(Protocol):
     def read(self, partition: int) -> AsyncIterator[LogBatch]:
         """All batches that are there now, oldest first, without control batches; others have the loop in between.
 
+        What a transaction has written comes where it was committed; never, if it was not. Records for which `append`
+        was called before are there.
+
         Raises KafkaError when the log cannot be read, or the partition is not hosted (any more).
         """
 

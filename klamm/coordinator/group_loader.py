@@ -1,0 +1,110 @@
+"""From the log of a partition of `__consumer_offsets` to the groups that it holds.
+
+Most records of a log that is not compacted yet are outdated: so each is only kept under its key, over the one before,
+and what is left at the end is decoded.
+
+What must stay true:
+- Of equal keys the record with the highest offset counts. A transaction's records come only after its commit, so not
+  every batch comes in the order of the log.
+- What one record has wrong hurts no other. A key of an unknown kind is skipped, with one warning for the partition:
+  a newer Kafka may have written it, whose groups it knows better.
+- Nobody gets a group before all of the log has been read.
+
+Source: kafka.coordinator.group.GroupMetadataManager (doLoadGroupsAndOffsets).
+"""
+
+import logging
+from collections.abc import AsyncIterator, Generator
+
+from klamm.coordinator.group import Group, GroupState
+from klamm.coordinator.group_records import (
+    GroupKey,
+    OffsetKey,
+    UnknownKey,
+    read_group_value,
+    read_key,
+    read_offset_value,
+)
+from klamm.coordinator.ports import LogBatch
+from klamm.tasks import in_slices
+
+# What a step decodes: a few milliseconds.
+RECORDS_PER_STEP = 1000
+
+_OLDEST_OFFSET_KEY = b"\x00\x00"
+_OFFSET_KEY = b"\x00\x01"
+
+_log = logging.getLogger(__name__)
+
+# (offset, key, value)
+LogRecord = tuple[int, bytes | None, bytes | None]
+LatestRecords = dict[bytes, LogRecord]
+
+
+async def load_groups(partition: int, batches: AsyncIterator[LogBatch], now_ms: int) -> dict[str, Group]:
+    """The groups of a partition, by id. Those that only have offsets are Empty, since `now_ms`.
+
+    Raises what reading raises.
+    """
+    return await in_slices(build_groups(partition, await latest_records(batches), now_ms))
+
+
+async def latest_records(batches: AsyncIterator[LogBatch]) -> LatestRecords:
+    """The last record of each key, tombstones too."""
+    latest: LatestRecords = {}
+    end = -1
+    async for batch in batches:
+        is_in_order = batch.base_offset > end
+        for record in batch.records:
+            key = record[1] or b""
+            # The oldest version of the key, otherwise the same.
+            if key.startswith(_OLDEST_OFFSET_KEY):
+                key = _OFFSET_KEY + key[2:]
+            if is_in_order or key not in latest or latest[key][0] < record[0]:
+                latest[key] = record
+        if batch.records:
+            end = max(end, batch.records[-1][0])
+    return latest
+
+
+def build_groups(partition: int, latest: LatestRecords, now_ms: int) -> Generator[None, None, dict[str, Group]]:
+    """The groups that these records describe; in steps."""
+    groups: dict[str, Group] = {}
+    offset_records: list[tuple[OffsetKey, int, bytes]] = []
+    unknown: dict[int, None] = {}
+    for done, (raw_key, (record_offset, _, value)) in enumerate(latest.items()):
+        if done % RECORDS_PER_STEP == 0:
+            yield
+        if value is None:
+            continue
+        try:
+            match read_key(raw_key):
+                case OffsetKey() as key:
+                    offset_records.append((key, record_offset, value))
+                case GroupKey(group_id):
+                    groups[group_id] = read_group_value(group_id, value)
+                case UnknownKey(version):
+                    unknown[version] = None
+        except ValueError as error:
+            _report_broken(partition, record_offset, error)
+    if unknown:
+        versions = ", ".join(map(str, sorted(unknown)))
+        _log.warning("__consumer_offsets-%d has records with keys of version %s; skipped", partition, versions)
+    # Offsets of who has no group record are those of a group that only commits.
+    for done, ((group_id, topic_partition), record_offset, value) in enumerate(offset_records):
+        if done % RECORDS_PER_STEP == 0:
+            yield
+        try:
+            offset = read_offset_value(value)
+        except ValueError as error:
+            _report_broken(partition, record_offset, error)
+            continue
+        group = groups.get(group_id)
+        if group is None:
+            group = groups[group_id] = Group(group_id, GroupState.EMPTY, now_ms)
+        group.load_offset(topic_partition, record_offset, offset)
+    return groups
+
+
+def _report_broken(partition: int, record_offset: int, error: ValueError) -> None:
+    _log.error("__consumer_offsets-%d has a broken record at offset %d; skipped: %s", partition, record_offset, error)

@@ -1,0 +1,343 @@
+"""The groups that this broker coordinates, and their records in `__consumer_offsets` (Kafka's `GroupMetadataManager`).
+
+A group belongs to one partition of the topic; whoever leads that partition coordinates the group. A partition is
+
+| is       | since            | `check` says                                                                        |
+|----------|------------------|-------------------------------------------------------------------------------------|
+| unknown  | `resign`         | NOT_COORDINATOR                                                                     |
+| loading  | `become_leader`  | COORDINATOR_LOAD_IN_PROGRESS: its groups are being read from the log                |
+| owned    | all is loaded    | nothing                                                                             |
+
+What must stay true:
+- What is answered of a group is what all of the log says: a partition that could not be read to its end is never owned.
+  It is read again while this broker leads it, and is unknown again when it does not.
+- Partitions load one after another, in the order of the elections, since each takes a share of the one loop.
+- A committed offset is in the log, on all in-sync replicas, before it is known here; of two offsets that of the later
+  record is known, whatever the order in which they are completed. Whoever commits may go away meanwhile.
+- An append whose outcome is open (REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND) changes nothing here, as in
+  Kafka. Its client heard of no commit and commits again, later in the log. If it does not, the old offset is known
+  until the partition is loaded by whoever leads it next, and then the one in the log: never one that was committed
+  earlier than what a client has an acknowledgement for.
+- Tombstones wait for nobody. One that is lost comes again when what it was about expires again.
+
+Differences from Kafka: what is refused for the size of its metadata is not pending for ever; a partition that was
+deleted and created anew has epochs of its own; a read error does not make a part of the groups all that there are.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
+from typing import Protocol
+
+from klamm.coordinator.group import Group, GroupState, OffsetAndMetadata
+from klamm.coordinator.group_loader import load_groups
+from klamm.coordinator.group_records import (
+    group_metadata_key,
+    group_metadata_value,
+    offset_commit_key,
+    offset_commit_value,
+)
+from klamm.coordinator.offset_expiration import expire_every
+from klamm.coordinator.ports import Appended, KeyAndValue, OffsetsLog
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.tasks import OnFailure, start_task
+from klamm.znodes.topics import TopicPartition
+
+LOAD_RETRY_BACKOFF_MS = 500
+MAX_LOAD_RETRY_BACKOFF_MS = 30_000
+# So many groups are told of, or looked at, before others have the loop.
+GROUPS_PER_STEP = 100
+
+_log = logging.getLogger(__name__)
+
+OnGroup = Callable[[Group], None]
+
+_STORE_ERRORS: Mapping[ErrorCode, ErrorCode] = {
+    ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
+    ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
+}
+# What members and committers hear of an append that failed; other errors they hear as they are.
+GROUP_ERRORS: Mapping[ErrorCode, ErrorCode] = {
+    **_STORE_ERRORS,
+    ErrorCode.REQUEST_TIMED_OUT: ErrorCode.REBALANCE_IN_PROGRESS,
+    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.INVALID_FETCH_SIZE: ErrorCode.UNKNOWN_SERVER_ERROR,
+}
+COMMIT_ERRORS: Mapping[ErrorCode, ErrorCode] = {
+    **_STORE_ERRORS,
+    ErrorCode.MESSAGE_TOO_LARGE: ErrorCode.INVALID_COMMIT_OFFSET_SIZE,
+    ErrorCode.RECORD_LIST_TOO_LARGE: ErrorCode.INVALID_COMMIT_OFFSET_SIZE,
+    ErrorCode.INVALID_FETCH_SIZE: ErrorCode.INVALID_COMMIT_OFFSET_SIZE,
+}
+
+
+class OffsetsConfig(Protocol):
+    """Of the broker's configuration what offsets need, by the names that it has there."""
+
+    @property
+    def offset_metadata_max_bytes(self) -> int: ...
+
+    @property
+    def offsets_retention_minutes(self) -> int: ...
+
+    @property
+    def offsets_retention_check_interval_ms(self) -> int: ...
+
+
+def partition_for(group_id: str, partition_count: int) -> int:
+    """The partition of `__consumer_offsets` that a group belongs to."""
+    value = java_hash(group_id)
+    # Java has no 2^31, so that Kafka takes 0 for the absolute value of -2^31.
+    return (0 if value == -(2**31) else abs(value)) % partition_count
+
+
+@lru_cache(maxsize=10_000)
+def java_hash(text: str) -> int:
+    """`String.hashCode` of Java: over the UTF-16 code units, as a signed int32."""
+    data = text.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for high, low in zip(data[::2], data[1::2], strict=True):
+        value = (31 * value + (high << 8 | low)) & 0xFFFFFFFF
+    return value - 2**32 if value >= 2**31 else value
+
+
+class GroupMetadataManager:
+    """Made while the loop runs. `partition_for` gives a group's partition; `clock_ms` is the wall clock."""
+
+    def __init__(
+        self,
+        config: OffsetsConfig,
+        log: OffsetsLog,
+        partition_for: Callable[[str], int],
+        clock_ms: Callable[[], int],
+        on_failure: OnFailure,
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._partition_for = partition_for
+        self._clock_ms = clock_ms
+        self._on_failure = on_failure
+        self._loop = asyncio.get_running_loop()
+        # The newest epoch in which each partition was won or lost.
+        self._epochs: dict[int, int] = {}
+        self._loading: dict[int, asyncio.Task[None]] = {}
+        self._one_at_a_time = asyncio.Lock()
+        # By partition, of those that are owned or have been read; and by id.
+        self._groups: dict[int, dict[str, Group]] = {}
+        self._expiring: asyncio.Task[None] | None = None
+
+    # -- groups -----------------------------------------------------------------------------------------------------
+
+    def check(self, group_id: str) -> ErrorCode | None:
+        """Why this broker cannot speak for the group now; None if it can."""
+        partition = self._partition_for(group_id)
+        if partition in self._loading:
+            return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+        return None if partition in self._groups else ErrorCode.NOT_COORDINATOR
+
+    @property
+    def is_loading(self) -> bool:
+        return bool(self._loading)
+
+    def get(self, group_id: str) -> Group | None:
+        return self._groups.get(self._partition_for(group_id), {}).get(group_id)
+
+    def get_or_create(self, group_id: str) -> Group:
+        """A new group is Empty. KeyError for a group that `check` has an error for."""
+        groups = self._groups[self._partition_for(group_id)]
+        group = groups.get(group_id)
+        if group is None:
+            group = groups[group_id] = Group(group_id, GroupState.EMPTY, self._clock_ms())
+        return group
+
+    def groups(self) -> list[Group]:
+        """All that are known, by partition in the order of their loading."""
+        return [group for groups in self._groups.values() for group in groups.values()]
+
+    # -- storing ----------------------------------------------------------------------------------------------------
+
+    async def store_group(self, group: Group, assignments: Mapping[str, bytes]) -> ErrorCode:
+        """Writes the group as it is now, with what each member (by id) is to work on."""
+        record = group_metadata_key(group.group_id), group_metadata_value(group, assignments)
+        generation_id = group.generation_id
+
+        def on_appended(appended: Appended) -> None:
+            if appended.error_code is not ErrorCode.NONE:
+                reason = appended.error_code.name
+                _log.warning("generation %d of group %s could not be stored: %s", generation_id, group.group_id, reason)
+
+        error_code = await self._append(group, [record], on_appended)
+        return GROUP_ERRORS.get(error_code, error_code)
+
+    async def store_offsets(
+        self, group: Group, offsets: Mapping[TopicPartition, OffsetAndMetadata]
+    ) -> dict[TopicPartition, ErrorCode]:
+        """Commits the offsets, but for those with too much metadata."""
+        accepted = {partition: offset for partition, offset in offsets.items() if self._has_legal_size(offset)}
+        result = dict.fromkeys(offsets, ErrorCode.OFFSET_METADATA_TOO_LARGE)
+        if not accepted:
+            return result
+        group_id = group.group_id
+        records = [
+            (offset_commit_key(group_id, partition), offset_commit_value(offset))
+            for partition, offset in accepted.items()
+        ]
+
+        def on_appended(appended: Appended) -> None:
+            if appended.error_code is ErrorCode.NONE:
+                for record_offset, (partition, offset) in enumerate(accepted.items(), appended.base_offset):
+                    group.complete_commit(partition, record_offset, offset)
+            else:
+                for partition, offset in accepted.items():
+                    group.fail_commit(partition, offset)
+
+        group.prepare_commit(accepted)
+        error_code = await self._append(group, records, on_appended)
+        result.update(dict.fromkeys(accepted, COMMIT_ERRORS.get(error_code, error_code)))
+        return result
+
+    async def _append(
+        self, group: Group, records: Sequence[KeyAndValue], on_appended: Callable[[Appended], None]
+    ) -> ErrorCode:
+        """How the append ended, of which `on_appended` hears also when nobody waits here any more."""
+        future = asyncio.ensure_future(self._log.append(self._partition_for(group.group_id), records))
+
+        def ended(future: asyncio.Future[Appended]) -> None:
+            if future.cancelled():
+                return
+            error = future.exception()
+            if error is None:
+                on_appended(future.result())
+            else:
+                self._on_failure(error)
+
+        future.add_done_callback(ended)
+        return (await asyncio.shield(future)).error_code
+
+    def _has_legal_size(self, offset: OffsetAndMetadata) -> bool:
+        # Despite the name of the setting Kafka counts UTF-16 code units.
+        size = len(offset.metadata.encode("utf-16-be", "surrogatepass")) // 2 if offset.metadata else 0
+        return size <= self._config.offset_metadata_max_bytes
+
+    # -- elections --------------------------------------------------------------------------------------------------
+
+    def become_leader(self, partition: int, coordinator_epoch: int, on_loaded: OnGroup) -> None:
+        """This broker leads the partition: its groups are loaded, and `on_loaded` hears of each before anybody else.
+
+        Older epochs are ignored. A newer one changes nothing for what is owned or loading: without `resign` in between
+        nobody else has written to the log.
+        """
+        known_epoch = self._epochs.get(partition, coordinator_epoch)
+        if coordinator_epoch < known_epoch:
+            _log.info("election in epoch %d of %s is over: epoch %d", coordinator_epoch, _name(partition), known_epoch)
+            return
+        self._epochs[partition] = coordinator_epoch
+        if partition not in self._loading and partition not in self._groups:
+            self._loading[partition] = start_task(self._load(partition, on_loaded), self._on_failure)
+
+    def resign(self, partition: int, coordinator_epoch: int | None, on_unloaded: OnGroup) -> None:
+        """This broker leads the partition no more: its groups are gone at once, and `on_unloaded` hears of each.
+
+        Older epochs are ignored. None: the replica is gone, and so is what was known of epochs.
+        """
+        if coordinator_epoch is None:
+            self._epochs.pop(partition, None)
+        else:
+            known_epoch = self._epochs.get(partition, coordinator_epoch)
+            if coordinator_epoch < known_epoch:
+                _log.info(
+                    "resignation in epoch %d of %s is over: epoch %d", coordinator_epoch, _name(partition), known_epoch
+                )
+                return
+            self._epochs[partition] = coordinator_epoch
+        load = self._loading.pop(partition, None)
+        if load is not None:
+            load.cancel()
+        groups = self._groups.pop(partition, {})
+        for group in groups.values():
+            on_unloaded(group)
+        if groups:
+            _log.info("unloaded %d groups of %s", len(groups), _name(partition))
+
+    async def _load(self, partition: int, on_loaded: OnGroup) -> None:
+        began_s = self._loop.time()
+        loaded = await self._read(partition)
+        if loaded is not None:
+            groups = self._groups[partition] = {}
+            for done, (group_id, group) in enumerate(loaded.items(), 1):
+                groups[group_id] = group
+                on_loaded(group)
+                if done % GROUPS_PER_STEP == 0:
+                    await asyncio.sleep(0)
+            took_ms = (self._loop.time() - began_s) * 1000
+            _log.info("loaded %d groups of %s in %d ms", len(groups), _name(partition), took_ms)
+        del self._loading[partition]
+
+    async def _read(self, partition: int) -> dict[str, Group] | None:
+        """None if it could not be read, and has another leader now."""
+        backoff_ms = LOAD_RETRY_BACKOFF_MS
+        while True:
+            try:
+                async with self._one_at_a_time:
+                    return await load_groups(partition, self._log.read(partition), self._clock_ms())
+            except (KafkaError, OSError) as error:
+                if not self._log.is_leader(partition):
+                    _log.warning("%s could not be loaded, and has another leader now: %s", _name(partition), error)
+                    return None
+                _log.error("%s could not be loaded; again in %d ms: %s", _name(partition), backoff_ms, error)
+            await asyncio.sleep(backoff_ms / 1000)
+            backoff_ms = min(2 * backoff_ms, MAX_LOAD_RETRY_BACKOFF_MS)
+
+    # -- removing ---------------------------------------------------------------------------------------------------
+
+    def cleanup(self, groups: Iterable[Group], select: Callable[[Group], Iterable[TopicPartition]]) -> int:
+        """Removes the offsets that `select` names of each group, and groups that are Empty and have none then: they
+        are Dead. Returns how many offsets were removed.
+
+        Nothing happens to groups that others coordinate, or are about to.
+        """
+        return sum(
+            self._clean(group, select)
+            for group in groups
+            if self.get(group.group_id) is group and self._log.is_leader(self._partition_for(group.group_id))
+        )
+
+    def _clean(self, group: Group, select: Callable[[Group], Iterable[TopicPartition]]) -> int:
+        removed = group.remove_offsets(select(group))
+        tombstones: list[KeyAndValue] = [(offset_commit_key(group.group_id, partition), None) for partition in removed]
+        if group.state is GroupState.EMPTY and not group.has_offsets:
+            group.transition_to(GroupState.DEAD, self._clock_ms())
+        partition = self._partition_for(group.group_id)
+        if group.state is GroupState.DEAD:
+            del self._groups[partition][group.group_id]
+            # Without a generation it had only offsets, and no record of its own.
+            if group.generation_id > 0:
+                tombstones.append((group_metadata_key(group.group_id), None))
+        if tombstones:
+            self._log.append_unacknowledged(partition, tombstones)
+        return len(removed)
+
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """From now on offsets expire."""
+        interval_ms = self._config.offsets_retention_check_interval_ms
+        retention_ms = self._config.offsets_retention_minutes * 60_000
+        self._expiring = start_task(expire_every(interval_ms, retention_ms, self, self._clock_ms), self._on_failure)
+
+    async def stop(self) -> None:
+        """Ends what is under way. Idempotent."""
+        tasks = [*self._loading.values(), *filter(None, [self._expiring])]
+        self._expiring = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _name(partition: int) -> str:
+    return f"__consumer_offsets-{partition}"

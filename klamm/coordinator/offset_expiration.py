@@ -1,0 +1,52 @@
+"""Offsets that nobody needs any more go after `offsets.retention.minutes` (KIP-211), and groups without any with them.
+
+What must stay true: a look at all groups is taken in slices, and each group is judged by what it is at that moment.
+
+Source: kafka.coordinator.group.GroupMetadataManager (cleanupGroupMetadata), GroupMetadata (removeExpiredOffsets).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Generator, Iterable
+from typing import Protocol
+
+from klamm.coordinator.group import Group
+from klamm.tasks import in_slices
+from klamm.znodes.topics import TopicPartition
+
+# What a step looks at, in offsets: about a millisecond.
+OFFSETS_PER_STEP = 1000
+
+_log = logging.getLogger(__name__)
+
+Select = Callable[[Group], Iterable[TopicPartition]]
+
+
+class Groups(Protocol):
+    """The groups that this broker coordinates (`GroupMetadataManager`)."""
+
+    def groups(self) -> list[Group]: ...
+
+    def cleanup(self, groups: Iterable[Group], select: Select) -> int:
+        """Removes what `select` names; returns how many offsets that were."""
+
+
+async def expire_every(interval_ms: int, retention_ms: int, groups: Groups, clock_ms: Callable[[], int]) -> None:
+    """Never ends."""
+    while True:
+        await asyncio.sleep(interval_ms / 1000)
+        removed = await in_slices(expire(groups, clock_ms(), retention_ms))
+        if removed:
+            _log.info("removed %d expired offsets", removed)
+
+
+def expire(groups: Groups, now_ms: int, retention_ms: int) -> Generator[None, None, int]:
+    """Removes what has expired by now, in steps; returns how many offsets that were."""
+    removed = looked_at = 0
+    for group in groups.groups():
+        looked_at += 1 + group.offset_count
+        if looked_at >= OFFSETS_PER_STEP:
+            yield
+            looked_at = 0
+        removed += groups.cleanup([group], lambda group: group.expired_offsets(now_ms, retention_ms))
+    return removed
