@@ -175,8 +175,10 @@ class Broker:
         for server in self._listeners.values():
             await server.start()
         assert self._controller is not None
+        # The logs may have taken long to load; these say who may be elected.
+        assert self._config_handlers is not None and self._config_changes is not None
+        await self._config_handlers.brokers_changed()
         await self._controller.startup(store)
-        assert self._config_changes is not None
         self._config_changes.start()
         self._zookeeper.keep()
         self._is_serving = True

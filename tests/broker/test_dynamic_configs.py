@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 from one_broker import Client, OneBroker, batch, run, until
 
+from klamm.broker.broker import Broker
+from klamm.controller.controller import KafkaController
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
+from klamm.znodes.configs import encode_config
+from klamm.znodes.store import KafkaZooKeeper
 from klamm.zookeeper.client import ZooKeeperClient
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
@@ -280,6 +284,32 @@ def test_the_same_value_from_elsewhere_is_described_with_its_source(tmp_path: Pa
             assert (await describe(client, TOPIC, "t"))["min.insync.replicas"] == ("1", source)
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("is_allowed", [False, True])
+def test_the_first_election_goes_by_the_configs_of_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_allowed: bool
+) -> None:
+    """Not by those that were read before the logs were loaded, which may take long."""
+    open_logs, startup, elects_unclean = Broker._open_logs, KafkaController.startup, []
+
+    async def changing(broker: Broker, store: KafkaZooKeeper) -> Any:
+        log_manager = await open_logs(broker, store)
+        config = {"unclean.leader.election.enable": str(is_allowed)}
+        await overwrite(store.client, "brokers/<default>", encode_config(config))
+        return log_manager
+
+    async def noting(controller: KafkaController, store: KafkaZooKeeper) -> None:
+        elects_unclean.append(controller._parts.config.unclean_leader_election_enable)
+        await startup(controller, store)
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        monkeypatch.setattr(Broker, "_open_logs", changing)
+        monkeypatch.setattr(KafkaController, "startup", noting)
+        await cluster.restart_broker()
+        assert elects_unclean == [is_allowed]
+
+    run(tmp_path, scenario, unclean_leader_election_enable=str(not is_allowed))
 
 
 def test_the_controller_works_with_what_the_cluster_has(tmp_path: Path) -> None:
