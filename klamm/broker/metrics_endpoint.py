@@ -5,7 +5,8 @@
 | /metrics                   | metrics in Prometheus' text format                                                    |
 | /controller                | what the controller is doing, as JSON; of other brokers only who the controller is    |
 | /controller/events         | the newest records of the controller (state_change_log.py), one JSON object a line    |
-| /controller/events?follow  | the same, and all that follow, until the broker is not the controller any more        |
+| /controller/events?follow  | the same, and all that follow, until the broker is not the controller any more;       |
+|                            | something every few seconds, so that who follows can tell quiet from dead             |
 
 What must stay true: whoever asks only reads, and whoever asks for much gets it in slices.
 """
@@ -26,6 +27,10 @@ from klamm.net.http import JSON, Answer, HttpServer, Request
 from klamm.tasks import OnFailure
 
 JSON_LINES = "application/x-ndjson"
+
+# So long a stream of records says nothing.
+IDLE_S = 3.0
+IDLE = b'{"kind":"idle"}\n'
 
 LAG_CHECK_S = 0.1
 
@@ -93,7 +98,15 @@ class MetricsEndpoint:
         try:
             async for piece in slices(records):
                 yield self._lines(piece)
-            while piece := await follower.read():
+            while True:
+                try:
+                    async with asyncio.timeout(IDLE_S):
+                        piece = await follower.read()
+                except TimeoutError:
+                    yield IDLE
+                    continue
+                if not piece:
+                    return
                 yield self._lines(piece)
                 if follower.missed:
                     yield orjson.dumps({"kind": "missed", "records": follower.missed}) + b"\n"

@@ -3,8 +3,10 @@
 What must stay true:
 - Whatever a client sends gets an answer (400, 404, 405, 503) or a closed connection, and reaches nobody else. A request
   is at most `MAX_HEAD_BYTES` long and complete after `HEAD_TIMEOUT_S`; an answer is read within `READ_TIMEOUT_S`.
-- Every answer ends with its connection. What a client does not read is not made: the body of an answer that goes on is
-  asked for its next piece only when there is room.
+- Every answer ends with its connection. A client may end its side when it has asked, and gets the answer; since one
+  that is gone looks the same, an answer then takes no longer than `READ_TIMEOUT_S`.
+- What a client does not read is not made: the body of an answer that goes on is asked for its next piece only when
+  there is room.
 - A fault of the program in a handler goes to `on_failure`.
 """
 
@@ -21,6 +23,8 @@ from klamm.tasks import OnFailure, start_task
 MAX_HEAD_BYTES = 8192
 HEAD_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
+# How long what a client still sends is thrown away: closed at once, it would be reset before it reads why.
+LINGER_S = 2.0
 MAX_CONNECTIONS = 100
 
 TEXT = "text/plain; charset=utf-8"
@@ -132,10 +136,11 @@ class _Connection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._received = bytearray()
-        self._is_answering = False
+        self._is_answering = self._is_lingering = False
         self._writable = asyncio.Event()
         self._writable.set()
         self._timeout: asyncio.TimerHandle | None = None
+        self._asker_ended: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's transports have asyncio's methods but are no subclasses of its classes.
@@ -147,6 +152,8 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._end_timeout()
+        if self._asker_ended is not None:
+            self._asker_ended.cancel()
         if self._task is not None:
             self._task.cancel()
         self._server.closed(self)
@@ -158,7 +165,7 @@ class _Connection(asyncio.Protocol):
         end = self._received.find(b"\r\n\r\n", 0, MAX_HEAD_BYTES)
         if end < 0:
             if len(self._received) >= MAX_HEAD_BYTES:
-                self._answer(refusal(400, f"the request is longer than {MAX_HEAD_BYTES} bytes"))
+                self._answer(refusal(400, f"the request is longer than {MAX_HEAD_BYTES} bytes"), is_sending=True)
             return
         try:
             request = parse_request(bytes(self._received[:end]))
@@ -166,6 +173,13 @@ class _Connection(asyncio.Protocol):
             self._answer(refusal(400, str(error)))
             return
         self._answer(request)
+
+    def eof_received(self) -> bool:
+        """Whether the connection stays open."""
+        if self._is_answering and not self._is_lingering:
+            self._asker_ended = asyncio.get_running_loop().call_later(READ_TIMEOUT_S, self.abort)
+            return True
+        return False
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -183,13 +197,14 @@ class _Connection(asyncio.Protocol):
         if self._timeout is not None:
             self._timeout.cancel()
 
-    def _answer(self, what: Request | Answer) -> None:
+    def _answer(self, what: Request | Answer, *, is_sending: bool = False) -> None:
+        """`is_sending`: the client has not sent all yet."""
         self._is_answering = True
         self._received.clear()
         self._end_timeout()
-        self._task = start_task(self._send(what), self._server.on_failure)
+        self._task = start_task(self._send(what, is_sending), self._server.on_failure)
 
-    async def _send(self, what: Request | Answer) -> None:
+    async def _send(self, what: Request | Answer, is_sending: bool) -> None:
         answer = await self._server.answer(what) if isinstance(what, Request) else what
         head = [f"HTTP/1.1 {answer.status} {_REASONS[answer.status]}", f"Content-Type: {answer.content_type}"]
         head += [f"{name}: {value}" for name, value in answer.headers.items()]
@@ -207,5 +222,10 @@ class _Connection(asyncio.Protocol):
                         self._begin_timeout(READ_TIMEOUT_S)
                         await self._writable.wait()
                         self._end_timeout()
+        if is_sending:
+            self._is_lingering = True
+            self._transport.write_eof()
+            self._begin_timeout(LINGER_S)
+            return
         self._begin_timeout(READ_TIMEOUT_S)
         self._transport.close()

@@ -34,13 +34,21 @@ LOOK_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class ControllerAddress:
-    """The controller as ZooKeeper knows it. `port` is None when it tells nothing about itself over HTTP."""
+    """The controller as ZooKeeper knows it. `port` is None when it tells nothing about itself over HTTP.
+
+    One that is not registered has died, or lost its session, and /controller has not gone with it yet.
+    """
 
     broker_id: int
     epoch: int
     since_ms: int
     host: str
     port: int | None
+    registered: bool = True
+
+
+class NotKlamm(ToolError):
+    """What answers at the port of the controller is another program, as the JMX of Apache Kafka is."""
 
 
 # -- the commands -----------------------------------------------------------------------------------------------------
@@ -55,12 +63,22 @@ def status(
 ) -> None:
     """Who the controller is, what it is doing, and why what is under way waits."""
     address = _require_controller(find_controller(_zookeeper(zookeeper, bootstrap_server, command_config)))
-    details = None if address.port is None else _status(address)
+    details, trouble = None, None
+    try:
+        details = _status(address) if address.port is not None else None
+    except NotKlamm:
+        pass
+    except ToolError as error:
+        trouble = error
+    if not address.registered:
+        trouble = ToolError(f"broker {address.broker_id} is not registered: it has died, or lost its session")
     if as_json:
         print(json.dumps({**asdict(address), "status": details}))
-        return
-    for line in status_lines(address, details):
-        print(line)
+    else:
+        for line in status_lines(address, details, is_silent=trouble is not None):
+            print(line)
+    if trouble is not None:
+        raise trouble
 
 
 @app.command()
@@ -95,12 +113,19 @@ def events(
     connect = _zookeeper(zookeeper, bootstrap_server, command_config)
     last = (-1, -1)
     while True:
-        address = find_controller(connect)
-        if address is None and follow and last > (-1, -1):
+        is_patient = follow and last > (-1, -1)
+        try:
+            address = find_controller(connect)
+        except ToolError as error:
+            if not is_patient:
+                raise
+            print(f"klamm: {error}; trying again", file=sys.stderr)
+            address = None
+        if address is None and is_patient:
             time.sleep(LOOK_EVERY_S)
             continue
         address = _require_controller(address)
-        for record in _records(address, follow, is_patient=last > (-1, -1)):
+        for record in _records(address, follow, is_patient=is_patient):
             # Epochs only grow, and each belongs to one life of one broker, which numbers its records.
             key = (record.get("epoch", last[0]), record.get("sequence", last[1]))
             if record["kind"] != "missed" and key <= last:
@@ -115,10 +140,15 @@ def events(
 # -- what is told -----------------------------------------------------------------------------------------------------
 
 
-def status_lines(address: ControllerAddress, status: Mapping[str, Any] | None) -> Iterator[str]:
-    """The status for people."""
-    yield f"Controller: broker {address.broker_id} at {address.host}, epoch {address.epoch}"
+def status_lines(
+    address: ControllerAddress, status: Mapping[str, Any] | None, *, is_silent: bool = False
+) -> Iterator[str]:
+    """The status for people. One that `is_silent` should have told it."""
+    where = f" at {address.host}" if address.host else ""
+    yield f"Controller: broker {address.broker_id}{where}, epoch {address.epoch}"
     yield f"Since: {_moment(address.since_ms)}"
+    if is_silent:
+        return
     if status is None:
         yield "It tells nothing else: it is a broker of Apache Kafka, or klamm.metrics.port is -1."
         return
@@ -213,7 +243,8 @@ def _record_text(record: Mapping[str, Any]) -> str:
             return str(record["text"])
         case "request":
             led = f", to lead {record['led']}" if "led" in record else ""
-            return f"{record['api']} to broker {_joined(record['brokers'])}, {record['size']} partitions{led}"
+            deletes = " to delete them" if record.get("delete") else ""
+            return f"{record['api']} to broker {_joined(record['brokers'])}, {record['size']} partitions{led}{deletes}"
     whose = f"{record['topic']}-{record['partition']}"
     if record["kind"] == "replica":
         whose = f"replica {record['replica']} of {whose}"
@@ -256,7 +287,8 @@ def find_controller(connect: str) -> ControllerAddress | None:
 
 async def _find_controller(connect: str) -> ControllerAddress | None:
     async with _store(connect) as store:
-        return await _read_controller(store)
+        found = await _read_controller(store)
+        return None if found is None else found[0]
 
 
 def _require_controller(address: ControllerAddress | None) -> ControllerAddress:
@@ -288,7 +320,8 @@ async def _store(connect: str) -> AsyncIterator[Any]:
         environment.close()
 
 
-async def _read_controller(store: Any) -> ControllerAddress | None:
+async def _read_controller(store: Any) -> tuple[ControllerAddress, int] | None:
+    """The controller, and the version of /controller_epoch that belongs to it."""
     from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
     from klamm.zookeeper.errors import NoNode
 
@@ -296,7 +329,7 @@ async def _read_controller(store: Any) -> ControllerAddress | None:
     while True:
         before = found
         try:
-            found, _ = await store.client.get(CONTROLLER_EPOCH_PATH)
+            found, epoch = await store.client.get(CONTROLLER_EPOCH_PATH)
             if found == before:
                 break  # What was read in between belongs to this epoch.
             data, _ = await store.client.get(CONTROLLER_PATH)
@@ -309,25 +342,32 @@ async def _read_controller(store: Any) -> ControllerAddress | None:
         registration = broker.registration
         host = next((endpoint.host for endpoint in registration.endpoints if endpoint.host), "")
         port = registration.jmx_port if registration.jmx_port > 0 else None
-    return ControllerAddress(controller.broker_id, decode_controller_epoch(found), controller.timestamp_ms, host, port)
+    number = decode_controller_epoch(found)
+    address = ControllerAddress(
+        controller.broker_id, number, controller.timestamp_ms, host, port, registered=broker is not None
+    )
+    return address, epoch.version
 
 
 async def _move(connect: str) -> tuple[ControllerAddress, ControllerAddress]:
     import asyncio
 
-    from klamm.znodes.cluster import CONTROLLER_PATH
-    from klamm.zookeeper.errors import NoNode
+    from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH
+    from klamm.zookeeper.errors import BadVersion, NoNode
+    from klamm.zookeeper.jute import Check, Delete
 
     async with _store(connect) as store:
-        before = _require_controller(await _read_controller(store))
-        # If it goes by itself, somebody is elected just the same.
-        with contextlib.suppress(NoNode):
-            await store.client.delete(CONTROLLER_PATH)
+        found = await _read_controller(store)
+        before = _require_controller(None if found is None else found[0])
+        assert found is not None
+        # If it goes by itself somebody is elected just the same, and must not be taken for the one that was to go.
+        with contextlib.suppress(NoNode, BadVersion):
+            await store.client.multi([Check(CONTROLLER_EPOCH_PATH, found[1]), Delete(CONTROLLER_PATH)])
         deadline = time.monotonic() + ELECTION_TIMEOUT_S
         while True:
-            after = await _read_controller(store)
-            if after is not None and after.epoch > before.epoch:
-                return before, after
+            found = await _read_controller(store)
+            if found is not None and found[0].epoch > before.epoch:
+                return before, found[0]
             if time.monotonic() > deadline:
                 raise ToolError(f"nobody was elected within {ELECTION_TIMEOUT_S:g} s")
             await asyncio.sleep(LOOK_EVERY_S)
@@ -337,17 +377,23 @@ async def _move(connect: str) -> tuple[ControllerAddress, ControllerAddress]:
 
 
 def _records(address: ControllerAddress, follow: bool, *, is_patient: bool) -> Iterator[dict[str, Any]]:
-    """Raises ToolError. Who is patient, or has got some records, only hears on stderr what is wrong."""
+    """Raises ToolError. Who is patient, or follows and has got some records, only hears on stderr what is wrong.
+
+    Who follows is told something every few seconds, so that silence means that nobody is there any more.
+    """
     if address.port is None:
         raise ToolError(
             f"broker {address.broker_id} tells no events: it is one of Apache Kafka, or klamm.metrics.port is -1"
         )
     try:
-        if follow:
-            # Something else that listens there, and says nothing, would be waited for without an end.
-            _status(address)
-        for line in _get(address, "/controller/events" + ("?follow" if follow else ""), endless=follow):
-            yield json.loads(line)
+        for line in _get(address, "/controller/events" + ("?follow" if follow else "")):
+            if not line.endswith(b"\n"):
+                raise ToolError(f"broker {address.broker_id} has stopped in the middle of a record")
+            record = _object(address, line)
+            if "kind" not in record:
+                raise _not_klamm(address)
+            if record["kind"] != "idle":
+                yield record
             is_patient = follow
     except ToolError as error:
         if not is_patient:
@@ -356,15 +402,24 @@ def _records(address: ControllerAddress, follow: bool, *, is_patient: bool) -> I
 
 
 def _status(address: ControllerAddress) -> dict[str, Any]:
-    answer = b"".join(_get(address, "/controller"))
+    return _object(address, b"".join(_get(address, "/controller")))
+
+
+def _object(address: ControllerAddress, text: bytes) -> dict[str, Any]:
     try:
-        status: dict[str, Any] = json.loads(answer)
-    except ValueError as error:
-        raise ToolError(f"what broker {address.broker_id} has at port {address.port} is no port of klamm") from error
-    return status
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise _not_klamm(address)
+    return found
 
 
-def _get(address: ControllerAddress, path: str, *, endless: bool = False) -> Iterator[bytes]:
+def _not_klamm(address: ControllerAddress) -> NotKlamm:
+    return NotKlamm(f"what broker {address.broker_id} has at port {address.port} is no port of klamm")
+
+
+def _get(address: ControllerAddress, path: str) -> Iterator[bytes]:
     """The lines of an answer. Raises ToolError."""
     host = f"[{address.host}]" if ":" in address.host else address.host
     url = f"http://{host}:{address.port}{path}"
@@ -375,12 +430,12 @@ def _get(address: ControllerAddress, path: str, *, endless: bool = False) -> Ite
     # Not through a proxy: these are brokers.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(url, timeout=None if endless else HTTP_TIMEOUT_S) as answer:
+        with opener.open(url, timeout=HTTP_TIMEOUT_S) as answer:
             yield from answer
-    except urllib.error.HTTPError as error:
-        raise ToolError(f"what broker {address.broker_id} has at {url} is no port of klamm") from error
-    except http.client.HTTPException as error:
-        raise ToolError(f"what broker {address.broker_id} has at {url} is no port of klamm") from error
+            if answer.length:
+                raise ToolError(f"broker {address.broker_id} has stopped in the middle of its answer")
+    except (urllib.error.HTTPError, http.client.HTTPException) as error:
+        raise _not_klamm(address) from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", error)
         what = describe_os_error(reason) if isinstance(reason, OSError) else str(reason)

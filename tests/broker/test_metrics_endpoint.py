@@ -10,6 +10,7 @@ import pytest
 from one_broker import Client, OneBroker, run
 from prometheus_client.parser import text_string_to_metric_families
 
+from klamm.broker import metrics_endpoint
 from klamm.broker.prometheus_text import prometheus_name, render
 from klamm.metrics import Histogram, MetricName, Metrics
 
@@ -160,6 +161,24 @@ def test_records_that_there_are_and_those_that_follow(tmp_path: Path) -> None:
         async with asyncio.timeout(20):
             while cluster.broker._controller.state_changes._followers:  # noqa: ASYNC110  # nobody tells
                 await asyncio.sleep(0.01)
+
+    run(tmp_path, scenario, klamm_metrics_port=0)
+
+
+def test_a_quiet_stream_is_not_a_dead_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_endpoint, "IDLE_S", 0.01)
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        following = await get(cluster, "/controller/events?follow")
+        while (await following.line())["kind"] != "idle":
+            pass
+        await client.create_topic("t")
+        seen = []
+        while not seen or seen[-1].get("to") != "OnlineReplica":
+            seen += [record for record in (await following.line(),) if record["kind"] != "idle"]
+        sequences = [record["sequence"] for record in seen]
+        assert sequences == list(range(sequences[0], sequences[0] + len(seen)))
+        following.close()
 
     run(tmp_path, scenario, klamm_metrics_port=0)
 

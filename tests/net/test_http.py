@@ -21,7 +21,13 @@ class Scene:
         self.server = HttpServer(
             "127.0.0.1",
             0,
-            {"/echo": self.echo, "/lines": self.lines, "/endless": self.endless, "/fault": self.fault},
+            {
+                "/echo": self.echo,
+                "/lines": self.lines,
+                "/endless": self.endless,
+                "/quiet": self.quiet,
+                "/fault": self.fault,
+            },
             self.failures.append,
         )
 
@@ -47,6 +53,16 @@ class Scene:
 
         return Answer(200, body())
 
+    async def quiet(self, request: Request) -> Answer:
+        async def body() -> AsyncGenerator[bytes, None]:
+            try:
+                yield b"one\n"
+                await asyncio.Event().wait()
+            finally:
+                self.ended.set()
+
+        return Answer(200, body())
+
     async def fault(self, request: Request) -> Answer:
         raise ValueError("broken")
 
@@ -54,6 +70,16 @@ class Scene:
         """Everything that comes back until the connection ends."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
         writer.write(sent)
+        try:
+            async with asyncio.timeout(10):
+                return await reader.read()
+        finally:
+            writer.close()
+
+    async def ask_and_end(self, sent: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        writer.write(sent)
+        writer.write_eof()
         try:
             async with asyncio.timeout(10):
                 return await reader.read()
@@ -135,6 +161,71 @@ def test_refusals(sent: bytes, status: int) -> None:
     async def scenario(scene: Scene) -> None:
         assert await scene.status(sent) == status
         assert await scene.status(b"GET /echo HTTP/1.1\r\n\r\n") == 200
+
+    play(scenario)
+
+
+@pytest.mark.parametrize("path", ["echo", "lines"])
+def test_a_client_that_ends_its_side_gets_its_answer(path: str) -> None:
+    async def scenario(scene: Scene) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port)
+        writer.write(f"GET /{path} HTTP/1.1\r\n\r\n".encode())
+        writer.write_eof()
+        async with asyncio.timeout(10):
+            answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200 ")
+        assert answer.endswith(b"\r\n\r\n" + {"echo": b"{}", "lines": b"0\n1\n2\n"}[path])
+        writer.close()
+        await until(lambda: not scene.server._connections)
+
+    play(scenario)
+
+
+def test_a_client_that_ends_its_side_keeps_no_answer_going(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "READ_TIMEOUT_S", 0.05)
+
+    async def scenario(scene: Scene) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", scene.server.port)
+        writer.write(b"GET /quiet HTTP/1.1\r\n\r\n")
+        writer.write_eof()
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionResetError):
+                await reader.read()
+            await scene.ended.wait()
+        writer.close()
+
+    play(scenario)
+
+
+def test_who_ends_without_having_asked_is_closed() -> None:
+    async def scenario(scene: Scene) -> None:
+        assert await scene.ask_and_end(b"GET /echo") == b""
+        await until(lambda: not scene.server._connections)
+
+    play(scenario)
+
+
+def test_a_request_without_an_end_is_refused_and_the_client_reads_why() -> None:
+    async def scenario(scene: Scene) -> None:
+        answer = await scene.ask(b"GET /" + b"x" * 5_000_000)
+        assert answer.startswith(b"HTTP/1.1 400 ") and answer.endswith(b"is longer than 8192 bytes\n")
+        await until(lambda: not scene.server._connections)
+
+    play(scenario)
+
+
+def test_a_client_that_goes_on_sending_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "LINGER_S", 0.05)
+
+    async def scenario(scene: Scene) -> None:
+        _, writer = await asyncio.open_connection("127.0.0.1", scene.server.port)
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionError):
+                while True:
+                    writer.write(bytes(65536))
+                    await writer.drain()
+        await until(lambda: not scene.server._connections)
+        writer.close()
 
     play(scenario)
 

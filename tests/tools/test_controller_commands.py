@@ -1,6 +1,9 @@
 """klamm controller: what is printed, and against real clusters."""
 
+import asyncio
+import contextlib
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -13,8 +16,16 @@ import pytest
 from processes import ManagedProcess
 
 from klamm.testing import Cluster
-from klamm.tools import main
-from klamm.tools.controller import ControllerAddress, _status, record_line, status_lines
+from klamm.tools import controller, main
+from klamm.tools.controller import (
+    ControllerAddress,
+    NotKlamm,
+    _records,
+    _status,
+    find_controller,
+    record_line,
+    status_lines,
+)
 from klamm.tools.errors import ToolError
 
 KLAMM = [sys.executable, "-m", "klamm.tools.main"]
@@ -165,6 +176,10 @@ CHANGE = {
             {**COMMON, "kind": "request", "api": "UpdateMetadata", "brokers": [1, 2], "size": 3},
             "UpdateMetadata to broker 1,2, 3 partitions",
         ),
+        (
+            {**COMMON, "kind": "request", "api": "StopReplica", "brokers": [2], "size": 3, "delete": True},
+            "StopReplica to broker 2, 3 partitions to delete them",
+        ),
         ({**CHANGE, "kind": "partition"}, "t-0 A -> B"),
         (
             {**CHANGE, "kind": "replica", "replica": 3, "leader": 1, "leader_epoch": 4, "isr": [1, 2], "why": "so"},
@@ -184,24 +199,94 @@ def test_a_gap_for_people() -> None:
     assert line == "... 4 records are missing: they came faster than they were read"
 
 
-@pytest.mark.parametrize("answer", [b"", b"\x00RMI\r\n", b"HTTP/1.1 200 OK\r\n\r\n<html>", b"HTTP/1.1 404 No\r\n\r\n"])
-def test_another_program_at_the_port(answer: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = ControllerAddress(1, 7, 0, "127.0.0.1", server.getsockname()[1])
+@contextlib.contextmanager
+def answering(*answers: bytes, open_until: threading.Event | None = None) -> Iterator[ControllerAddress]:
+    """A controller at whose port one connection after another gets one of these answers."""
 
-        def serve() -> None:
+    def serve() -> None:
+        for answer in answers:
             connection, _ = server.accept()
             with connection:
                 connection.recv(4096)
                 connection.sendall(answer)
+                if open_until is not None:
+                    open_until.wait(20)
 
+    with socket.create_server(("127.0.0.1", 0)) as server:
         serving = threading.Thread(target=serve)
         serving.start()
-        with pytest.raises(ToolError, match="is no port of klamm"):
-            _status(address)
+        yield ControllerAddress(1, 7, 1_609_459_200_000, "127.0.0.1", server.getsockname()[1])
+        if open_until is not None:
+            open_until.set()
         serving.join()
+
+
+OTHER_PROGRAMS = [b"", b"\x00RMI\r\n", b"HTTP/1.1 200 OK\r\n\r\n<html>\n", b"HTTP/1.1 404 No\r\n\r\n"]
+
+
+@pytest.mark.parametrize("answer", [*OTHER_PROGRAMS, b"HTTP/1.1 200 OK\r\n\r\n[]\n", b"HTTP/1.1 200 OK\r\n\r\n{}\n"])
+def test_another_program_at_the_port(answer: bytes) -> None:
+    with answering(answer) as address, pytest.raises(NotKlamm, match="is no port of klamm"):
+        list(_records(address, follow=True, is_patient=False))
     with pytest.raises(ToolError, match=r"broker 1 does not answer at http://127\.0\.0\.1:"):
         _status(address)
+
+
+@pytest.mark.parametrize("answer", OTHER_PROGRAMS)
+def test_the_status_of_a_kafka_with_jmx(monkeypatch: pytest.MonkeyPatch, klamm: Run, answer: bytes) -> None:
+    with answering(answer) as address:
+        monkeypatch.setattr(controller, "find_controller", lambda connect: address)
+        first, _, last = klamm("status", "--zookeeper", "zk").splitlines()
+    assert first == "Controller: broker 1 at 127.0.0.1, epoch 7"
+    assert last.startswith("It tells nothing else: it is a broker of Apache Kafka")
+
+
+def test_the_status_of_a_controller_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def status(address: ControllerAddress, *arguments: str) -> tuple[str, str]:
+        monkeypatch.setattr(controller, "find_controller", lambda connect: address)
+        assert main.run(["controller", "status", "--zookeeper", "zk", *arguments]) == 1
+        output = capfd.readouterr()
+        return output.out, output.err
+
+    with answering() as nobody:
+        pass
+    out, err = status(nobody)
+    assert out.splitlines()[0] == "Controller: broker 1 at 127.0.0.1, epoch 7"
+    assert len(out.splitlines()) == 2
+    assert err.startswith("klamm: broker 1 does not answer at http://127.0.0.1:")
+    out, err = status(nobody, "--json")
+    assert (json.loads(out)["broker_id"], json.loads(out)["status"]) == (1, None)
+    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{") as torn:
+        assert status(torn)[1] == "klamm: broker 1 has stopped in the middle of its answer\n"
+    out, err = status(ControllerAddress(1, 7, 1_609_459_200_000, "", None, registered=False))
+    assert out.splitlines()[0] == "Controller: broker 1, epoch 7"
+    assert err == "klamm: broker 1 is not registered: it has died, or lost its session\n"
+
+
+RECORD = json.dumps({**COMMON, "sequence": 3, "kind": "controller", "text": "one"}).encode() + b"\n"
+STREAM = b"HTTP/1.1 200 OK\r\n\r\n" + RECORD
+
+
+def test_a_record_that_was_torn(capfd: pytest.CaptureFixture[str]) -> None:
+    with answering(STREAM + RECORD[:-20]) as address:
+        records = _records(address, follow=False, is_patient=False)
+        assert next(records)["text"] == "one"
+        with pytest.raises(ToolError, match="broker 1 has stopped in the middle of a record"):
+            next(records)
+    with answering(STREAM + RECORD[:-20]) as address:
+        assert [record["text"] for record in _records(address, follow=True, is_patient=False)] == ["one"]
+    assert "in the middle of a record; looking for the controller" in capfd.readouterr().err
+
+
+def test_a_stream_in_which_nothing_comes_is_left(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(controller, "HTTP_TIMEOUT_S", 0.3)
+    with answering(STREAM + b'{"kind":"idle"}\n', open_until=threading.Event()) as address:
+        assert [record["text"] for record in _records(address, follow=True, is_patient=False)] == ["one"]
+    assert "does not answer" in capfd.readouterr().err
 
 
 # -- clusters ---------------------------------------------------------------------------------------------------------
@@ -246,10 +331,40 @@ def test_move_and_events_of_both_controllers(cluster: Cluster, klamm: Run, tmp_p
     assert keys == sorted(set(keys))
 
 
+def test_a_controller_that_was_elected_meanwhile_is_not_moved(
+    cluster: Cluster, klamm: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, seen = controller._read_controller, []
+
+    async def read_and_lose(store: Any) -> Any:
+        found = await read(store)
+        assert found is not None
+        if not seen:
+            await store.client.delete("/controller")
+            while (now := await read(store)) is None or now[0].epoch == found[0].epoch:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        seen.append(found)
+        return found
+
+    monkeypatch.setattr(controller, "_read_controller", read_and_lose)
+    moved = json.loads(klamm("move", "--json", "--zookeeper", cluster.zookeeper))
+    assert moved["after"]["epoch"] == moved["before"]["epoch"] + 1
+    now = find_controller(cluster.zookeeper)
+    assert now is not None and now.epoch == moved["after"]["epoch"]
+
+
 def test_the_log_files(cluster: Cluster) -> None:
     logs = [cluster.directory / "logs" / f"broker-{broker}" for broker in cluster.broker_ids]
     changes = "".join((directory / "state-change.log").read_text() for directory in logs)
     assert changes.count("Changed partition t-0 from NewPartition to OnlinePartition with state LeaderAndIsr(") == 1
+    assert len(re.findall(r"\[Broker id=[0-2]\] Leader t-0 starts at leader epoch 0 from offset 0 with", changes)) == 1
+    assert (
+        len(re.findall(r"\[Broker id=[0-2]\] Follower t-0 starts at leader epoch 0 from offset 0 with", changes)) == 2
+    )
+    added = r"INFO \[Broker id=0\] Add 2 partitions and deleted 0 partitions from metadata cache in response to"
+    assert re.search(
+        rf"{added} UpdateMetadata request sent by controller [0-2] epoch 1 with correlation id [0-9]+ ", changes
+    )
     assert all(line.endswith(" (state.change.logger)") for line in changes.splitlines())
     controller = "".join((directory / "controller.log").read_text() for directory in logs)
     assert " successfully elected as the controller. Epoch incremented to 1 " in controller
