@@ -21,7 +21,7 @@ from klamm.controller.slices import SLICE, Turns
 from klamm.metrics import Histogram
 from klamm.net.client import Address, ClientError, Connection, ConnectionOptions, connect
 from klamm.net.framing import ReceiveBuffer
-from klamm.protocol import leader_and_isr, update_metadata
+from klamm.protocol import leader_and_isr, stop_replica, update_metadata
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.inter_broker_versions import inter_broker_version
 from klamm.tasks import OnFailure, start_task
@@ -211,5 +211,9 @@ class _Channel:
             connection.close()
 
 
-_CODECS: dict[ApiKey, Any] = {ApiKey.LEADER_AND_ISR: leader_and_isr, ApiKey.UPDATE_METADATA: update_metadata}
+_CODECS: dict[ApiKey, Any] = {
+    ApiKey.LEADER_AND_ISR: leader_and_isr,
+    ApiKey.STOP_REPLICA: stop_replica,
+    ApiKey.UPDATE_METADATA: update_metadata,
+}
 """Of the requests with the states of many partitions."""

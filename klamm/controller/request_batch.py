@@ -13,11 +13,11 @@ What must stay true:
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from klamm.config.broker import BrokerConfig
 from klamm.controller.context import ControllerContext, ReplicaAssignment
-from klamm.controller.state_change_log import SentState, SentStates
+from klamm.controller.state_change_log import SentStates
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.inter_broker_versions import inter_broker_version
@@ -28,7 +28,15 @@ from klamm.protocol.leader_and_isr import (
     LeaderAndIsrTopic,
     LiveLeader,
 )
-from klamm.protocol.messages import request_class
+from klamm.protocol.stop_replica import (
+    EPOCH_DURING_DELETE,
+    NO_EPOCH,
+    STATES_FROM,
+    StopReplicaPartitionState,
+    StopReplicaRequest,
+    StopReplicaResponse,
+    StopReplicaTopic,
+)
 from klamm.protocol.update_metadata import (
     LEADER_DURING_DELETE,
     UpdateMetadataBroker,
@@ -63,15 +71,6 @@ class OnSent(Protocol):
     ) -> None: ...
 
 
-NO_EPOCH = -1
-EPOCH_DURING_DELETE = -2
-
-
-class _StopReplica(NamedTuple):
-    leader_epoch: int
-    delete: bool
-
-
 class ControllerBrokerRequestBatch:
     """See the module.
 
@@ -103,7 +102,7 @@ class ControllerBrokerRequestBatch:
         self._leader_and_isr: dict[int, dict[str, dict[int, LeaderAndIsrPartitionState]]] = {}
         # Broker id -> leader -> of how many of these partitions.
         self._leaders: dict[int, dict[int, int]] = {}
-        self._stop_replica: dict[int, dict[str, dict[int, _StopReplica]]] = {}
+        self._stop_replica: dict[int, dict[str, dict[int, StopReplicaPartitionState]]] = {}
         # One content for all these brokers.
         self._update_metadata_brokers: dict[int, None] = {}
         self._update_metadata: dict[str, dict[int, UpdateMetadataPartitionState]] = {}
@@ -183,12 +182,16 @@ class ControllerBrokerRequestBatch:
         else:
             leadership = context.partition_leadership_info(partition)
             leader_epoch = NO_EPOCH if leadership is None else leadership.leader_epoch
+        state = StopReplicaPartitionState(number, leader_epoch, delete_partition)
         for broker_id in broker_ids:
             if broker_id not in context.live_or_shutting_down_broker_ids:
                 continue
             states = self._stop_replica.setdefault(broker_id, {}).setdefault(topic, {})
             before = states.get(number)
-            states[number] = _StopReplica(leader_epoch, delete_partition or (before is not None and before.delete))
+            if before is not None and before.delete and not delete_partition:
+                states[number] = StopReplicaPartitionState(number, leader_epoch, True)
+            else:
+                states[number] = state
 
     def add_update_metadata_request_for_brokers(
         self, broker_ids: Iterable[int], partitions: Iterable[TopicPartition]
@@ -297,46 +300,31 @@ class ControllerBrokerRequestBatch:
         if not self._stop_replica:
             return
         version = inter_broker_version(ApiKey.STOP_REPLICA, self._config.inter_broker_protocol_version)
-        request = request_class(ApiKey.STOP_REPLICA)
         for broker_id, topics in sorted(self._stop_replica.items()):
-            header = {
-                "version": version,
-                "controller_id": self._controller_id,
-                "controller_epoch": controller_epoch,
-                "broker_epoch": self._broker_epoch(broker_id),
-            }
-            deleted = [
-                (topic, number) for topic, states in topics.items() for number, state in states.items() if state.delete
-            ]
-            on_response = self._stop_replica_told(broker_id, deleted) if deleted else None
-            if version >= 3:
-                self._stop_replica_sent(controller_epoch, broker_id, topics)
-                body = request(**header, topic_states=_stop_replica_topic_states(topics))
-                self._send(broker_id, ApiKey.STOP_REPLICA, body, on_response)
+            if version >= STATES_FROM:
+                told = [StopReplicaTopic(topic, None, list(states.values())) for topic, states in topics.items()]
+                self._send_stop_replica_request(controller_epoch, broker_id, told)
                 continue
             # Older versions delete all of their partitions or none.
             for delete in (True, False):
-                chosen = _partitions_to_stop(topics, delete)
-                if chosen:
-                    self._stop_replica_sent(controller_epoch, broker_id, topics, delete)
-                    body = request(**header, delete_partitions=delete, topics=_stop_replica_topics(chosen))
-                    self._send(broker_id, ApiKey.STOP_REPLICA, body, on_response if delete else None)
+                if told := _partitions_to_stop(topics, delete):
+                    self._send_stop_replica_request(controller_epoch, broker_id, told, delete)
 
-    def _stop_replica_sent(
-        self,
-        controller_epoch: int,
-        broker_id: int,
-        topics: Mapping[str, Mapping[int, _StopReplica]],
-        delete: bool | None = None,
+    def _send_stop_replica_request(
+        self, controller_epoch: int, broker_id: int, topics: list[StopReplicaTopic], delete: bool | None = None
     ) -> None:
-        """`delete`: of these, only those that are to be deleted, or that are not, are named."""
-        states: list[tuple[str, SentState]] = [
-            (topic, (number, *state))
-            for topic, stops in topics.items()
-            for number, state in stops.items()
-            if delete is None or state.delete is delete
-        ]
-        self._on_sent(controller_epoch, "StopReplica", (broker_id,), len(states), delete=delete, states=states)
+        """`delete`: whether all are deleted, in a version that says it once."""
+        request = StopReplicaRequest(self._controller_id, controller_epoch, self._broker_epoch(broker_id), topics)
+        deletes = any(state.delete for topic in topics for state in topic.partitions)
+        on_response = self._stop_replica_told(broker_id, topics) if deletes else None
+        self._send(broker_id, ApiKey.STOP_REPLICA, request, on_response)
+        size = sum(len(topic.partitions) for topic in topics)
+        states = (
+            (topic.topic, (state.partition, state.leader_epoch, state.delete))
+            for topic in topics
+            for state in topic.partitions
+        )
+        self._on_sent(controller_epoch, "StopReplica", (broker_id,), size, delete=delete, states=states)
 
     def _broker_epoch(self, broker_id: int) -> int:
         return self._context.live_or_shutting_down_brokers[broker_id].epoch
@@ -344,15 +332,19 @@ class ControllerBrokerRequestBatch:
     def _told(self, callback: Callable[[int, Any], None], broker_id: int) -> OnResponse:
         return lambda response: callback(broker_id, response)
 
-    def _stop_replica_told(self, broker_id: int, deleted: Collection[TopicPartition]) -> OnResponse:
-        def on_response(response: Any) -> None:
-            told = {(error.topic_name, error.partition_index): error.error_code for error in response.partition_errors}
-            # What an answer does not name, as when it refuses the request as a whole, is not deleted.
-            error_codes = {
-                partition: told.get(partition, ErrorCode.UNKNOWN_SERVER_ERROR)
-                for partition in deleted
-                if self._context.is_topic_deletion_in_progress(partition[0])
-            }
+    def _stop_replica_told(self, broker_id: int, topics: list[StopReplicaTopic]) -> OnResponse:
+        def on_response(response: StopReplicaResponse) -> None:
+            error_codes: dict[TopicPartition, int] = {}
+            for topic in topics:
+                if not self._context.is_topic_deletion_in_progress(topic.topic):
+                    continue
+                told = dict(response.topics.get(topic.topic, ()))
+                # What an answer does not name, as when it refuses the request as a whole, is not deleted.
+                error_codes.update(
+                    ((topic.topic, state.partition), told.get(state.partition, ErrorCode.UNKNOWN_SERVER_ERROR))
+                    for state in topic.partitions
+                    if state.delete
+                )
             if error_codes:
                 self._on_stop_replica_response(broker_id, response.error_code, error_codes)
 
@@ -391,32 +383,12 @@ def _update_metadata_broker(registration: BrokerRegistration) -> UpdateMetadataB
     return UpdateMetadataBroker(registration.broker_id, endpoints, registration.rack)
 
 
-def _stop_replica_topic_states(topics: Mapping[str, Mapping[int, _StopReplica]]) -> list[Any]:
-    request = request_class(ApiKey.STOP_REPLICA)
-    topic_state, partition_state = (
-        request.StopReplicaTopicState,
-        request.StopReplicaTopicState.StopReplicaPartitionState,
-    )
-    return [
-        topic_state(
-            topic_name=topic,
-            partition_states=[
-                partition_state(partition_index=number, leader_epoch=state.leader_epoch, delete_partition=state.delete)
-                for number, state in states.items()
-            ],
-        )
+def _partitions_to_stop(
+    topics: Mapping[str, Mapping[int, StopReplicaPartitionState]], delete: bool
+) -> list[StopReplicaTopic]:
+    """Those that are to be deleted, or those that are not."""
+    chosen = [
+        StopReplicaTopic(topic, None, [state for state in states.values() if state.delete is delete])
         for topic, states in topics.items()
     ]
-
-
-def _partitions_to_stop(topics: Mapping[str, Mapping[int, _StopReplica]], delete: bool) -> dict[str, list[int]]:
-    chosen = {
-        topic: [number for number, state in states.items() if state.delete is delete]
-        for topic, states in topics.items()
-    }
-    return {topic: numbers for topic, numbers in chosen.items() if numbers}
-
-
-def _stop_replica_topics(topics: Mapping[str, list[int]]) -> list[Any]:
-    topic_class = request_class(ApiKey.STOP_REPLICA).StopReplicaTopicV1
-    return [topic_class(name=topic, partition_indexes=numbers) for topic, numbers in topics.items()]
+    return [topic for topic in chosen if topic.partitions]

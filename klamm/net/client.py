@@ -14,7 +14,7 @@ What must stay true:
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,10 @@ from klamm.protocol.messages import (
     encode_request,
     parse_correlation_id,
     request_class,
+    response_steps,
 )
+from klamm.protocol.primitives import Steps
+from klamm.tasks import in_slices
 
 # How long a closed connection may take to send what was written before it is cut off.
 CLOSE_TIMEOUT_MS = 1_000
@@ -146,7 +149,18 @@ class Connection(FrameReader):
             if self._end is not None:
                 raise NotSent(*self._end.args)
             response = self._write(api_key, version, request, timeout_ms, expect_response)
-        return None if response is None else await response
+        if response is None:
+            return None
+        message = await response
+        return await self._decode_in_slices(message) if isinstance(message, Generator) else message
+
+    async def _decode_in_slices(self, steps: Steps[Any]) -> Any:
+        try:
+            return await in_slices(steps)
+        except InvalidFrame as error:
+            invalid = InvalidResponse(f"{self}: {error}")
+            self._abort(invalid)
+            raise _again(invalid) from None
 
     def version_of(self, api_key: ApiKey) -> int:
         """The highest version of an API that the broker and we have in common. Raises UnsupportedVersion."""
@@ -181,7 +195,10 @@ class Connection(FrameReader):
                 expected = self._pending[0].correlation_id if self._pending else "none"
                 raise InvalidFrame(f"a response to request {correlation_id}, expected is {expected}", 0)
             pending = self._pending[0]
-            response = decode_response(pending.api_key, pending.version, frame)
+            # A large one is decoded by who waits for it.
+            response = response_steps(pending.api_key, pending.version, frame) or decode_response(
+                pending.api_key, pending.version, frame
+            )
         except InvalidFrame as error:
             self._abort(InvalidResponse(f"{self}: {error}"))
             return

@@ -1,10 +1,10 @@
-"""What LeaderAndIsr and UpdateMetadata have in common: the states of partitions, topic by topic.
+"""What LeaderAndIsr, UpdateMetadata and StopReplica have in common: the states of partitions, topic by topic.
 
-The versions of both go the same way: first every partition names its topic, then partitions are grouped by topic, then
+The versions of all go the same way: first every partition names its topic, then partitions are grouped by topic, then
 the encoding is flexible, then topics have ids. `ControlTopics` is told from which version on; the layout of a partition
-is its user's.
+is its user's. Responses that name the topic with every partition's error are alike, too.
 
-What must stay true: large requests are read in steps, and a step is a tight loop over partitions. A topic and a state
+What must stay true: large messages are read in steps, and a step is a tight loop over partitions. A topic and a state
 are not changed once they were encoded: the encodings are kept with them.
 """
 
@@ -36,6 +36,8 @@ from klamm.protocol.primitives import (
 SHORT_ARRAY = 64
 
 _INT32 = struct.Struct(">i")
+_ERROR = struct.Struct(">ih")
+_FLEXIBLE_ERROR = struct.Struct(">ihB")
 
 
 class ControlState(Protocol):
@@ -80,17 +82,19 @@ class ControlTopics(Generic[Topic, State]):
     """Reads and writes the topics of one kind of request.
 
     The functions are the layout of a partition (without its topic's name): `read_state` and `encode_state` know every
-    version; `read_flexible_states` adds so many partitions of a flexible version to a list, as `_read_states` does.
-    `flexible_partition_bytes` is the least that a partition of a flexible version has.
+    version; `read_flexible_states` adds so many partitions of a flexible version to a list, as `_read_states` does for
+    who has no faster way (None). `partition_bytes` is the least that a partition has, and `flexible_partition_bytes`
+    the least that one of a flexible version has.
     """
 
     topic_class: Callable[[str, UUID | None, list[State]], Topic]
     read_state: Callable[[int, Buffer, int, list[int]], tuple[State, int]]
-    read_flexible_states: Callable[[int, Buffer, int, list[int], int, list[State]], int]
+    read_flexible_states: Callable[[int, Buffer, int, list[int], int, list[State]], int] | None
     encode_state: Callable[[int, State], bytes]
     grouped_from: int
     flexible_from: int
     topic_ids_from: int
+    partition_bytes: int
     flexible_partition_bytes: int
 
     def read(self, version: int, frame: Buffer, position: int, elements: list[int]) -> Steps[tuple[list[Topic], int]]:
@@ -104,8 +108,8 @@ class ControlTopics(Generic[Topic, State]):
     ) -> Steps[tuple[list[Topic], int]]:
         flexible = version >= self.flexible_from
         read_text = read_compact_string if flexible else read_string
-        read_states = self.read_flexible_states if flexible else self._read_states
-        partition_bytes = self.flexible_partition_bytes if flexible else 28
+        read_states = self.read_flexible_states if flexible and self.read_flexible_states else self._read_states
+        partition_bytes = self.flexible_partition_bytes if flexible else self.partition_bytes
         topics = []
         topic_count, position = read_count(frame, position, flexible)
         check_count(topic_count, 3 if flexible else 6, frame, position, elements)
@@ -137,7 +141,7 @@ class ControlTopics(Generic[Topic, State]):
         read_state = self.read_state
         topics: dict[str, Topic] = {}
         count, position = read_count(frame, position, False)
-        check_count(count, 30, frame, position, elements)
+        check_count(count, 2 + self.partition_bytes, frame, position, elements)
         for index in range(count):
             topic, position = read_string(frame, position)
             state, position = read_state(version, frame, position, elements)
@@ -202,3 +206,39 @@ class ControlTopics(Generic[Topic, State]):
                 encoded = state._encoded = (version, encode_state(version, state))
             encoded_states.append(encoded[1])
         return encoded_states
+
+
+def read_errors_by_name(
+    flexible: bool, frame: Buffer, position: int, elements: list[int]
+) -> Steps[tuple[dict[str, list[tuple[int, int]]], int]]:
+    """An array of (topic, partition, error code): by topic, and the position after it, in steps."""
+    read_text = read_compact_string if flexible else read_string
+    topics: dict[str, list[tuple[int, int]]] = {}
+    count, position = read_count(frame, position, flexible)
+    check_count(count, 8, frame, position, elements)
+    for index in range(count):
+        topic, position = read_text(frame, position)
+        error: tuple[int, int] = _ERROR.unpack_from(frame, position)
+        position += _ERROR.size
+        if flexible:
+            position = skip_tagged_fields(frame, position, elements)
+        errors = topics.get(topic)
+        if errors is None:
+            errors = topics[topic] = []
+        errors.append(error)
+        if index % PARTITIONS_PER_STEP == PARTITIONS_PER_STEP - 1:
+            yield
+    return topics, position
+
+
+def encode_errors_by_name(flexible: bool, topics: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> list[bytes]:
+    """The parts of what `read_errors_by_name` reads."""
+    parts = [length_prefix(sum(len(errors) for _, errors in topics), flexible)]
+    for topic, errors in topics:
+        if flexible:
+            name, pack = compact_string(topic), _FLEXIBLE_ERROR.pack
+            parts += [name + pack(partition, error_code, 0) for partition, error_code in errors]
+        else:
+            name, pack = string(topic), _ERROR.pack
+            parts += [name + pack(partition, error_code) for partition, error_code in errors]
+    return parts

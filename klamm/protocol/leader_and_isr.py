@@ -18,8 +18,16 @@ from typing import NamedTuple
 from uuid import UUID
 
 from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS
-from klamm.protocol.control_topics import SHORT_ARRAY, ControlTopic, ControlTopics, complaints_about
+from klamm.protocol.control_topics import (
+    SHORT_ARRAY,
+    ControlTopic,
+    ControlTopics,
+    complaints_about,
+    encode_errors_by_name,
+    read_errors_by_name,
+)
 from klamm.protocol.primitives import (
+    PARTITIONS_PER_STEP,
     Buffer,
     Steps,
     check_count,
@@ -50,6 +58,7 @@ _HEAD_V2 = struct.Struct(">iiq")
 _HEAD_V5 = struct.Struct(">iiqb")
 _STATE_HEAD = struct.Struct(">iiii")
 _ERROR = struct.Struct(">ih")
+_FLEXIBLE_ERROR = struct.Struct(">ihB")
 
 
 @dataclass(slots=True)
@@ -315,6 +324,7 @@ _TOPICS = ControlTopics(
     GROUPED_FROM,
     FLEXIBLE_FROM,
     TOPIC_IDS_FROM,
+    partition_bytes=28,
     flexible_partition_bytes=26,
 )
 encode_topic = _TOPICS.encode_topic
@@ -326,14 +336,24 @@ encode_states = _TOPICS.encode_states
 
 def response_decoder(version: int) -> Callable[[Buffer, int], LeaderAndIsrResponse]:
     """A function (frame, position of the body) -> response; it raises InvalidFrame for anything else."""
-    flexible = version >= FLEXIBLE_FROM
-    read_topics = _read_errors_by_id if version >= TOPIC_IDS_FROM else _read_errors_by_name
+    decode = response_steps(version)
+    return lambda frame, position: in_one_go(decode(frame, position))
 
-    def decode(frame: Buffer, position: int) -> LeaderAndIsrResponse:
+
+def response_steps(version: int) -> Callable[[Buffer, int], Steps[LeaderAndIsrResponse]]:
+    """What `response_decoder` makes, in steps of `PARTITIONS_PER_STEP`."""
+    flexible = version >= FLEXIBLE_FROM
+
+    def decode(frame: Buffer, position: int) -> Steps[LeaderAndIsrResponse]:
         elements = [CONTROLLER_MAX_ELEMENTS]
         with complaints_about("LeaderAndIsrResponse", lambda: position):
             response = LeaderAndIsrResponse(*_INT16.unpack_from(frame, position))
-            response.topics, position = read_topics(flexible, frame, position + 2, elements)
+            position += 2
+            if version >= TOPIC_IDS_FROM:
+                response.topics, position = yield from _read_errors_by_id(frame, position, elements)
+            else:
+                errors, position = yield from read_errors_by_name(flexible, frame, position, elements)
+                response.topics = [LeaderAndIsrTopicErrors(topic, None, of_topic) for topic, of_topic in errors.items()]
             if flexible:
                 position = skip_tagged_fields(frame, position, elements)
             check_end(frame, position)
@@ -343,63 +363,41 @@ def response_decoder(version: int) -> Callable[[Buffer, int], LeaderAndIsrRespon
 
 
 def _read_errors_by_id(
-    flexible: bool, frame: Buffer, position: int, elements: list[int]
-) -> tuple[list[LeaderAndIsrTopicErrors], int]:
+    frame: Buffer, position: int, elements: list[int]
+) -> Steps[tuple[list[LeaderAndIsrTopicErrors], int]]:
     topics = []
-    topic_count, position = read_count(frame, position, flexible)
+    topic_count, position = read_count(frame, position, True)
     check_count(topic_count, 18, frame, position, elements)
+    left_in_step = PARTITIONS_PER_STEP
     for _ in range(topic_count):
         topic_id, position = read_uuid(frame, position)
-        count, position = read_count(frame, position, flexible)
+        count, position = read_count(frame, position, True)
         check_count(count, 7, frame, position, elements)
         partitions: list[tuple[int, int]] = []
         for _ in range(count):
-            partition, error_code = _ERROR.unpack_from(frame, position)
-            partitions.append((partition, error_code))
+            partitions.append(_ERROR.unpack_from(frame, position))
             position = skip_tagged_fields(frame, position + _ERROR.size, elements)
+            left_in_step -= 1
+            if not left_in_step:
+                yield
+                left_in_step = PARTITIONS_PER_STEP
         position = skip_tagged_fields(frame, position, elements)
         topics.append(LeaderAndIsrTopicErrors("", topic_id, partitions))
     return topics, position
 
 
-def _read_errors_by_name(
-    flexible: bool, frame: Buffer, position: int, elements: list[int]
-) -> tuple[list[LeaderAndIsrTopicErrors], int]:
-    read_text = read_compact_string if flexible else read_string
-    topics: dict[str, LeaderAndIsrTopicErrors] = {}
-    count, position = read_count(frame, position, flexible)
-    check_count(count, 8, frame, position, elements)
-    for _ in range(count):
-        topic, position = read_text(frame, position)
-        partition, error_code = _ERROR.unpack_from(frame, position)
-        position += _ERROR.size
-        if flexible:
-            position = skip_tagged_fields(frame, position, elements)
-        topics.setdefault(topic, LeaderAndIsrTopicErrors(topic, None, [])).partitions.append((partition, error_code))
-    return list(topics.values()), position
-
-
 def encode_response(version: int, response: LeaderAndIsrResponse) -> list[Buffer]:
     """The response's body. From version 5 on every topic must have its id: it stands for the name."""
     flexible = version >= FLEXIBLE_FROM
-    body = bytearray(_INT16.pack(response.error_code))
+    parts = [_INT16.pack(response.error_code)]
     if version >= TOPIC_IDS_FROM:
-        body += length_prefix(len(response.topics), True)
+        parts.append(length_prefix(len(response.topics), True))
         for topic in response.topics:
-            body += uuid_bytes(topic.topic_id)
-            body += length_prefix(len(topic.partitions), True)
-            for partition, error_code in topic.partitions:
-                body += _ERROR.pack(partition, error_code)
-                body.append(0)
-            body.append(0)
+            parts += (uuid_bytes(topic.topic_id), length_prefix(len(topic.partitions), True))
+            parts += [_FLEXIBLE_ERROR.pack(partition, error_code, 0) for partition, error_code in topic.partitions]
+            parts.append(b"\0")
     else:
-        body += length_prefix(sum(len(topic.partitions) for topic in response.topics), flexible)
-        for topic in response.topics:
-            name = compact_string(topic.topic) if flexible else string(topic.topic)
-            for partition, error_code in topic.partitions:
-                body += name + _ERROR.pack(partition, error_code)
-                if flexible:
-                    body.append(0)
+        parts += encode_errors_by_name(flexible, [(topic.topic, topic.partitions) for topic in response.topics])
     if flexible:
-        body.append(0)
-    return [body]
+        parts.append(b"\0")
+    return [b"".join(parts)]

@@ -1,9 +1,9 @@
 """The one door to Kafka's messages: frames in, messages out, and the other way round, for every API and version.
 
 Most message classes are kafka-python's; the inter-broker ones are made from our own schemas (`schemas/`). Hand-written
-messages and codecs have Produce and Fetch, which carry the records (`produce.py`, `fetch.py`), and LeaderAndIsr and
-UpdateMetadata, which carry the state of every partition (`leader_and_isr.py`, `update_metadata.py`). Everything is
-decoded strictly (`strict.py`), requests and responses alike.
+messages and codecs have Produce and Fetch, which carry the records (`produce.py`, `fetch.py`), and LeaderAndIsr,
+UpdateMetadata and StopReplica, which carry the state of every partition (`leader_and_isr.py`, `update_metadata.py`,
+`stop_replica.py`). Everything is decoded strictly (`strict.py`), requests and responses alike.
 
 What must stay true:
 - Nothing outside `klamm.protocol` imports kafka-python.
@@ -20,8 +20,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from klamm.protocol import fetch, leader_and_isr, produce, schemas, update_metadata
-from klamm.protocol.api_keys import ADVERTISED_MAX, ADVERTISED_MIN, CONTROLLER_MAX_ELEMENTS, FLEXIBLE_FROM, ApiKey
+from klamm.protocol import fetch, leader_and_isr, produce, schemas, stop_replica, update_metadata
+from klamm.protocol.api_keys import ADVERTISED_MAX, ADVERTISED_MIN, FLEXIBLE_FROM, ApiKey
 from klamm.protocol.primitives import (
     Buffer,
     InvalidFrame,
@@ -48,6 +48,7 @@ __all__ = [
     "request_class",
     "request_steps",
     "response_class",
+    "response_steps",
 ]
 
 # A response is only decoded from a broker that we chose to ask, and of a size that we chose to accept.
@@ -67,11 +68,13 @@ _OWN_CODECS: dict[ApiKey, ModuleType] = {
     ApiKey.PRODUCE: produce,
     ApiKey.FETCH: fetch,
     ApiKey.LEADER_AND_ISR: leader_and_isr,
+    ApiKey.STOP_REPLICA: stop_replica,
     ApiKey.UPDATE_METADATA: update_metadata,
 }
-# Their requests can hold the state of every partition.
-_IN_STEPS = (ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA)
-_UNSUPPORTED_VERSION = 35
+# They can hold the state of every partition.
+_REQUESTS_IN_STEPS = (ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA)
+_RESPONSES_IN_STEPS = (ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA)
+_UNSUPPORTED_VERSION = b"\0\x23"
 
 _LIBRARY = (
     "kafka.protocol.metadata",
@@ -171,11 +174,10 @@ def _request_decoder(api_key: ApiKey, version: int) -> Decoder:
     if api_key in _OWN_CODECS:
         decoder: Decoder = _OWN_CODECS[api_key].request_decoder(version)
         return decoder
-    maximum = CONTROLLER_MAX_ELEMENTS if api_key is ApiKey.STOP_REPLICA else MAX_ELEMENTS
     # librdkafka (2.16 still) asks for all topics with three bytes too many: the place it had kept for a four-byte
     # count. Kafka ignores what follows a request, so its users never noticed; `kcat -L` must work here too.
     surplus_bytes = 3 if api_key is ApiKey.METADATA and version >= FLEXIBLE_FROM[api_key] else 0
-    return compile_decoder(request_class(api_key), version, maximum, surplus_bytes)
+    return compile_decoder(request_class(api_key), version, MAX_ELEMENTS, surplus_bytes)
 
 
 @cache
@@ -226,7 +228,7 @@ def decode_request(api_key: ApiKey, version: int, frame: Buffer, position: int) 
 def request_steps(api_key: ApiKey, version: int, frame: Buffer, position: int) -> Steps[Any] | None:
     """As `decode_request`, in steps; None for an API whose requests are never large enough for that."""
     _check_version(api_key, version)
-    return _OWN_CODECS[api_key].request_steps(version)(frame, position) if api_key in _IN_STEPS else None
+    return _OWN_CODECS[api_key].request_steps(version)(frame, position) if api_key in _REQUESTS_IN_STEPS else None
 
 
 def encode_request(
@@ -265,12 +267,27 @@ def decode_response(api_key: ApiKey, version: int, frame: Buffer) -> Any:
 
     A broker that does not know our version of ApiVersions answers in version 0, with UNSUPPORTED_VERSION.
     """
-    try:
-        position = 4
-        if response_header_version(api_key, version):
-            position = skip_tagged_fields(frame, 4, [_HEADER_MAX_TAGS])
-        elif api_key == ApiKey.API_VERSIONS and struct.unpack_from(">h", frame, 4)[0] == _UNSUPPORTED_VERSION:
-            version = 0
-    except (struct.error, IndexError):
-        raise InvalidFrame("the frame ends within the header", len(frame), "response header") from None
+    position = _response_body_position(api_key, version, frame)
+    if api_key == ApiKey.API_VERSIONS and frame[position : position + 2] == _UNSUPPORTED_VERSION:
+        version = 0
     return _response_decoder(api_key, version)(frame, position)
+
+
+def response_steps(api_key: ApiKey, version: int, frame: Buffer) -> Steps[Any] | None:
+    """As `decode_response`, in steps; None for an API whose responses are never large enough for that."""
+    if api_key not in _RESPONSES_IN_STEPS:
+        return None
+    _check_version(api_key, version)
+    steps: Steps[Any] = _OWN_CODECS[api_key].response_steps(version)(
+        frame, _response_body_position(api_key, version, frame)
+    )
+    return steps
+
+
+def _response_body_position(api_key: ApiKey, version: int, frame: Buffer) -> int:
+    if response_header_version(api_key, version) == 0:
+        return 4
+    try:
+        return skip_tagged_fields(frame, 4, [_HEADER_MAX_TAGS])
+    except IndexError:
+        raise InvalidFrame("the frame ends within the header", len(frame), "response header") from None

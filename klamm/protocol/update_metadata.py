@@ -337,6 +337,7 @@ _TOPICS = ControlTopics(
     GROUPED_FROM,
     FLEXIBLE_FROM,
     TOPIC_IDS_FROM,
+    partition_bytes=28,
     flexible_partition_bytes=24,
 )
 encode_topic = _TOPICS.encode_topic

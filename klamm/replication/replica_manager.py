@@ -13,7 +13,7 @@ What the controller says is in `state_changes.py`, the rules of one partition ar
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
@@ -22,6 +22,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
 from klamm.protocol.primitives import Steps
+from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.purgatory import Purgatory
 from klamm.replication.delayed_operations import (
@@ -163,10 +164,10 @@ class ReplicaManager:
         return response
 
     async def stop_replicas(
-        self, version: int, request: Any, correlation_id: int = 0
+        self, request: StopReplicaRequest, correlation_id: int = 0
     ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
         """As `StateChanges.stop_replicas`."""
-        return await self._state_changes.stop_replicas(version, request, correlation_id)
+        return await self._state_changes.stop_replicas(request, correlation_id)
 
     async def update_metadata(
         self, request: UpdateMetadataRequest, apply: Callable[[], Steps[T]], correlation_id: int = 0

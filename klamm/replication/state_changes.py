@@ -17,7 +17,7 @@ Source: kafka.server.ReplicaManager.
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -28,6 +28,7 @@ from klamm.protocol.leader_and_isr import (
     LeaderAndIsrTopicErrors,
 )
 from klamm.protocol.primitives import Steps
+from klamm.protocol.stop_replica import NO_EPOCH, StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.replication.fetch_state import InitialFetchState
 from klamm.replication.hosted_partitions import HostedPartitions, WantedLog
@@ -38,10 +39,6 @@ from klamm.tasks import in_slices
 from klamm.znodes.topics import TopicPartition, is_legal_topic_name
 
 T = TypeVar("T")
-
-# Leader epochs of StopReplica: the topic is being deleted; the controller does not say (old versions).
-EPOCH_DURING_DELETE = -2
-NO_EPOCH = -1
 
 SLICE_MS = 10
 
@@ -297,7 +294,7 @@ class StateChanges:
     # -- StopReplica ----------------------------------------------------------------------------------------------
 
     async def stop_replicas(
-        self, version: int, request: Any, correlation_id: int = 0
+        self, request: StopReplicaRequest, correlation_id: int = 0
     ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
         """Ends this broker's part in partitions; with their logs where it says so.
 
@@ -306,7 +303,7 @@ class StateChanges:
         async with self._lock:
             lines = self._lines.stop_replica(Origin(correlation_id, request.controller_id, request.controller_epoch))
             try:
-                return await self._stop_replicas(request.controller_epoch, _stops(version, request), lines)
+                return await self._stop_replicas(request.controller_epoch, _stops(request), lines)
             finally:
                 lines.flush()
 
@@ -414,21 +411,10 @@ def _response(
     )
 
 
-def _stops(version: int, request: Any) -> dict[TopicPartition, tuple[int, bool]]:
+def _stops(request: StopReplicaRequest) -> dict[TopicPartition, tuple[int, bool]]:
     """Partition -> (leader epoch, whether to delete it)."""
-    if version == 0:
-        return {
-            (partition.topic_name, partition.partition_index): (NO_EPOCH, request.delete_partitions)
-            for partition in request.ungrouped_partitions
-        }
-    if version <= 2:
-        return {
-            (topic.name, partition): (NO_EPOCH, request.delete_partitions)
-            for topic in request.topics
-            for partition in topic.partition_indexes
-        }
     return {
-        (topic.topic_name, state.partition_index): (state.leader_epoch, state.delete_partition)
-        for topic in request.topic_states
-        for state in topic.partition_states
+        (topic.topic, state.partition): (state.leader_epoch, state.delete)
+        for topic in request.topics
+        for state in topic.partitions
     }

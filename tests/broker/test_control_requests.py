@@ -18,6 +18,7 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponsePartition
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest, LeaderAndIsrTopic
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.protocol.update_metadata import (
     LEADER_DURING_DELETE,
     UpdateMetadataBroker,
@@ -59,25 +60,10 @@ class Controller:
     async def stop_replica(
         self, topic: str, leader_epoch: int = -1, version: int = 3, *, delete: bool = False
     ) -> tuple[int, list[int]]:
-        request = messages.request_class(ApiKey.STOP_REPLICA)
-        fields: dict[str, Any] = {"controller_id": 0, "controller_epoch": self.epoch}
-        if version > 0:
-            fields["broker_epoch"] = self.broker_epoch
-        if version < 3:
-            fields["delete_partitions"] = delete
-        if version == 0:
-            partition = request.StopReplicaPartitionV0(topic_name=topic, partition_index=0)
-            fields["ungrouped_partitions"] = [partition]
-        elif version < 3:
-            fields["topics"] = [request.StopReplicaTopicV1(name=topic, partition_indexes=[0])]
-        else:
-            of_topic = request.StopReplicaTopicState
-            state = of_topic.StopReplicaPartitionState(
-                partition_index=0, leader_epoch=leader_epoch, delete_partition=delete
-            )
-            fields["topic_states"] = [of_topic(topic_name=topic, partition_states=[state])]
-        response = await self.client.ask(ApiKey.STOP_REPLICA, version, **fields)
-        return response.error_code, [one.error_code for one in response.partition_errors]
+        state = StopReplicaPartitionState(0, leader_epoch, delete)
+        body = StopReplicaRequest(0, self.epoch, self.broker_epoch, [StopReplicaTopic(topic, None, [state])])
+        response = await self.client.request(ApiKey.STOP_REPLICA, version, body)
+        return response.error_code, [code for errors in response.topics.values() for _, code in errors]
 
 
 async def leader_epoch(client: Client, topic: str) -> int | None:

@@ -19,6 +19,7 @@ from klamm.protocol.leader_and_isr import LeaderAndIsrRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 
 # -- the road of the records
@@ -784,7 +785,7 @@ def every_request() -> dict[ApiKey, Any]:
     altered_a_bit = request[ApiKey.INCREMENTAL_ALTER_CONFIGS].AlterConfigsResource
     return {
         ApiKey.LEADER_AND_ISR: LeaderAndIsrRequest(0, 1),
-        ApiKey.STOP_REPLICA: {"controller_id": 0, "controller_epoch": 1, "topic_states": []},
+        ApiKey.STOP_REPLICA: StopReplicaRequest(0, 1),
         ApiKey.UPDATE_METADATA: UpdateMetadataRequest(0, 1),
         ApiKey.CONTROLLED_SHUTDOWN: {"broker_id": 0},
         ApiKey.ALTER_ISR: {"broker_id": 0, "topics": []},
@@ -830,6 +831,8 @@ def every_request() -> dict[ApiKey, Any]:
 
 def error_codes(answer: Any) -> set[int]:
     """Every error code other than NONE in a response, however deep: message classes, dataclasses, named tuples."""
+    if isinstance(answer, dict):
+        answer = list(answer.values())
     if isinstance(answer, list) or type(answer) is tuple:
         return set().union(*map(error_codes, answer))
     if isinstance(answer, str | bytes | int | memoryview | set | None):

@@ -19,7 +19,8 @@ from klamm.metrics import Histogram
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse, LeaderAndIsrTopicErrors
-from klamm.protocol.messages import request_class, response_class
+from klamm.protocol.messages import request_class
+from klamm.protocol.stop_replica import StopReplicaResponse
 from klamm.protocol.update_metadata import UpdateMetadataResponse
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.controller_store import ControllerStore
@@ -293,19 +294,15 @@ class Scene:
             return UpdateMetadataResponse()
         if api_key is ApiKey.LEADER_AND_ISR:
             return LeaderAndIsrResponse(0, self._leader_and_isr_errors(broker_id, body))
-        response = response_class(ApiKey.STOP_REPLICA)
-        return response(
-            version=3,
-            error_code=0,
-            partition_errors=[
-                response.StopReplicaPartitionError(
-                    topic_name=topic.topic_name,
-                    partition_index=partition.partition_index,
-                    error_code=self._stop_replica_error(broker_id, (topic.topic_name, partition.partition_index)),
-                )
-                for topic in body.topic_states
-                for partition in topic.partition_states
-            ],
+        return StopReplicaResponse(
+            0,
+            {
+                topic.topic: [
+                    (state.partition, self._stop_replica_error(broker_id, (topic.topic, state.partition)))
+                    for state in topic.partitions
+                ]
+                for topic in body.topics
+            },
         )
 
     def _leader_and_isr_errors(self, broker_id: int, body: LeaderAndIsrRequest) -> list[LeaderAndIsrTopicErrors]:

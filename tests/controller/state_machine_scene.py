@@ -72,14 +72,10 @@ class Batch:
 
     @staticmethod
     def _states(request: Request) -> Iterable[tuple[TopicPartition, Any]]:
-        if request.api_key == ApiKey.STOP_REPLICA:
-            for topic in request.body.topic_states:
-                for state in topic.partition_states:
-                    yield (topic.topic_name, state.partition_index), (state.leader_epoch, state.delete_partition)
-        else:
-            for topic in request.body.topics:
-                for state in topic.partitions:
-                    yield (topic.topic, state.partition), state
+        for topic in request.body.topics:
+            for state in topic.partitions:
+                said = (state.leader_epoch, state.delete) if request.api_key == ApiKey.STOP_REPLICA else state
+                yield (topic.topic, state.partition), said
 
     @property
     def leader_and_isr(self) -> dict[int, dict[TopicPartition, Any]]:

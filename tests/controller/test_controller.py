@@ -27,9 +27,9 @@ def summary(sent: list[Sent]) -> list[tuple[int, str, Any]]:
     for request in sent:
         if request.api_key is ApiKey.STOP_REPLICA:
             told = [
-                (topic.topic_name, partition.partition_index, partition.delete_partition)
-                for topic in request.body.topic_states
-                for partition in topic.partition_states
+                (topic.topic, state.partition, state.delete)
+                for topic in request.body.topics
+                for state in topic.partitions
             ]
         else:
             told = [

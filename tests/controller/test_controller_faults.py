@@ -9,7 +9,7 @@ from controller_scene import Scene, play
 
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.messages import response_class
+from klamm.protocol.stop_replica import StopReplicaResponse
 from klamm.znodes.brokers import broker_path
 from klamm.znodes.topics import TopicAssignment, topic_path
 from klamm.zookeeper.errors import BadArguments
@@ -28,7 +28,7 @@ def test_a_refusal_that_names_no_partition_ends_a_deletion(
 
         def refuse(broker_id: int, api_key: ApiKey, body: Any) -> Any:
             if api_key is ApiKey.STOP_REPLICA and broker_id == 2:
-                return response_class(ApiKey.STOP_REPLICA)(version=3, error_code=code, partition_errors=[])
+                return StopReplicaResponse(code)
             return answer(broker_id, api_key, body)
 
         monkeypatch.setattr(scene, "response", refuse)

@@ -148,9 +148,9 @@ def test_kafka_13972_who_is_stopped_by_a_cancellation_has_an_older_epoch(tmp_pat
             state.leader_epoch
             for sent in scene.take()
             if sent.api_key is ApiKey.STOP_REPLICA and sent.receiver == 3
-            for topic in sent.body.topic_states
-            for state in topic.partition_states
-            if state.delete_partition
+            for topic in sent.body.topics
+            for state in topic.partitions
+            if state.delete
         ]
         assert len(stops) == 1
         assert stops[0] > max(told)

@@ -1,7 +1,7 @@
 """What the brokers are told, in which order, and with what in it."""
 
 import logging
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -12,6 +12,7 @@ from klamm.log_lines import STATE_CHANGE_LOGGER, TRACE
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LiveLeader
 from klamm.protocol.messages import encode_request
+from klamm.protocol.stop_replica import StopReplicaResponse
 from klamm.protocol.update_metadata import (
     UpdateMetadataBroker,
     UpdateMetadataEndpoint,
@@ -214,7 +215,8 @@ def test_before_2_6_deletions_are_requests_of_their_own(protocol: str, version: 
     batch.send_requests_to_brokers(EPOCH)
 
     def content(body: Any) -> tuple[bool, dict[str, list[int]]]:
-        return body.delete_partitions, {topic.name: topic.partition_indexes for topic in body.topics}
+        [delete] = {state.delete for topic in body.topics for state in topic.partitions}
+        return delete, {topic.topic: [state.partition for state in topic.partitions] for topic in body.topics}
 
     assert [(request.broker_id, *content(request.body)) for request in collected.sent] == [
         (1, True, {"t": [1], "u": [0]}),
@@ -265,17 +267,6 @@ def test_every_request_leaves_a_record_and_with_trace_a_line_for_each_partition(
 # -- answers ----------------------------------------------------------------------------------------------------------
 
 
-class PartitionError(NamedTuple):
-    topic_name: str
-    partition_index: int
-    error_code: int
-
-
-class StopReplicaResponse(NamedTuple):
-    error_code: int
-    partition_errors: list[PartitionError]
-
-
 def test_answers_name_the_broker_that_gave_them() -> None:
     _, collected = batch_of(1)
     collected.batch.add_leader_and_isr_request_for_brokers((1,), T0, STATE, ASSIGNMENT, is_new=False)
@@ -293,7 +284,7 @@ def test_of_a_stop_only_deletions_of_topics_that_are_being_deleted_are_heard() -
     collected.batch.send_requests_to_brokers(EPOCH)
     on_response = collected.sent[0].on_response
     assert on_response is not None
-    answer = StopReplicaResponse(0, [PartitionError("t", 0, 56), PartitionError("t", 1, 0), PartitionError("u", 0, 0)])
+    answer = StopReplicaResponse(0, {"t": [(0, 56), (1, 0)], "u": [(0, 0)]})
     on_response(answer)
     assert collected.responses == []
     context.begin_topic_deletion(["t"])

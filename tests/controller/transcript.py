@@ -359,10 +359,9 @@ def _assignment(assignment: TopicAssignment) -> str:
 def _partitions(api_key: ApiKey, body: Any) -> list[str]:
     if api_key is ApiKey.STOP_REPLICA:
         return [
-            f"{topic.topic_name}-{state.partition_index} epoch {state.leader_epoch}"
-            + (", delete" if state.delete_partition else "")
-            for topic in body.topic_states
-            for state in topic.partition_states
+            f"{topic.topic}-{state.partition} epoch {state.leader_epoch}" + (", delete" if state.delete else "")
+            for topic in body.topics
+            for state in topic.partitions
         ]
     told = []
     for topic in body.topics:

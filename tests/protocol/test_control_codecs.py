@@ -1,4 +1,4 @@
-"""The hand-written codecs of LeaderAndIsr and UpdateMetadata, against their schemas in every version."""
+"""The hand-written codecs of LeaderAndIsr, UpdateMetadata and StopReplica, against their schemas in every version."""
 
 import random
 import uuid
@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.protocol import leader_and_isr, messages, update_metadata
+from klamm.protocol import leader_and_isr, messages, stop_replica, update_metadata
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.leader_and_isr import (
     LeaderAndIsrPartitionState,
@@ -20,6 +20,12 @@ from klamm.protocol.leader_and_isr import (
 )
 from klamm.protocol.messages import InvalidFrame
 from klamm.protocol.primitives import PARTITIONS_PER_STEP
+from klamm.protocol.stop_replica import (
+    StopReplicaPartitionState,
+    StopReplicaRequest,
+    StopReplicaResponse,
+    StopReplicaTopic,
+)
 from klamm.protocol.update_metadata import (
     UpdateMetadataBroker,
     UpdateMetadataEndpoint,
@@ -31,6 +37,7 @@ from klamm.protocol.update_metadata import (
 
 LEADER_AND_ISR_VERSIONS = range(6)
 UPDATE_METADATA_VERSIONS = range(8)
+STOP_REPLICA_VERSIONS = range(4)
 NAMES = ["a", "topic-ü", "x" * 249]
 LISTENERS = ["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 
@@ -344,6 +351,117 @@ def test_version_0_of_update_metadata_knows_plaintext_only():
         )
 
 
+# -- StopReplica ------------------------------------------------------------------------------------------------------
+
+
+def stop_replica_request(rng, version):
+    """Before version 3 all partitions of a request are deleted, or none, and no epoch is known."""
+    delete_all = rng.choice([False, True])
+
+    def state(rng):
+        if version < 3:
+            return StopReplicaPartitionState(integer(rng), -1, delete_all)
+        return StopReplicaPartitionState(integer(rng), integer(rng), rng.choice([False, True]))
+
+    return StopReplicaRequest(
+        integer(rng),
+        integer(rng),
+        integer(rng, 63) if version >= 1 else -1,
+        topics(rng, StopReplicaTopic, False, state, version < 1),
+    )
+
+
+def schema_stop_replica_request(version, request):
+    cls = schema_class(ApiKey.STOP_REPLICA, "Request")
+    ungrouped_class = struct_class(cls, "ungrouped_partitions")
+    old_topic_class = struct_class(cls, "topics")
+    topic_class = struct_class(cls, "topic_states")
+    state_class = struct_class(topic_class, "partition_states")
+    states = [(topic.topic, state) for topic in request.topics for state in topic.partitions]
+    return cls(
+        version=version,
+        controller_id=request.controller_id,
+        controller_epoch=request.controller_epoch,
+        broker_epoch=request.broker_epoch,
+        delete_partitions=any(state.delete for _, state in states),
+        ungrouped_partitions=[
+            ungrouped_class(version=version, topic_name=topic, partition_index=state.partition)
+            for topic, state in states
+            if version == 0
+        ],
+        topics=[
+            old_topic_class(
+                version=version, name=topic.topic, partition_indexes=[state.partition for state in topic.partitions]
+            )
+            for topic in request.topics
+            if version in (1, 2)
+        ],
+        topic_states=[
+            topic_class(
+                version=version,
+                topic_name=topic.topic,
+                partition_states=[
+                    state_class(
+                        version=version,
+                        partition_index=state.partition,
+                        leader_epoch=state.leader_epoch,
+                        delete_partition=state.delete,
+                    )
+                    for state in topic.partitions
+                ],
+            )
+            for topic in request.topics
+            if version == 3
+        ],
+    )
+
+
+@pytest.mark.parametrize("version", STOP_REPLICA_VERSIONS)
+def test_stop_replica_request(version):
+    rng = random.Random(version)
+    for _ in range(50):
+        request = stop_replica_request(rng, version)
+        body = bytes(schema_stop_replica_request(version, request).encode(version=version))
+        assert joined(stop_replica.encode_request(version, request)) == body
+        assert messages.decode_request(ApiKey.STOP_REPLICA, version, bytearray(b"123" + body), 3) == request
+        refuses_changes(lambda data: messages.decode_request(ApiKey.STOP_REPLICA, version, data, 0), body, rng)
+
+
+@pytest.mark.parametrize("version", STOP_REPLICA_VERSIONS)
+def test_stop_replica_response(version):
+    rng = random.Random(version)
+    decode = stop_replica.response_decoder(version)
+    cls = schema_class(ApiKey.STOP_REPLICA, "Response")
+    error_class = struct_class(cls, "partition_errors")
+    for _ in range(50):
+        errors = {
+            name: [(integer(rng), integer(rng, 15)) for _ in range(rng.choice([1, 4]))]
+            for name in NAMES[: rng.randrange(4)]
+        }
+        response = StopReplicaResponse(integer(rng, 15), errors)
+        schema = cls(
+            version=version,
+            error_code=response.error_code,
+            partition_errors=[
+                error_class(version=version, topic_name=topic, partition_index=partition, error_code=code)
+                for topic, of_topic in errors.items()
+                for partition, code in of_topic
+            ],
+        )
+        body = bytes(schema.encode(version=version))
+        assert joined(stop_replica.encode_response(version, response)) == body
+        assert decode(bytearray(b"12345" + body), 5) == response
+        refuses_changes(lambda data: decode(data, 0), body, rng)
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_an_old_stop_replica_deletes_all_or_none(version):
+    states = [StopReplicaPartitionState(0, -1, True), StopReplicaPartitionState(1, -1, False)]
+    request = StopReplicaRequest(1, 2, topics=[StopReplicaTopic("t", None, states)])
+    with pytest.raises(ValueError, match=f"version {version} deletes all partitions or none, not some"):
+        stop_replica.encode_request(version, request)
+
+
 # -- shared encodings -------------------------------------------------------------------------------------------------
 
 
@@ -381,6 +499,10 @@ def test_a_partitions_state_is_encoded_once_per_version():
     + [
         (ApiKey.UPDATE_METADATA, version, update_metadata_request, schema_update_metadata_request)
         for version in UPDATE_METADATA_VERSIONS
+    ]
+    + [
+        (ApiKey.STOP_REPLICA, version, stop_replica_request, schema_stop_replica_request)
+        for version in STOP_REPLICA_VERSIONS
     ],
 )
 def test_whole_frames(api_key, version, request_message, make):
@@ -393,7 +515,7 @@ def test_whole_frames(api_key, version, request_message, make):
     assert messages.decode_request(api_key, version, frame[4:], header.body_position) == request
 
 
-# -- both -------------------------------------------------------------------------------------------------------------
+# -- all --------------------------------------------------------------------------------------------------------------
 
 
 def refuses_changes(decode, body, rng):
@@ -412,7 +534,11 @@ def refuses_changes(decode, body, rng):
             assert "at byte" in str(error) and error.path
 
 
-@given(st.sampled_from([ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA]), st.integers(0, 7), st.binary(max_size=200))
+@given(
+    st.sampled_from([ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA, ApiKey.STOP_REPLICA]),
+    st.integers(0, 7),
+    st.binary(max_size=200),
+)
 def test_garbage_is_refused_or_read_back_as_written(api_key, version, data):
     version = min(version, messages.ADVERTISED_MAX[api_key])
     try:
@@ -424,12 +550,40 @@ def test_garbage_is_refused_or_read_back_as_written(api_key, version, data):
     assert messages.decode_request(api_key, version, body, 0) == request
 
 
+@given(
+    st.sampled_from(
+        [(leader_and_isr, version) for version in LEADER_AND_ISR_VERSIONS]
+        + [(stop_replica, version) for version in STOP_REPLICA_VERSIONS]
+    ),
+    st.binary(max_size=200),
+)
+def test_a_garbage_response_is_refused_or_read_back_as_written(codec_and_version, data):
+    codec, version = codec_and_version
+    decode = codec.response_decoder(version)
+    try:
+        response = decode(data, 0)
+    except InvalidFrame as error:
+        assert "at byte" in str(error) and error.path
+        return
+    assert decode(joined(codec.encode_response(version, response)), 0) == response
+
+
 STATE = bytes(16)  # partition, controller epoch, leader, leader epoch
 
 
 @pytest.mark.parametrize(
     ("api_key", "version", "body", "complaint"),
     [
+        (ApiKey.STOP_REPLICA, 0, bytes(9) + b"\xff\xff\xff\xff", "null where an array is required"),
+        (ApiKey.STOP_REPLICA, 0, bytes(9) + b"\x80\0\0\0", "a count of -2147483648"),
+        (ApiKey.STOP_REPLICA, 0, bytes(9) + b"\x7f\xff\xff\xff", "2147483647 elements"),
+        (ApiKey.STOP_REPLICA, 0, bytes(9) + b"\0\0\0\1\xff\xff" + bytes(4), "null where text is required"),
+        (ApiKey.STOP_REPLICA, 0, bytes(9) + b"\0\0\0\1\xff\xfe" + bytes(4), "a length of -2"),
+        (ApiKey.STOP_REPLICA, 0, bytes(3), "the frame ends within a field"),
+        (ApiKey.STOP_REPLICA, 1, bytes(17) + b"\0\0\0\1\0\1t\0\0\0\2" + bytes(7), "2 elements, but 7 bytes"),
+        (ApiKey.STOP_REPLICA, 2, bytes(17) + b"\2\2t\0\0", "null where an array is required"),
+        (ApiKey.STOP_REPLICA, 3, bytes(16) + b"\xff\xff\xff\xff\x0f", "4294967294 elements, but 0 bytes"),
+        (ApiKey.STOP_REPLICA, 3, bytes(16) + b"\2\2t\2" + bytes(8), "the frame ends within a field"),
         (ApiKey.LEADER_AND_ISR, 1, bytes(8) + b"\xff\xff\xff\xff", "null where an array is required"),
         (ApiKey.LEADER_AND_ISR, 1, bytes(8) + b"\x7f\xff\xff\xff", "2147483647 elements"),
         (ApiKey.LEADER_AND_ISR, 4, bytes(16) + b"\2\0\1\0", "null where text is required"),
@@ -515,5 +669,44 @@ def test_a_large_request_is_decoded_in_steps(version):
         list(messages.request_steps(ApiKey.LEADER_AND_ISR, version, body + b"\0", 0))
 
 
-def test_other_requests_are_decoded_at_once():
+@pytest.mark.parametrize("version", [0, 1, 3])
+def test_a_large_stop_is_decoded_in_steps(version):
+    count = 3 * PARTITIONS_PER_STEP
+    states = [StopReplicaPartitionState(number, 5 if version == 3 else -1, True) for number in range(count)]
+    request = StopReplicaRequest(1, 2, -1, [StopReplicaTopic("t", None, states)])
+    body = joined(stop_replica.encode_request(version, request))
+    assert len(list(messages.request_steps(ApiKey.STOP_REPLICA, version, body, 0))) == 3
+    assert messages.decode_request(ApiKey.STOP_REPLICA, version, body, 0) == request
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version", "response"),
+    [
+        (
+            ApiKey.LEADER_AND_ISR,
+            5,
+            LeaderAndIsrResponse(
+                0, [LeaderAndIsrTopicErrors("", uuid.UUID(int=1), [(n, 0) for n in range(3 * PARTITIONS_PER_STEP)])]
+            ),
+        ),
+        (
+            ApiKey.LEADER_AND_ISR,
+            4,
+            LeaderAndIsrResponse(
+                0, [LeaderAndIsrTopicErrors("t", None, [(n, 0) for n in range(3 * PARTITIONS_PER_STEP)])]
+            ),
+        ),
+        (ApiKey.STOP_REPLICA, 3, StopReplicaResponse(0, {"t": [(n, 0) for n in range(3 * PARTITIONS_PER_STEP)]})),
+    ],
+)
+def test_a_large_response_is_decoded_in_steps(api_key, version, response):
+    frame = joined(messages.encode_response(api_key, version, 77, response))[4:]
+    assert len(list(messages.response_steps(api_key, version, frame))) == 3
+    assert messages.decode_response(api_key, version, frame) == response
+    with pytest.raises(InvalidFrame, match="after the end"):
+        list(messages.response_steps(api_key, version, frame + b"\0"))
+
+
+def test_others_are_decoded_at_once():
     assert messages.request_steps(ApiKey.METADATA, 9, b"", 0) is None
+    assert messages.response_steps(ApiKey.METADATA, 9, bytes(5)) is None

@@ -12,13 +12,18 @@ from replicas import T0, TOPIC_ID, Broker, batch, leader_and_isr, settle, state,
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.stop_replica import (
+    NO_EPOCH,
+    StopReplicaPartitionState,
+    StopReplicaRequest,
+    StopReplicaTopic,
+)
 from klamm.replication.alter_isr import AlterIsrManager
 from klamm.replication.ports import IsrChange, WrittenIsr
 from klamm.replication.replica_manager import log_config
 
 FORMER_ID = UUID(int=7)
 AlterIsrResponse = messages.response_class(ApiKey.ALTER_ISR)
-StopReplica = messages.request_class(ApiKey.STOP_REPLICA)
 
 
 def test_kafka_9672_members_of_the_isr_that_are_no_replicas(tmp_path: Path) -> None:
@@ -83,22 +88,7 @@ def test_kafka_13972_a_replica_stops_in_the_epoch_that_it_is_in(tmp_path: Path) 
 
     async def scenario(broker: Broker) -> None:
         await broker.tell(state(0, leader=2, epoch=5))
-        request = StopReplica(
-            version=3,
-            controller_id=9,
-            controller_epoch=1,
-            topic_states=[
-                StopReplica.StopReplicaTopicState(
-                    topic_name="t",
-                    partition_states=[
-                        StopReplica.StopReplicaTopicState.StopReplicaPartitionState(
-                            partition_index=0, leader_epoch=5, delete_partition=True
-                        )
-                    ],
-                )
-            ],
-        )
-        assert await broker.manager.stop_replicas(3, request) == (ErrorCode.NONE, {T0: ErrorCode.NONE})
+        assert await broker.manager.stop_replicas(_deletion_of_t0(5)) == (ErrorCode.NONE, {T0: ErrorCode.NONE})
         assert T0 not in broker.manager.partitions
         assert broker.log_manager.get(*T0) is None
 
@@ -129,7 +119,7 @@ def test_kafka_10548_the_log_of_a_deleted_topic_does_not_stand_in_the_way_of_a_n
             assert response.topics[0].partitions == [(0, ErrorCode.NONE)]
             log = broker.manager.partitions[T0].log
             assert (log.topic_id, log.log_end_offset) == (UUID(int=100 + number), 0)
-            await broker.manager.stop_replicas(0, _deletion_of_t0())
+            await broker.manager.stop_replicas(_deletion_of_t0())
 
     with_broker(tmp_path, scenario)
 
@@ -149,8 +139,6 @@ def test_kafka_10548_a_log_that_counts_as_in_sync_stays(tmp_path: Path) -> None:
     with_broker(tmp_path, scenario)
 
 
-def _deletion_of_t0() -> object:
-    partition = StopReplica.StopReplicaPartitionV0(topic_name="t", partition_index=0)
-    return StopReplica(
-        version=0, controller_id=9, controller_epoch=1, delete_partitions=True, ungrouped_partitions=[partition]
-    )
+def _deletion_of_t0(leader_epoch: int = NO_EPOCH) -> StopReplicaRequest:
+    state = StopReplicaPartitionState(0, leader_epoch, True)
+    return StopReplicaRequest(9, 1, topics=[StopReplicaTopic("t", None, [state])])

@@ -19,9 +19,8 @@ from replicas import (
     with_broker,
 )
 
-from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
+from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.replication import state_changes
 from klamm.replication.fetch_state import InitialFetchState
@@ -29,7 +28,6 @@ from klamm.replication.ports import WrittenIsr
 from klamm.replication.replica_manager import log_config
 from klamm.zookeeper.errors import SessionExpired
 
-StopReplica = messages.request_class(ApiKey.STOP_REPLICA)
 OK, STALE = ErrorCode.NONE, ErrorCode.STALE_CONTROLLER_EPOCH
 
 
@@ -62,22 +60,8 @@ async def fetch(broker, *wanted, replica_id=-1, max_wait_ms=0, min_bytes=1, max_
 
 def stop_replica(*partitions, controller_epoch=1):
     """`partitions` of t: (number, leader epoch, delete)."""
-    return StopReplica(
-        version=3,
-        controller_id=9,
-        controller_epoch=controller_epoch,
-        topic_states=[
-            StopReplica.StopReplicaTopicState(
-                topic_name="t",
-                partition_states=[
-                    StopReplica.StopReplicaTopicState.StopReplicaPartitionState(
-                        partition_index=number, leader_epoch=epoch, delete_partition=delete
-                    )
-                    for number, epoch, delete in partitions
-                ],
-            )
-        ],
-    )
+    states = [StopReplicaPartitionState(*partition) for partition in partitions]
+    return StopReplicaRequest(9, controller_epoch, topics=[StopReplicaTopic("t", None, states)])
 
 
 # -- LeaderAndIsr -----------------------------------------------------------------------------------------------------
@@ -100,7 +84,7 @@ async def test_an_old_controller_changes_nothing(broker):
     response = await broker.manager.become_leader_or_follower(leader_and_isr(state(0, epoch=9), controller_epoch=2))
     assert (response.error_code, response.topics[0].partitions) == (STALE, [(0, STALE)])
     assert broker.manager.partitions[T0].leader_epoch == 0
-    code, results = await broker.manager.stop_replicas(3, stop_replica((0, -2, True), controller_epoch=2))
+    code, results = await broker.manager.stop_replicas(stop_replica((0, -2, True), controller_epoch=2))
     assert (code, results) == (STALE, {})
     with pytest.raises(KafkaError, match="STALE_CONTROLLER_EPOCH"):
         await broker.manager.update_metadata(UpdateMetadataRequest(9, 2), lambda: pytest.fail("applied"))
@@ -163,7 +147,7 @@ async def test_topic_ids_are_adopted_and_then_must_match(broker):
 @scenario
 async def test_a_log_of_another_topic_is_not_opened(broker):
     await broker.tell(state(0))
-    await broker.manager.stop_replicas(3, stop_replica((0, -2, True)))
+    await broker.manager.stop_replicas(stop_replica((0, -2, True)))
     broker.log_manager.get_or_create("t", 0, UUID(int=7), log_config(broker.configs.of("t")))
     assert await broker.tell(state(0, epoch=1)) == [ErrorCode.INCONSISTENT_TOPIC_ID]
     assert not broker.manager.partitions
@@ -255,7 +239,7 @@ async def test_a_stopping_broker_follows_nobody_new(broker):
 async def test_stop_replica_checks_the_epoch(broker):
     await broker.tell(*(state(number, leader=2, epoch=5) for number in range(4)))
     code, results = await broker.manager.stop_replicas(
-        3, stop_replica((0, 4, True), (1, 5, False), (2, 6, False), (3, -1, False), (7, 5, True))
+        stop_replica((0, 4, True), (1, 5, False), (2, 6, False), (3, -1, False), (7, 5, True))
     )
     assert code is OK
     assert list(results.values()) == [ErrorCode.FENCED_LEADER_EPOCH, OK, OK, OK, OK]
@@ -266,7 +250,7 @@ async def test_stop_replica_checks_the_epoch(broker):
 @scenario
 async def test_deleted_partitions_are_gone(broker):
     await broker.tell(state(0), state(1, leader=2))
-    _, results = await broker.manager.stop_replicas(3, stop_replica((0, -2, True), (1, -2, True)))
+    _, results = await broker.manager.stop_replicas(stop_replica((0, -2, True), (1, -2, True)))
     assert list(results.values()) == [OK, OK]
     assert not broker.manager.partitions
     assert not broker.files.exists(f"{broker.paths[0]}/t-0")
@@ -280,28 +264,8 @@ async def test_deleted_partitions_are_gone(broker):
 @scenario
 async def test_a_log_that_nobody_hosts_is_deleted_too(broker):
     broker.log_manager.get_or_create("t", 0, None, log_config(broker.configs.of("t")))
-    _, results = await broker.manager.stop_replicas(3, stop_replica((0, -2, True)))
+    _, results = await broker.manager.stop_replicas(stop_replica((0, -2, True)))
     assert (results, broker.log_manager.get("t", 0)) == ({T0: OK}, None)
-
-
-@scenario
-async def test_old_versions_of_stop_replica(broker):
-    await broker.tell(state(0), state(1), state(2))
-    old = StopReplica(
-        version=0,
-        controller_epoch=1,
-        delete_partitions=True,
-        ungrouped_partitions=[StopReplica.StopReplicaPartitionV0(topic_name="t", partition_index=0)],
-    )
-    assert await broker.manager.stop_replicas(0, old) == (OK, {T0: OK})
-    grouped = StopReplica(
-        version=2,
-        controller_epoch=1,
-        delete_partitions=True,
-        topics=[StopReplica.StopReplicaTopicV1(name="t", partition_indexes=[1, 2])],
-    )
-    assert await broker.manager.stop_replicas(2, grouped) == (OK, {("t", 1): OK, ("t", 2): OK})
-    assert not broker.manager.partitions
 
 
 # -- produce ----------------------------------------------------------------------------------------------------------
@@ -363,7 +327,7 @@ async def test_what_waits_goes_on_when_this_broker_leads_on_in_a_new_epoch(broke
 async def test_what_waits_fails_when_the_partition_is_deleted(broker):
     await broker.tell(state(0))
     result, task = await waiting_produce(broker, b"a")
-    await broker.manager.stop_replicas(3, stop_replica((0, -2, True)))
+    await broker.manager.stop_replicas(stop_replica((0, -2, True)))
     await task
     assert result.error_code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
@@ -532,7 +496,7 @@ async def test_what_was_read_while_the_partition_was_deleted_is_not_given_out(br
 
     async def read_and_delete(*arguments, **options):
         fetched = await read(*arguments, **options)
-        await broker.manager.stop_replicas(3, stop_replica((0, -2, True)))
+        await broker.manager.stop_replicas(stop_replica((0, -2, True)))
         return fetched
 
     partition.log.read = read_and_delete
@@ -578,7 +542,7 @@ async def test_a_failed_directory_takes_its_partitions_and_no_others(broker):
     assert codes == [storage_error, storage_error]  # even if the controller takes them for new
     assert await broker.tell(state(7, epoch=1)) == [storage_error]  # its log may have been in the failed directory
     assert await broker.tell(state(8, epoch=1, is_new=True)) == [OK]
-    _, results = await broker.manager.stop_replicas(3, stop_replica(*((number, -2, True) for _, number in lost)))
+    _, results = await broker.manager.stop_replicas(stop_replica(*((number, -2, True) for _, number in lost)))
     assert list(results.values()) == [storage_error, storage_error]
 
 

@@ -13,9 +13,8 @@ import pytest
 from replicas import NOW_MS, T0, TOPIC_ID, Broker, batch, leader_and_isr, settle, state, with_broker
 
 from klamm.log_lines import BATCH, STATE_CHANGE_LOGGER, TRACE, LineBatch, LogLines
-from klamm.protocol import messages
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.messages import ApiKey
+from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.protocol.update_metadata import (
     UpdateMetadataPartitionState,
     UpdateMetadataRequest,
@@ -63,25 +62,9 @@ async def tell(broker: Broker, *states: Any, correlation_id: int = 5, **request:
     await broker.manager.become_leader_or_follower(leader_and_isr(*states, **request), correlation_id)
 
 
-def stop_request(leader_epoch: int, delete: bool, *, controller_epoch: int = 1, partition: int = 0) -> Any:
-    request = messages.request_class(ApiKey.STOP_REPLICA)
-    topic = request.StopReplicaTopicState
-    return request(
-        version=3,
-        controller_id=9,
-        controller_epoch=controller_epoch,
-        broker_epoch=-1,
-        topic_states=[
-            topic(
-                topic_name="t",
-                partition_states=[
-                    topic.StopReplicaPartitionState(
-                        partition_index=partition, leader_epoch=leader_epoch, delete_partition=delete
-                    )
-                ],
-            )
-        ],
-    )
+def stop_request(leader_epoch: int, delete: bool, *, controller_epoch: int = 1) -> StopReplicaRequest:
+    state = StopReplicaPartitionState(0, leader_epoch, delete)
+    return StopReplicaRequest(9, controller_epoch, topics=[StopReplicaTopic("t", None, [state])])
 
 
 def play(path: Path, scenario: Callable[[Broker], Awaitable[None]], **options: Any) -> None:
@@ -175,7 +158,7 @@ def test_what_is_ignored(tmp_path: Path, written: Written) -> None:
         await tell(broker, state(0, epoch=6), controller_epoch=2)
         old = "with correlation id {} since its controller epoch 2 is old. Latest known controller epoch is 3"
         assert written.take(WARN) == [f"Ignoring LeaderAndIsr request from controller 9 {old.format(5)}"]
-        await broker.manager.stop_replicas(3, stop_request(6, True, controller_epoch=2), 7)
+        await broker.manager.stop_replicas(stop_request(6, True, controller_epoch=2), 7)
         assert written.take(WARN) == [f"Ignoring StopReplica request from controller 9 {old.format(7)}"]
         with pytest.raises(KafkaError):
             await broker.manager.update_metadata(UpdateMetadataRequest(9, 2), lambda: pytest.fail("applied"), 8)
@@ -191,7 +174,7 @@ def test_replicas_that_stop(tmp_path: Path, written: Written) -> None:
     async def scenario(broker: Broker) -> None:
         await tell(broker, state(0, epoch=5))
         written.take()
-        await broker.manager.stop_replicas(3, stop_request(-2, True), 7)
+        await broker.manager.stop_replicas(stop_request(-2, True), 7)
         assert written.take() == [
             "Handling StopReplica request correlationId 7 from controller 9 for 1 partitions",
             "Received StopReplica request StopReplicaPartitionState(partitionIndex=0, leaderEpoch=-2,"
@@ -199,7 +182,7 @@ def test_replicas_that_stop(tmp_path: Path, written: Written) -> None:
         ]
         await tell(broker, state(0, epoch=6))
         written.take()
-        await broker.manager.stop_replicas(3, stop_request(5, False), 7)
+        await broker.manager.stop_replicas(stop_request(5, False), 7)
         assert written.take(WARN) == [
             "Ignoring StopReplica request (delete=false) from controller 9 with correlation id 7 epoch 1 for partition"
             " t-0 since its associated leader epoch 5 is smaller than the current leader epoch 6"
@@ -217,7 +200,7 @@ def test_disks_that_fail(tmp_path: Path, written: Written) -> None:
         assert T0 not in broker.manager.partitions and places[T0] is not places["t", 1]
         written.take()
         await tell(broker, state(0, epoch=6))
-        await broker.manager.stop_replicas(3, stop_request(6, True), 7)
+        await broker.manager.stop_replicas(stop_request(6, True), 7)
         offline = "epoch 1 for partition t-0 as the local replica for the partition is in an offline log directory"
         assert written.take(WARN) == [
             f"Ignoring LeaderAndIsr request from controller 9 with correlation id 5 {offline}",
@@ -269,7 +252,7 @@ def test_levels(tmp_path: Path, written: Written, level: int) -> None:
     async def scenario(broker: Broker) -> None:
         await tell(broker, state(0, epoch=5), state(1, leader=2))
         await tell(broker, state(0, epoch=4), state(1, epoch=1, leader=7))
-        await broker.manager.stop_replicas(3, stop_request(4, False), 7)
+        await broker.manager.stop_replicas(stop_request(4, False), 7)
         found = [(record.levelno, len(record.msg.lines)) for record in written.records]  # type: ignore[attr-defined]
         by_level = {wanted: sum(count for found_, count in found if found_ == wanted) for wanted, _ in found}
         expected = {TRACE: 10, INFO: 9, WARN: 2, ERROR: 1}

@@ -5,16 +5,13 @@ Refused like LeaderAndIsr: stale controllers, and what was meant for this broker
 
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
-from klamm.protocol import messages
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
-
-Response = messages.response_class(ApiKey.STOP_REPLICA)
-PartitionError = Response.StopReplicaPartitionError
+from klamm.protocol.stop_replica import StopReplicaResponse
 
 
 def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(version=request.version, error_code=error.code, partition_errors=[])
+    return StopReplicaResponse(error.code)
 
 
 @handler(
@@ -26,14 +23,8 @@ def error_response(request: Request, error: KafkaError) -> Body:
 async def handle(request: Request) -> Body:
     request.require_cluster()
     request.services.registrar.require_broker_epoch(request.body.broker_epoch)
-    code, results = await request.services.replica_manager.stop_replicas(
-        request.version, request.body, request.correlation_id
-    )
-    return Response(
-        version=request.version,
-        error_code=code,
-        partition_errors=[
-            PartitionError(version=request.version, topic_name=topic, partition_index=number, error_code=result)
-            for (topic, number), result in results.items()
-        ],
-    )
+    code, results = await request.services.replica_manager.stop_replicas(request.body, request.correlation_id)
+    response = StopReplicaResponse(code)
+    for (topic, partition), result in results.items():
+        response.topics.setdefault(topic, []).append((partition, result))
+    return response
