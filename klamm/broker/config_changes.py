@@ -20,7 +20,7 @@ from klamm.tasks import OnFailure, start_task
 from klamm.znodes.configs import decode_config_change
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.zookeeper.errors import ZooKeeperError
+from klamm.zookeeper.errors import NoNode, ZooKeeperError
 
 CHANGE_EXPIRATION_MS = 15 * 60 * 1000
 RETRY_BACK_OFF_MS = 1_000
@@ -86,7 +86,12 @@ class ConfigChanges:
 
     async def _process(self) -> None:
         store, session = self._zookeeper(), self._session
-        names = await store.config_changes(self._has_news.set)
+        try:
+            names = await store.config_changes(self._has_news.set)
+        except NoNode:
+            # Somebody has removed the znode above them. Whoever makes it again begins with number 0.
+            self._last_executed, self._created_ms = -1, {}
+            raise
         if self._read_in_session < session:
             await self._reload()
             self._read_in_session = session

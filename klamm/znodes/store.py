@@ -457,7 +457,8 @@ class KafkaZooKeeper:
                 flags=CreateMode.PERSISTENT_SEQUENTIAL,
             )
             write: MultiOperation = Create(path, data) if version is None else SetData(path, data, version)
-            await retrying(self.client.ensure_path, path.rpartition("/")[0])
+            for parent in (path.rpartition("/")[0], configs.CONFIG_CHANGES_PATH):
+                await retrying(self.client.ensure_path, parent)
             try:
                 await retrying(self.client.multi, [write, notification])
                 return

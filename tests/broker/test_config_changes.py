@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
+from one_broker import until
 
 from klamm.broker.config_changes import CHANGE_EXPIRATION_MS, ConfigChanges
 from klamm.environment import SystemEnvironment
@@ -219,6 +220,24 @@ def test_a_session_that_ends_while_all_is_read_again(tmp_path: Path) -> None:
         applied = await scene.until_last()
         # Whether the second is read before or after `topics/last` does not matter.
         assert (applied + await scene.until_last()).count("all") == 2
+
+    play(tmp_path, scenario)
+
+
+def test_somebody_removes_all_notifications_and_the_znode_above_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next change makes it again, and its number is 0 again."""
+    monkeypatch.setattr("klamm.broker.config_changes.RETRY_BACK_OFF_MS", 1)
+
+    async def scenario(scene: Scene) -> None:
+        scene.changes.start()
+        await scene.until_last()
+        await scene.store.client.delete_recursive(CONFIG_CHANGES_PATH)
+        await until(lambda: "not known yet" in caplog.text)
+        await scene.change("topics/t")
+        assert await scene.until_last() == ["topics/t"]
+        assert len(await scene.store.config_changes()) == 2
 
     play(tmp_path, scenario)
 
