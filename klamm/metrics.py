@@ -41,6 +41,10 @@ class Histogram:
         self.maximum = max(self.maximum, value)
         self._newest.append(value)
 
+    def forget(self) -> None:
+        """The quantiles begin anew. Counts and sums only grow: rates are made of them."""
+        self._newest.clear()
+
     @property
     def mean(self) -> float:
         """0 when nothing was observed."""

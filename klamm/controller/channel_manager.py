@@ -162,6 +162,8 @@ class _Channel:
                 await self._encode_topics(request)
                 await self._turns.wait()
                 response = await self._send(request)
+                if self._trouble:
+                    logger.info("broker %d has answered %s", self.broker_id, request.api_key.message_name)
                 self._sending, self._trouble = None, ""
                 if request.on_response is not None:
                     request.on_response(response)

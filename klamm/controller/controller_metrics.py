@@ -95,10 +95,11 @@ def _register_events(metrics: Metrics, controller: KafkaController) -> None:
             f"How long events of state {state.label} took.",
             histogram,
         )
-    metrics.histogram(
+    metrics.histograms(
         MetricName(GROUP, "ControllerEventManager", "EventQueueTimeMs"),
         "How long events waited for their turn.",
-        events.queue_time_ms,
+        "",
+        lambda: {"": events.queue_time_ms},
     )
     metrics.gauge(
         MetricName(GROUP, "ControllerEventManager", "EventQueueSize"), "Events that wait.", lambda: events.queue_size

@@ -24,6 +24,10 @@ from klamm.tasks import OnFailure, start_task
 _NOT_TIMED = (ControllerState.IDLE, ControllerState.UPDATE_METADATA_RESPONSE_RECEIVED)
 
 
+# After so long without events, how long the last ones waited says nothing any more (eventQueueTimeTimeoutMs).
+QUEUE_TIME_TIMEOUT_MS = 300_000
+
+
 class _QueuedEvent(NamedTuple):
     event: ControllerEvent
     put_at: float  # By the loop's clock, as all times here.
@@ -46,7 +50,7 @@ class ControllerEventManager:
         self._on_failure = on_failure
         self._log = log
         self._controller_epoch = controller_epoch
-        self.queue_time_ms = Histogram()
+        self._queue_time_ms = Histogram()
         self.processing_time_ms = {state: Histogram() for state in ControllerState if state not in _NOT_TIMED}
         self._began_at = 0.0
         self._queue: deque[_QueuedEvent] = deque()
@@ -76,6 +80,13 @@ class ControllerEventManager:
     def current(self) -> tuple[ControllerEvent, float] | None:
         """The event in progress, and how long it has been (ms)."""
         return None if self._current is None else (self._current, _ms_since(self._began_at))
+
+    @property
+    def queue_time_ms(self) -> Histogram:
+        """How long events have waited."""
+        if _ms_since(self._began_at) > QUEUE_TIME_TIMEOUT_MS:
+            self._queue_time_ms.forget()
+        return self._queue_time_ms
 
     def start(self) -> None:
         self._task = start_task(self._run(), self._on_failure)

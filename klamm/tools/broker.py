@@ -21,6 +21,12 @@ def broker(
             help="Directory of state-change.log and controller.log; without it they are part of the log on stderr.",
         ),
     ] = None,
+    trace_state_changes: Annotated[
+        bool,
+        typer.Option(
+            "--trace-state-changes", help="In state-change.log, name every partition in every request (level TRACE)."
+        ),
+    ] = False,
 ) -> None:
     """Run one broker until SIGTERM or Ctrl-C; a second signal ends it at once."""
     properties = {**read_properties(file), **parse_pairs("--override", override or [])}
@@ -28,6 +34,10 @@ def broker(
     from klamm.tools.serving import configure_logging, run_server
 
     configure_logging()
+    if trace_state_changes:
+        from klamm.log_lines import STATE_CHANGE_LOGGER, TRACE
+
+        STATE_CHANGE_LOGGER.setLevel(TRACE)
     logs = None if logs_dir is None else str(logs_dir.absolute())
     server = BrokerServer(with_absolute_directories(properties), logs)
     run_server(server, lambda details: None)

@@ -53,13 +53,16 @@ class HourlyFile(TimedRotatingFileHandler):
 
 
 def open_kafka_logs(directory: str) -> None:
-    """From now on the two files in `directory`, which is made if absent, get their lines. Raises OSError."""
+    """From now on the two files in `directory`, which is made if absent, get their lines, from INFO on unless a logger
+    has a level. Raises OSError.
+    """
     os.makedirs(directory, exist_ok=True)
     state_changes, controller = (
         HourlyFile(os.path.join(directory, name)) for name in ("state-change.log", "controller.log")
     )
     for logger, file in ((STATE_CHANGE_LOGGER, state_changes), (CONTROLLER_LOGGER, controller)):
         logger.addHandler(file)
-        logger.setLevel(logging.INFO)
+        if logger.level == logging.NOTSET:
+            logger.setLevel(logging.INFO)
         logger.propagate = False
     logging.getLogger("klamm.controller").addHandler(controller)

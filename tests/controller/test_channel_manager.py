@@ -114,9 +114,11 @@ async def warnings_of_channels(queue):
     handler = logging.Handler()
     handler.emit = lambda record: queue.put_nowait(record.getMessage())
     channel_manager.logger.addHandler(handler)
+    channel_manager.logger.setLevel(logging.INFO)
     try:
         yield
     finally:
+        channel_manager.logger.setLevel(logging.NOTSET)
         channel_manager.logger.removeHandler(handler)
 
 
@@ -228,8 +230,12 @@ def test_a_broker_that_is_not_up_yet_gets_its_requests_later():
                 reserved.close()
                 try:
                     await broker.start(broker.port)
-                    _, _, body = await broker.requests.get()
+                    connection, header, body = await broker.requests.get()
                     assert body == update(3)
+                    assert manager.send_queues()[1].trouble
+                    connection.answer(header, UpdateMetadataResponse())
+                    assert await warned.get() == "broker 1 has answered UpdateMetadata"
+                    assert manager.send_queues()[1].trouble == ""
                 finally:
                     broker.stop()
 

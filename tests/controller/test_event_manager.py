@@ -8,6 +8,7 @@ import pytest
 from klamm.controller.event_manager import ControllerEventManager
 from klamm.controller.events import ControllerEvent, ControllerState
 from klamm.controller.state_change_log import StateChangeLog
+from klamm.simulation.loop import simulated_loop
 
 
 class Log(list[str]):
@@ -123,6 +124,25 @@ def test_clearing_preempts_what_waits_but_not_what_runs() -> None:
         assert outcomes(scene)[:3] == ["preempted", "preempted", "processed"]
 
     play(scenario)
+
+
+def test_how_long_events_waited_is_forgotten_when_none_comes_for_five_minutes() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        scene = Scene()
+        scene.put("a")
+        await asyncio.sleep(2)
+        scene.manager.start()
+        await scene.log.wait_for("end a")
+        ended_at = loop.time()
+        await asyncio.sleep(299)
+        assert scene.manager.queue_time_ms.quantiles([0.99]) == [2000]
+        await asyncio.sleep(ended_at + 300.001 - loop.time())
+        assert scene.manager.queue_time_ms.quantiles([0.99]) == [0]
+        assert (scene.manager.queue_time_ms.count, scene.manager.queue_time_ms.total) == (1, 2000)
+        await scene.manager.close()
+
+    simulated_loop().run_until_complete(main())
 
 
 @pytest.mark.parametrize("started", [True, False])

@@ -85,6 +85,21 @@ def test_who_writes_to_which_file(directory: Path) -> None:
     assert re.fullmatch(r"\[[-0-9]{10} [0-9:,]{12}\] WARN this failed \(klamm\.controller\.controller\)", second)
 
 
+def test_a_level_that_was_chosen_stays(tmp_path: Path) -> None:
+    STATE_CHANGE_LOGGER.setLevel(TRACE)
+    before = [(logger, logger.propagate, list(logger.handlers)) for logger in (STATE_CHANGE_LOGGER, CONTROLLER_LOGGER)]
+    own = list(OWN.handlers)
+    try:
+        open_kafka_logs(str(tmp_path))
+        assert (STATE_CHANGE_LOGGER.level, CONTROLLER_LOGGER.level) == (TRACE, logging.INFO)
+    finally:
+        OWN.handlers[:] = own
+        for logger, propagate, handlers in before:
+            logger.handlers[:] = handlers
+            logger.propagate = propagate
+            logger.setLevel(logging.NOTSET)
+
+
 def test_a_new_hour_begins_a_new_file(tmp_path: Path) -> None:
     path = tmp_path / "f.log"
     path.write_text("old\n")
