@@ -170,6 +170,10 @@ class Member:
     def is_awaiting_sync(self) -> bool:
         return self.on_synced is not None
 
+    def matches(self, protocols: Protocols) -> bool:
+        """Whether the member has nothing new to say."""
+        return list(protocols) == list(self.protocols)
+
     def metadata(self, protocol: str) -> bytes:
         """What the member says under this protocol. LookupError when it does not support it."""
         for name, metadata in self.protocols:
@@ -390,6 +394,10 @@ class Group:
             self._joined_members() if self.is_leader(member_id) else (),
         )
 
+    def synced(self, member: Member) -> SyncResult:
+        """What a member hears that asks for its assignment in a Stable group."""
+        return SyncResult(ErrorCode.NONE, self.protocol_type, self.protocol_name, member.assignment)
+
     def _joined_members(self) -> list[JoinedMember]:
         assert self.protocol_name is not None
         return [
@@ -473,6 +481,10 @@ class Group:
         found = self._offsets.get(partition)
         return None if found is None else found[1]
 
+    def has_offset(self, partition: TopicPartition) -> bool:
+        """Whether one is committed or about to be."""
+        return partition in self._offsets or partition in self._pending_commits
+
     def is_commit_pending(self, partition: TopicPartition) -> bool:
         return partition in self._pending_commits
 
@@ -547,9 +559,9 @@ class Group:
         ]
 
 
-def _names(protocols: Protocols) -> Iterable[str]:
+def _names(protocols: Protocols) -> list[str]:
     """Each once, even if a client repeats one: what counts is how many members support it."""
-    return dict.fromkeys(name for name, _ in protocols)
+    return list(dict.fromkeys(name for name, _ in protocols))
 
 
 def subscribed_topics(metadata: bytes) -> list[str]:

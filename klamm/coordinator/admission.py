@@ -1,0 +1,77 @@
+"""Who is let in, and who is believed: the checks that requests of members have to pass. Pure.
+
+Each returns the error that the member gets, or None. Their order is Kafka's: clients react differently to each error.
+"""
+
+from klamm.coordinator.group import NO_MEMBER_ID, Group, GroupState, Member
+from klamm.protocol.errors import ErrorCode
+from klamm.protocol.primitives import MAX_STRING_BYTES
+
+# What is added to a client's or an instance's id to make it a member's: a dash and a UUID.
+MEMBER_ID_SUFFIX_BYTES = 37
+
+
+def is_storable(says: Member) -> bool:
+    """Records of groups have room for texts of 32,767 bytes each; newer requests may bring longer ones."""
+    texts = (says.client_id, says.group_instance_id or "", says.protocol_type, *(name for name, _ in says.protocols))
+    return max(len(text.encode()) for text in texts) + MEMBER_ID_SUFFIX_BYTES <= MAX_STRING_BYTES
+
+
+def is_legal_group_id(group_id: str, may_be_empty: bool) -> bool:
+    """Offsets may be kept under an empty id, as old clients do."""
+    return bool(group_id or may_be_empty) and len(group_id.encode()) <= MAX_STRING_BYTES
+
+
+def has_room(group: Group, member_id: str, max_size: int) -> bool:
+    """While members join, those count who have: so the last ones are refused when group.max.size has become smaller."""
+    if group.state in (GroupState.EMPTY, GroupState.DEAD):
+        return True
+    member = group.members.get(member_id)
+    if group.state is GroupState.PREPARING_REBALANCE:
+        return (member is not None and member.is_awaiting_join) or group.awaiting_join_count < max_size
+    return member is not None or len(group.members) < max_size
+
+
+def rejoin_error(group: Group, member_id: str, group_instance_id: str | None) -> ErrorCode | None:
+    """Why who joins with an id that is not pending is not believed."""
+    if group.is_fenced(member_id, group_instance_id):
+        return ErrorCode.FENCED_INSTANCE_ID
+    is_instance_unknown = group_instance_id is not None and group_instance_id not in group.static_members
+    if member_id not in group.members or is_instance_unknown:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    return None
+
+
+def member_error(group: Group, generation_id: int, member_id: str, group_instance_id: str | None) -> ErrorCode | None:
+    """Why who calls itself a member of this generation is not believed."""
+    if group.state is GroupState.DEAD:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    if group.is_fenced(member_id, group_instance_id):
+        return ErrorCode.FENCED_INSTANCE_ID
+    if member_id not in group.members:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    if generation_id != group.generation_id:
+        return ErrorCode.ILLEGAL_GENERATION
+    return None
+
+
+def commit_error(group: Group, generation_id: int, member_id: str, group_instance_id: str | None) -> ErrorCode | None:
+    """Why offsets are not taken. A generation below 0 has who is no member and only keeps offsets in the group."""
+    if generation_id < 0 and group.state is GroupState.EMPTY:
+        return ErrorCode.FENCED_INSTANCE_ID if group.is_fenced(member_id, group_instance_id) else None
+    error = member_error(group, generation_id, member_id, group_instance_id)
+    if error is None and group.state is GroupState.COMPLETING_REBALANCE:
+        # The member knows the generation, but not yet what belongs to it.
+        return ErrorCode.REBALANCE_IN_PROGRESS
+    return error
+
+
+def leaving_member_id(group: Group, member_id: str, group_instance_id: str | None) -> str | ErrorCode:
+    """The id of the member that leaves. A static member may be named by its instance id alone."""
+    if member_id == NO_MEMBER_ID and group_instance_id is not None:
+        member_id = group.static_members.get(group_instance_id, NO_MEMBER_ID)
+    if group.is_fenced(member_id, group_instance_id):
+        return ErrorCode.FENCED_INSTANCE_ID
+    if member_id not in group.members and member_id not in group.pending_members:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    return member_id

@@ -1,0 +1,427 @@
+"""The coordinator of groups: what members, and who looks after groups, may ask of the broker (KIP-62, 345, 394, 496).
+
+`admission` tells who is refused, `rebalance` brings the group on, `GroupMetadataManager` keeps it; here is what each
+request means. In which state it has which effect:
+
+| state               | JoinGroup of a member    | SyncGroup             | Heartbeat             | OffsetCommit        |
+|---------------------|--------------------------|-----------------------|-----------------------|---------------------|
+| Empty               | UNKNOWN_MEMBER_ID        | UNKNOWN_MEMBER_ID     | UNKNOWN_MEMBER_ID     | of who is no member |
+| PreparingRebalance  | waits for the others     | REBALANCE_IN_PROGRESS | REBALANCE_IN_PROGRESS | yes                 |
+| CompletingRebalance | the current generation * | waits for the leader  | yes                   | no **               |
+| Stable              | the current generation * | the assignment        | yes                   | yes                 |
+
+* A rebalance begins if the member says something new, or is the leader of a Stable group.
+** REBALANCE_IN_PROGRESS: the member knows the generation, but not yet what belongs to it.
+
+What must stay true:
+- Every request is answered once: at once, or when the rebalance that it waits for goes on. That its client has gone
+  changes nothing for the others.
+- A member is believed only with the id, the instance id and the generation that it was given.
+
+Source: kafka.coordinator.group.GroupCoordinator, whose errors and their order these are.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TypeVar
+
+from klamm.config.broker import BrokerConfig
+from klamm.coordinator.admission import (
+    commit_error,
+    has_room,
+    is_legal_group_id,
+    is_storable,
+    leaving_member_id,
+    member_error,
+    rejoin_error,
+)
+from klamm.coordinator.group import (
+    CONSUMER_PROTOCOL_TYPE,
+    NO_MEMBER_ID,
+    Group,
+    GroupOverview,
+    GroupState,
+    GroupSummary,
+    JoinCallback,
+    JoinResult,
+    Member,
+    OffsetAndMetadata,
+    Protocols,
+    SyncCallback,
+    SyncResult,
+)
+from klamm.coordinator.group_metadata_manager import GroupMetadataManager
+from klamm.coordinator.rebalance import Rebalances
+from klamm.environment import Environment
+from klamm.protocol.errors import ErrorCode
+from klamm.tasks import OnFailure
+from klamm.znodes.topics import TopicPartition
+
+Result = TypeVar("Result")
+
+NO_GROUP = GroupSummary("", "", "", ())
+DEAD_GROUP = GroupSummary(GroupState.DEAD, "", "", ())
+
+
+class GroupCoordinator:
+    """Between `start` and `stop` it coordinates the groups of the partitions that it was elected for.
+
+    `config` is asked at each use. `on_failure` hears of faults of the program in work that no request waits for.
+    """
+
+    def __init__(
+        self,
+        config: Callable[[], BrokerConfig],
+        manager: GroupMetadataManager,
+        environment: Environment,
+        on_failure: OnFailure,
+    ) -> None:
+        self._config = config
+        self._manager = manager
+        self._environment = environment
+        self._rebalances = Rebalances(config, manager, environment.now_ms, on_failure)
+        self._is_active = False
+
+    def start(self) -> None:
+        self._manager.start()
+        self._is_active = True
+
+    async def stop(self) -> None:
+        """Whoever waits is sent to another coordinator."""
+        self._is_active = False
+        await self._manager.stop()
+        for group in self._manager.groups():
+            self._rebalances.unload(group)
+        await self._rebalances.stop()
+
+    @property
+    def waiting_count(self) -> int:
+        """How many joins, syncs and heartbeats are waited for."""
+        return self._rebalances.waiting_count
+
+    # -- partitions of __consumer_offsets ----------------------------------------------------------------------------
+
+    def on_election(self, partition: int, coordinator_epoch: int) -> None:
+        """This broker leads the partition now, with its groups."""
+        self._manager.become_leader(partition, coordinator_epoch, self._rebalances.load)
+
+    def on_resignation(self, partition: int, coordinator_epoch: int | None) -> None:
+        """It does no longer. Without an epoch: whichever it was."""
+        self._manager.resign(partition, coordinator_epoch, self._rebalances.unload)
+
+    # -- members ----------------------------------------------------------------------------------------------------
+
+    async def join_group(
+        self,
+        group_id: str,
+        member_id: str,
+        group_instance_id: str | None,
+        *,
+        requires_known_member_id: bool,
+        client_id: str,
+        client_host: str,
+        rebalance_timeout_ms: int,
+        session_timeout_ms: int,
+        protocol_type: str,
+        protocols: Protocols,
+    ) -> JoinResult:
+        """Returns when the next generation begins, or the member is refused."""
+        says = Member(
+            member_id,
+            group_instance_id,
+            client_id,
+            client_host,
+            rebalance_timeout_ms,
+            session_timeout_ms,
+            protocol_type,
+            protocols,
+        )
+        answer: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
+        on_joined = partial(_resolve, answer)
+        at_once = self._join(group_id, says, requires_known_member_id, on_joined)
+        return await answer if at_once is None else at_once
+
+    def _join(
+        self, group_id: str, says: Member, requires_known_member_id: bool, on_joined: JoinCallback
+    ) -> JoinResult | None:
+        """The answer, or None if `on_joined` gets it."""
+        config = self._config()
+        error = self._group_error(group_id)
+        if error is not None:
+            return JoinResult(error, says.member_id)
+        if not config.group_min_session_timeout_ms <= says.session_timeout_ms <= config.group_max_session_timeout_ms:
+            return JoinResult(ErrorCode.INVALID_SESSION_TIMEOUT, says.member_id)
+        if not is_storable(says):
+            return JoinResult(ErrorCode.INVALID_REQUEST, says.member_id)
+        is_new = says.member_id == NO_MEMBER_ID
+        group = self._manager.get_or_create(group_id) if is_new else self._manager.get(group_id)
+        if group is None:
+            return JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, says.member_id)
+        if not has_room(group, says.member_id, config.group_max_size):
+            self._rebalances.remove_member(group, says.member_id, "group.max.size is reached")
+            return JoinResult(ErrorCode.GROUP_MAX_SIZE_REACHED, NO_MEMBER_ID)
+        if group.state is GroupState.DEAD:
+            return JoinResult(ErrorCode.COORDINATOR_NOT_AVAILABLE, says.member_id)
+        if not group.supports_protocols(says.protocol_type, says.protocols):
+            return JoinResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, says.member_id)
+        if is_new:
+            result = self._join_new(group, says, requires_known_member_id, on_joined)
+        else:
+            result = self._join_known(group, says, on_joined)
+        if group.state is GroupState.PREPARING_REBALANCE:
+            self._rebalances.check_join(group)
+        return result
+
+    def _join_new(
+        self, group: Group, says: Member, requires_known_member_id: bool, on_joined: JoinCallback
+    ) -> JoinResult | None:
+        instance_id = says.group_instance_id
+        prefix = says.client_id if instance_id is None else instance_id
+        says.member_id = f"{prefix}-{self._environment.random_uuid()}"
+        if instance_id in group.static_members:
+            self._rebalances.replace_static_member(group, says, on_joined)
+        elif requires_known_member_id:
+            group.pending_members[says.member_id] = None
+            self._rebalances.sessions.expect_join(group, says.member_id, says.session_timeout_ms)
+            return JoinResult(ErrorCode.MEMBER_ID_REQUIRED, says.member_id)
+        else:
+            self._rebalances.add_member(group, says, on_joined)
+        return None
+
+    def _join_known(self, group: Group, says: Member, on_joined: JoinCallback) -> JoinResult | None:
+        member_id, instance_id = says.member_id, says.group_instance_id
+        if member_id in group.pending_members and instance_id is None:
+            self._rebalances.add_member(group, says, on_joined)
+            return None
+        error = rejoin_error(group, member_id, instance_id)
+        if error is not None:
+            return JoinResult(error, member_id)
+        member = group.members[member_id]
+        is_same = member.matches(says.protocols)
+        if is_same and (
+            group.state is GroupState.COMPLETING_REBALANCE
+            or (group.state is GroupState.STABLE and not group.is_leader(member_id))
+        ):
+            # Its answer was lost, or it only wants to know.
+            return group.joined(member_id)
+        self._rebalances.update_member(group, member, says, on_joined)
+        return None
+
+    async def sync_group(
+        self,
+        group_id: str,
+        generation_id: int,
+        member_id: str,
+        group_instance_id: str | None,
+        protocol_type: str | None,
+        protocol_name: str | None,
+        assignments: Mapping[str, bytes],
+    ) -> SyncResult:
+        """Returns when the leader's assignment stands in the log. `assignments`: by member id, of the leader."""
+        error = self._group_error(group_id)
+        if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+            # The rebalance that was under way is lost, and older clients do not expect the error.
+            return SyncResult(ErrorCode.REBALANCE_IN_PROGRESS)
+        if error is not None:
+            return SyncResult(error)
+        group = self._manager.get(group_id)
+        if group is None:
+            return SyncResult(ErrorCode.UNKNOWN_MEMBER_ID)
+        error = member_error(group, generation_id, member_id, group_instance_id)
+        if error is not None:
+            return SyncResult(error)
+        if protocol_type not in (None, group.protocol_type) or protocol_name not in (None, group.protocol_name):
+            return SyncResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+        answer: asyncio.Future[SyncResult] = asyncio.get_running_loop().create_future()
+        at_once = self._sync(group, group.members[member_id], partial(_resolve, answer), assignments)
+        return await answer if at_once is None else at_once
+
+    def _sync(
+        self, group: Group, member: Member, on_synced: SyncCallback, assignments: Mapping[str, bytes]
+    ) -> SyncResult | None:
+        """The answer, or None if `on_synced` gets it."""
+        if group.state is GroupState.PREPARING_REBALANCE:
+            return SyncResult(ErrorCode.REBALANCE_IN_PROGRESS)
+        if group.state is GroupState.COMPLETING_REBALANCE:
+            self._rebalances.sync(group, member, on_synced, assignments)
+            return None
+        self._rebalances.has_synced(group, member)
+        return group.synced(member)
+
+    def heartbeat(self, group_id: str, generation_id: int, member_id: str, group_instance_id: str | None) -> ErrorCode:
+        error = self._group_error(group_id)
+        if error is not None:
+            # Whoever is being loaded will get a full session.
+            return ErrorCode.NONE if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS else error
+        group = self._manager.get(group_id)
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        error = member_error(group, generation_id, member_id, group_instance_id)
+        if error is not None:
+            return error
+        self._rebalances.sessions.renew(group, group.members[member_id])
+        if group.state is GroupState.PREPARING_REBALANCE:
+            return ErrorCode.REBALANCE_IN_PROGRESS
+        return ErrorCode.NONE
+
+    def leave_group(
+        self, group_id: str, members: Sequence[tuple[str, str | None]]
+    ) -> tuple[ErrorCode, list[tuple[str, str | None, ErrorCode]]]:
+        """`members`: (member id, instance id); a static member may be named by its instance id alone."""
+        error = self._group_error(group_id)
+        if error is not None:
+            return error, []
+        group = self._manager.get(group_id)
+        if group is not None and group.state is GroupState.DEAD:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE, []
+        return ErrorCode.NONE, [
+            (member_id, instance_id, self._leave(group, member_id, instance_id)) for member_id, instance_id in members
+        ]
+
+    def _leave(self, group: Group | None, member_id: str, instance_id: str | None) -> ErrorCode:
+        if group is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        found = leaving_member_id(group, member_id, instance_id)
+        if isinstance(found, ErrorCode):
+            return found
+        self._rebalances.remove_member(group, found, f"{found} leaves")
+        return ErrorCode.NONE
+
+    # -- offsets ----------------------------------------------------------------------------------------------------
+
+    async def commit_offsets(
+        self,
+        group_id: str,
+        generation_id: int,
+        member_id: str,
+        group_instance_id: str | None,
+        offsets: Mapping[TopicPartition, OffsetAndMetadata],
+    ) -> dict[TopicPartition, ErrorCode]:
+        """Returns when the offsets stand in the log. A generation below 0 has who only keeps offsets here."""
+        error = self._group_error(group_id, may_be_empty=True)
+        if error is not None:
+            return dict.fromkeys(offsets, error)
+        if generation_id < 0:
+            group = self._manager.get_or_create(group_id)
+        else:
+            found = self._manager.get(group_id)
+            if found is None:
+                return dict.fromkeys(offsets, ErrorCode.ILLEGAL_GENERATION)
+            group = found
+        error = commit_error(group, generation_id, member_id, group_instance_id)
+        if error is not None:
+            return dict.fromkeys(offsets, error)
+        member = group.members.get(member_id)
+        if member is not None:
+            self._rebalances.sessions.renew(group, member)
+        return await self._manager.store_offsets(group, offsets)
+
+    def fetch_offsets(
+        self, group_id: str, partitions: Sequence[TopicPartition] | None, *, require_stable: bool
+    ) -> tuple[ErrorCode, dict[TopicPartition, tuple[ErrorCode, OffsetAndMetadata | None]]]:
+        """What is committed for the partitions (None: for all for which something is), None where nothing is.
+
+        With `require_stable` UNSTABLE_OFFSET_COMMIT where something is about to be (KIP-447).
+        """
+        error = self._group_error(group_id, may_be_empty=True)
+        if error is not None:
+            return error, {}
+        group = self._manager.get(group_id)
+        if group is None or group.state is GroupState.DEAD:
+            return ErrorCode.NONE, dict.fromkeys(partitions or (), (ErrorCode.NONE, None))
+
+        def fetch(partition: TopicPartition) -> tuple[ErrorCode, OffsetAndMetadata | None]:
+            if require_stable and group.is_commit_pending(partition):
+                return ErrorCode.UNSTABLE_OFFSET_COMMIT, None
+            return ErrorCode.NONE, group.offset(partition)
+
+        return ErrorCode.NONE, {
+            partition: fetch(partition) for partition in (group.offsets if partitions is None else partitions)
+        }
+
+    def delete_offsets(
+        self, group_id: str, partitions: Sequence[TopicPartition]
+    ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
+        """Refused for topics that a member subscribes to (KIP-496)."""
+        error = self._group_error(group_id)
+        if error is not None:
+            return error, {}
+        group = self._manager.get(group_id)
+        if group is None or group.state is GroupState.DEAD:
+            return ErrorCode.GROUP_ID_NOT_FOUND, {}
+        if group.state is not GroupState.EMPTY and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+            return ErrorCode.NON_EMPTY_GROUP, {}
+        errors = {
+            partition: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+            if group.state is not GroupState.EMPTY and group.is_subscribed_to(partition[0])
+            else ErrorCode.NONE
+            for partition in partitions
+        }
+        self._delete([group], [partition for partition, error in errors.items() if error is ErrorCode.NONE])
+        return ErrorCode.NONE, errors
+
+    def partitions_deleted(self, partitions: Iterable[TopicPartition]) -> None:
+        """Nobody needs their offsets any more."""
+        self._delete(self._manager.groups(), list(partitions))
+
+    def _delete(self, groups: Sequence[Group], partitions: Sequence[TopicPartition]) -> None:
+        if partitions:
+            self._cleanup(groups, lambda group: [partition for partition in partitions if group.has_offset(partition)])
+
+    def _cleanup(self, groups: Sequence[Group], select: Callable[[Group], list[TopicPartition]]) -> None:
+        self._manager.cleanup(groups, select)
+        for group in groups:
+            if group.state is GroupState.DEAD:
+                self._rebalances.bury(group)
+
+    # -- groups -----------------------------------------------------------------------------------------------------
+
+    def list_groups(self, states: Collection[str]) -> tuple[ErrorCode, list[GroupOverview]]:
+        """Those in one of the states, all if there are none. With COORDINATOR_LOAD_IN_PROGRESS there may be more."""
+        if not self._is_active:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE, []
+        error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self._manager.is_loading else ErrorCode.NONE
+        return error, [group.overview() for group in self._manager.groups() if not states or group.state in states]
+
+    def describe_group(self, group_id: str) -> tuple[ErrorCode, GroupSummary]:
+        """A group that does not exist is Dead."""
+        error = self._group_error(group_id, may_be_empty=True)
+        if error is not None:
+            return error, NO_GROUP
+        group = self._manager.get(group_id)
+        return ErrorCode.NONE, DEAD_GROUP if group is None else group.summary()
+
+    def delete_groups(self, group_ids: Iterable[str]) -> dict[str, ErrorCode]:
+        """Only Empty groups can be deleted."""
+        results = {}
+        groups = []
+        for group_id in dict.fromkeys(group_ids):
+            group = self._manager.get(group_id)
+            error = self._group_error(group_id, may_be_empty=True)
+            if error is not None:
+                results[group_id] = error
+            elif group is None or group.state is GroupState.DEAD:
+                results[group_id] = ErrorCode.GROUP_ID_NOT_FOUND
+            elif group.state is not GroupState.EMPTY:
+                results[group_id] = ErrorCode.NON_EMPTY_GROUP
+            else:
+                groups.append(group)
+        self._cleanup(groups, lambda group: group.partitions)
+        for group in groups:
+            is_deleted = group.state is GroupState.DEAD
+            results[group.group_id] = ErrorCode.NONE if is_deleted else ErrorCode.NOT_COORDINATOR
+        return results
+
+    def _group_error(self, group_id: str, *, may_be_empty: bool = False) -> ErrorCode | None:
+        """Why this coordinator does not answer for the group."""
+        if not is_legal_group_id(group_id, may_be_empty):
+            return ErrorCode.INVALID_GROUP_ID
+        if not self._is_active:
+            return ErrorCode.COORDINATOR_NOT_AVAILABLE
+        return self._manager.check(group_id)
+
+
+def _resolve(answer: "asyncio.Future[Result]", result: Result) -> None:
+    if not answer.done():
+        answer.set_result(result)
