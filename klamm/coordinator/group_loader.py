@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Generator
 from klamm.coordinator.group import Group, GroupState
 from klamm.coordinator.group_records import (
     GroupKey,
-    OffsetKey,
+    OffsetKeyReader,
     UnknownKey,
     read_group_value,
     read_key,
@@ -70,31 +70,32 @@ async def latest_records(batches: AsyncIterator[LogBatch]) -> LatestRecords:
 def build_groups(partition: int, latest: LatestRecords, now_ms: int) -> Generator[None, None, dict[str, Group]]:
     """The groups that these records describe; in steps."""
     groups: dict[str, Group] = {}
-    offset_records: list[tuple[OffsetKey, int, bytes]] = []
-    unknown: dict[int, None] = {}
-    for done, (raw_key, (record_offset, _, value)) in enumerate(latest.items()):
+    unknown_versions: dict[int, None] = {}
+    # Groups first: offsets of who has no record as a group are those of a group that only commits.
+    for done, (key, (record_offset, _, value)) in enumerate(latest.items()):
         if done % RECORDS_PER_STEP == 0:
             yield
-        if value is None:
+        if value is None or key.startswith(_OFFSET_KEY):
             continue
         try:
-            match read_key(raw_key):
-                case OffsetKey() as key:
-                    offset_records.append((key, record_offset, value))
+            match read_key(key):
                 case GroupKey(group_id):
                     groups[group_id] = read_group_value(group_id, value)
                 case UnknownKey(version):
-                    unknown[version] = None
+                    unknown_versions[version] = None
         except ValueError as error:
             _report_broken(partition, record_offset, error)
-    if unknown:
-        versions = ", ".join(map(str, sorted(unknown)))
+    if unknown_versions:
+        versions = ", ".join(map(str, sorted(unknown_versions)))
         _log.warning("__consumer_offsets-%d has records with keys of version %s; skipped", partition, versions)
-    # Offsets of who has no group record are those of a group that only commits.
-    for done, ((group_id, topic_partition), record_offset, value) in enumerate(offset_records):
+    reader = OffsetKeyReader()
+    for done, (key, (record_offset, _, value)) in enumerate(latest.items()):
         if done % RECORDS_PER_STEP == 0:
             yield
+        if value is None or not key.startswith(_OFFSET_KEY):
+            continue
         try:
+            group_id, topic_partition = reader.read(key)
             offset = read_offset_value(value)
         except ValueError as error:
             _report_broken(partition, record_offset, error)

@@ -160,8 +160,31 @@ def read_key(data: bytes) -> Key:
     return _whole(_read_key, data)
 
 
+class OffsetKeyReader:
+    """Reads many offset keys as `read_key` would: what several have in common is decoded once, and one object."""
+
+    def __init__(self) -> None:
+        self._group_ids: dict[bytes, str] = {}
+        self._partitions: dict[bytes, TopicPartition] = {}
+
+    def read(self, data: bytes) -> tuple[str, TopicPartition]:
+        """The group and the partition. ValueError for bytes that are no offset key."""
+        end = 4 + int.from_bytes(data[2:4])
+        group_id, partition = self._group_ids.get(data[:end]), self._partitions.get(data[end:])
+        if group_id is not None and partition is not None:
+            return group_id, partition
+        key = read_key(data)
+        if not isinstance(key, OffsetKey):
+            raise InvalidFrame(f"not the key of an offset but {key}", 0)
+        return self._group_ids.setdefault(data[:end], key[0]), self._partitions.setdefault(data[end:], key[1])
+
+
 def read_offset_value(data: bytes) -> OffsetAndMetadata:
     """What a record with an `OffsetKey` holds. ValueError for bytes of no version that is known, or of none at all."""
+    if len(data) == _PLAIN_OFFSET_V3.size:
+        version, offset, leader_epoch, length, commit_timestamp_ms = _PLAIN_OFFSET_V3.unpack(data)
+        if version == OFFSET_VALUE_VERSION and length == 0:
+            return OffsetAndMetadata(offset, leader_epoch, "", commit_timestamp_ms)
     return _whole(_read_offset_value, data)
 
 
@@ -194,10 +217,6 @@ def _read_key(data: bytes) -> Key:
 
 
 def _read_offset_value(data: bytes) -> OffsetAndMetadata:
-    if len(data) == _PLAIN_OFFSET_V3.size:
-        version, offset, leader_epoch, length, commit_timestamp_ms = _PLAIN_OFFSET_V3.unpack(data)
-        if version == OFFSET_VALUE_VERSION and length == 0:
-            return OffsetAndMetadata(offset, leader_epoch, "", commit_timestamp_ms)
     version = _value_version(data, OFFSET_VALUE_VERSION)
     leader_epoch = -1
     (offset,) = _INT64.unpack_from(data, 2)
