@@ -118,9 +118,9 @@ async def on_replicas_become_offline(parts: ControllerParts, replicas: Collectio
     await parts.partitions.handle_state_changes(leaderless, PartitionState.OFFLINE)
     await parts.partitions.trigger_online_partition_state_change()
     await asyncio.sleep(0)
-    to_be_deleted, states = context.topics_to_be_deleted, context.partition_states
-    deleting = [replica for replica in replicas if replica[0][0] in to_be_deleted]
-    others = [replica for replica in replicas if replica[0][0] not in to_be_deleted] if deleting else replicas
+    states, is_to_be_deleted = context.partition_states, context.is_partition_to_be_deleted
+    deleting = [replica for replica in replicas if is_to_be_deleted(replica[0])] if context.topics_to_be_deleted else []
+    others = [replica for replica in replicas if not is_to_be_deleted(replica[0])] if deleting else replicas
     elected = {key for key in leaderless if states.get(key) is PartitionState.ONLINE}
     await asyncio.sleep(0)
     await parts.replicas.handle_state_changes(others, ReplicaState.OFFLINE, fenced=elected)

@@ -280,6 +280,10 @@ class ControllerContext:
     def is_topic_eligible_for_deletion(self, topic: str) -> bool:
         return topic in self.topics_to_be_deleted and topic not in self.topics_ineligible_for_deletion
 
+    def is_partition_to_be_deleted(self, partition: TopicPartition) -> bool:
+        """Its topic is, and no reassignment has to be completed before, for which it needs a leader."""
+        return partition[0] in self.topics_to_be_deleted and partition not in self.partitions_being_reassigned
+
     # -- leadership -------------------------------------------------------------------------------------------------
 
     def partition_leadership_info(self, partition: TopicPartition) -> LeaderAndIsr | None:
@@ -308,13 +312,13 @@ class ControllerContext:
         return [partition for partition in self._leadership if partition[0] not in self.topics_to_be_deleted]
 
     def partitions_with_offline_leader(self) -> list[TopicPartition]:
-        """Those whose leader is dead, not there or shutting down, and whose topics are not to be deleted."""
-        live, offline_dirs, deleting = self._live, self.replicas_on_offline_dirs, self.topics_to_be_deleted
+        """Those whose leader is dead, not there or shutting down, and that are not to be deleted."""
+        live, offline_dirs = self._live, self.replicas_on_offline_dirs
         return [
             partition
             for partition, state in self._leadership.items()
             if (state.leader not in live or (offline_dirs and partition in offline_dirs.get(state.leader, ())))
-            and partition[0] not in deleting
+            and not self.is_partition_to_be_deleted(partition)
         ]
 
     def partition_leaders_on_broker(self, broker_id: int) -> list[TopicPartition]:

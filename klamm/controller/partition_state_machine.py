@@ -90,9 +90,9 @@ class PartitionStateMachine:
         await self.trigger_online_partition_state_change()
 
     async def trigger_online_partition_state_change(self, topic: str | None = None) -> None:
-        """Tries to give a leader to every partition (of one topic) without one; not in topics to be deleted."""
+        """Tries to give a leader to every partition (of one topic) without one; not to those to be deleted."""
         partitions = self._context.partitions_in_states((PartitionState.NEW, PartitionState.OFFLINE), topic)
-        wanted = [key for key in partitions if not self._context.is_topic_queued_up_for_deletion(key[0])]
+        wanted = [key for key in partitions if not self._context.is_partition_to_be_deleted(key)]
         await self.handle_state_changes(wanted, PartitionState.ONLINE, ElectionStrategy.OFFLINE)
 
     async def handle_state_changes(

@@ -91,7 +91,7 @@ class ReplicaStateMachine:
                     (usable if broker_id in brokers else others).setdefault(broker_id, []).append(partition)
                 leadership = context.partition_leadership_info(partition)
                 online = [broker_id for broker_id in replicas if broker_id in brokers]
-                if leadership is not None and online and not self._is_to_be_deleted(partition):
+                if leadership is not None and online and not context.is_partition_to_be_deleted(partition):
                     self._send_leadership(online, partition, leadership, is_new=False)
             for broker_id, partitions in usable.items():
                 context.put_replica_states(broker_id, partitions, ReplicaState.ONLINE)
@@ -190,7 +190,8 @@ class ReplicaStateMachine:
         elif target is ReplicaState.ONLINE:
             if self._context.replica_state((partition, broker_id)) is ReplicaState.NEW:
                 self._join_assignment(broker_id, partition)
-            elif leadership is not None and not self._is_to_be_deleted(partition):
+            elif leadership is not None and not self._context.is_partition_to_be_deleted(partition):
+                # No broker is to begin with it again (KAFKA-13342).
                 self._send_leadership((broker_id,), partition, leadership, is_new=False)
         elif target is ReplicaState.DELETION_STARTED:
             self._request_batch.add_stop_replica_request_for_brokers((broker_id,), partition, delete_partition=True)
@@ -198,13 +199,6 @@ class ReplicaStateMachine:
             assignment = self._context.partition_full_replica_assignment(partition).remove_replica(broker_id)
             self._context.update_partition_full_replica_assignment(partition, assignment)
         return True
-
-    def _is_to_be_deleted(self, partition: TopicPartition) -> bool:
-        """Its topic is, and nothing has to be completed before: no broker is to begin with it again (KAFKA-13342)."""
-        context = self._context
-        return context.is_topic_queued_up_for_deletion(partition[0]) and (
-            partition not in context.partitions_being_reassigned
-        )
 
     def _send_leadership(
         self, broker_ids: Iterable[int], partition: TopicPartition, leadership: LeaderAndIsr, *, is_new: bool
@@ -246,7 +240,7 @@ class ReplicaStateMachine:
             leaderships.update(await self._read(broker_id, to_read))
         removed = await self._remove_from_isr(broker_id, leaderships, to_fence)
         for partition, leadership in removed.items():
-            if not context.is_topic_queued_up_for_deletion(partition[0]):
+            if not context.is_partition_to_be_deleted(partition):
                 others = [key for key in context.partition_replica_assignment(partition) if key != broker_id]
                 self._send_leadership(others, partition, leadership, is_new=False)
         if never_led:

@@ -71,3 +71,19 @@ def test_an_unclean_election_that_is_asked_for_may_complete_a_reassignment(tmp_p
         assert await scene.controller.list_partition_reassignments(None) == {}
 
     play(tmp_path, scenario)
+
+
+def test_a_reassignment_that_a_deletion_waits_for_survives_the_death_of_the_leader(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.start(9, 1, 2)
+        await scene.create("t", [1])
+        assert await move(scene, 2) is ErrorCode.NONE
+        await scene.store.mark_topic_for_deletion("t")
+        await scene.settled()
+        await scene.kill(1)
+        await scene.start(1)
+        assert (await scene.state("t"))[::2] == (1, (1,))
+        await scene.alter_isr("t", [1, 2])
+        await scene.until(lambda: "t" not in scene.controller.context.all_topics)
+
+    play(tmp_path, scenario)
