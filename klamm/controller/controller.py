@@ -1,17 +1,8 @@
 """The controller: one broker of the cluster that decides who leads which partition (Kafka's `KafkaController`).
 
 Every broker runs this; the one whose session owns /controller is *active*. It changes nothing but in answer to events,
-which one task processes, one after another (`event_manager.py`).
-
-| event of                                        | is processed in                                                  |
-|-------------------------------------------------|------------------------------------------------------------------|
-| the session, /controller                        | this module: who is the controller                               |
-| brokers, disks, LeaderAndIsr responses, a stop  | broker_flows.py                                                  |
-| topics, partitions, marks for deletion          | topic_flows.py, topic_deletion.py                                |
-| ISR changes                                     | isr_flows.py                                                     |
-| reassignments                                   | reassignment.py                                                  |
-| elections that are asked for; the balance       | elections.py                                                     |
-| finalized features                              | features.py                                                      |
+which one task processes, one after another (`event_manager.py`). Here is decided who is the controller; what the
+active one does is in the flows (`event_flows.py`), what the broker asks of it in `requests.py`.
 
 What must stay true:
 - Active is who was elected in this session *and* has taken over. To be named in /controller is not enough: that may be
@@ -26,59 +17,33 @@ What must stay true:
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
 
 from klamm.config.broker import BrokerConfig
-from klamm.controller import broker_flows, elections, features, isr_flows, reassignment, topic_flows
-from klamm.controller.context import ControllerContext, PartitionAndReplica, ReplicaAssignment
+from klamm.controller.context import ControllerContext
+from klamm.controller.event_flows import Flow, flows
 from klamm.controller.event_manager import ControllerEventManager
 from klamm.controller.events import (
-    AlterIsrReceived,
-    ApiPartitionReassignment,
-    AutoPreferredReplicaLeaderElection,
-    BrokerChange,
-    BrokerModifications,
-    ControlledShutdown,
     ControllerChange,
     ControllerEvent,
     ControllerState,
     Expire,
-    IsrChangeNotification,
-    LeaderAndIsrResponseReceived,
-    ListPartitionReassignments,
-    LogDirEventNotification,
-    PartitionModifications,
-    PartitionReassignmentIsrChange,
     Question,
     RegisterBrokerAndReelect,
-    ReplicaLeaderElection,
     Startup,
-    TopicChange,
-    TopicDeletion,
-    TopicDeletionStopReplicaResponseReceived,
-    TopicUncleanLeaderElectionEnable,
-    UncleanLeaderElectionEnable,
-    UpdateFeatures,
-    UpdateMetadataResponseReceived,
-    ZkPartitionReassignment,
-    ZkPreferredReplicaElection,
 )
 from klamm.controller.failover import on_controller_failover, on_controller_resignation
-from klamm.controller.feature_updates import FeatureResults, FeatureUpdate
-from klamm.controller.leader_election import ElectionResults, ElectionType
 from klamm.controller.parts import Channels, ControllerParts
+from klamm.controller.requests import ControllerRequests
 from klamm.controller.send_queue import SendQueue
 from klamm.controller.state_change_log import StateChangeLog
 from klamm.controller.states import OnIllegalTransition, log_illegal_transition
 from klamm.environment import Environment
-from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.tasks import OnFailure
 from klamm.znodes.batches import ControllerMoved
 from klamm.znodes.controller_store import NO_CONTROLLER, ControllerStore
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.znodes.topics import TopicPartition
 from klamm.zookeeper.errors import AuthFailed, ClientClosed, SessionExpired, ZooKeeperError
 
 # How long a broker that could not take over waits before it tries again, so that a lasting reason (a znode that it may
@@ -87,13 +52,11 @@ RETRY_BACKOFF_MS = 1_000
 
 _log = logging.getLogger(__name__)
 
-Flow = Callable[[Any], Awaitable[object]]
-
 # Nothing can be done in the session any more.
 _SESSION_ENDS = (SessionExpired, AuthFailed, ClientClosed)
 
 
-class KafkaController:
+class KafkaController(ControllerRequests):
     """One broker's controller.
 
     `open_channels` makes the connections to the brokers for one controllership; `register_broker` registers the broker
@@ -122,6 +85,7 @@ class KafkaController:
         self._parts = ControllerParts(
             config, environment, broker_id, self._events.put, self.state_changes, on_illegal_transition
         )
+        super().__init__(self._events.put)
         self._retry: asyncio.TimerHandle | None = None
         self._not_before = 0.0  # By the loop's clock: no election is entered earlier.
         self._is_active = False
@@ -135,33 +99,7 @@ class KafkaController:
             Expire: self._expire,
             ControllerChange: self._controller_change,
         }
-        parts = self._parts
-        self._flows: dict[type[ControllerEvent], Flow] = {
-            BrokerChange: lambda _event: broker_flows.broker_change(parts),
-            BrokerModifications: lambda event: broker_flows.broker_modifications(parts, event.broker_id),
-            LogDirEventNotification: lambda _event: broker_flows.log_dir_event_notification(parts),
-            LeaderAndIsrResponseReceived: lambda event: broker_flows.leader_and_isr_response_received(parts, event),
-            UpdateMetadataResponseReceived: self._update_metadata_response_received,
-            ControlledShutdown: self._controlled_shutdown,
-            TopicChange: lambda _event: topic_flows.topic_change(parts),
-            PartitionModifications: lambda event: topic_flows.partition_modifications(parts, event.topic),
-            TopicDeletion: lambda _event: topic_flows.topic_deletion(parts),
-            TopicDeletionStopReplicaResponseReceived: self._stop_replica_response_received,
-            AlterIsrReceived: self._alter_isr,
-            IsrChangeNotification: lambda _event: isr_flows.isr_change_notification(parts),
-            ApiPartitionReassignment: self._api_partition_reassignment,
-            ZkPartitionReassignment: lambda _event: reassignment.zk_partition_reassignment(parts),
-            PartitionReassignmentIsrChange: lambda event: reassignment.complete_reassignments(parts, [event.partition]),
-            ListPartitionReassignments: self._list_partition_reassignments,
-            ReplicaLeaderElection: self._replica_leader_election,
-            ZkPreferredReplicaElection: lambda _event: elections.zk_preferred_replica_election(parts),
-            AutoPreferredReplicaLeaderElection: lambda _event: elections.auto_preferred_replica_leader_election(parts),
-            UncleanLeaderElectionEnable: lambda _event: elections.unclean_leader_election_enable(parts),
-            TopicUncleanLeaderElectionEnable: lambda event: elections.unclean_leader_election_enable(
-                parts, event.topic
-            ),
-            UpdateFeatures: self._update_features,
-        }
+        self._flows = flows(self._parts)
 
     # -- what the broker uses ---------------------------------------------------------------------------------------
 
@@ -235,42 +173,6 @@ class KafkaController:
         await on_controller_resignation(self._parts)
         self.state_changes.close()
 
-    async def alter_isr(self, request: Any) -> Any:
-        """Answers an AlterIsr request; errors are in the response. Cut short, nothing is known of what was done."""
-        event = AlterIsrReceived(request, answer=_future())
-        self._events.put(event)
-        try:
-            return await event.answer
-        except KafkaError as error:
-            _log.info("AlterIsr of broker %d refused: %s", request.broker_id, error)
-            return isr_flows.error_response(error.code)
-
-    async def controlled_shutdown(self, broker_id: int, broker_epoch: int) -> list[TopicPartition]:
-        """Moves leadership away from a broker that wants to stop; returns the partitions that it still leads.
-
-        KafkaErrors STALE_CONTROLLER_EPOCH (this broker is not the controller), STALE_BROKER_EPOCH,
-        BROKER_NOT_AVAILABLE.
-        """
-        event = ControlledShutdown(broker_id, broker_epoch, answer=_future())
-        self._events.put(event)
-        return await event.answer
-
-    async def elect_leaders(self, partitions: Sequence[TopicPartition], election_type: ElectionType) -> ElectionResults:
-        """Answers ElectLeaders: each partition's new leader, or why it got none. KafkaError NOT_CONTROLLER.
-
-        What is elected is known to no broker yet.
-        """
-        event = ReplicaLeaderElection(partitions, election_type, answer=_future())
-        self._events.put(event)
-        return await event.answer
-
-    def enable_default_unclean_leader_election(self) -> None:
-        """unclean.leader.election.enable was switched on for all topics that do not say otherwise."""
-        self._events.put(UncleanLeaderElectionEnable())
-
-    def enable_topic_unclean_leader_election(self, topic: str) -> None:
-        self._events.put(TopicUncleanLeaderElectionEnable(topic))
-
     def reconfigure(self, config: BrokerConfig) -> None:
         """The broker runs with this configuration now. Of what may change while it runs, the controller uses the
         three configs of the automatic rebalance and unclean.leader.election.enable."""
@@ -281,31 +183,6 @@ class KafkaController:
         )
         if self._is_active and timing != old_timing:
             self._parts.schedule_leader_rebalance(config.leader_imbalance_check_interval_seconds)
-
-    async def update_features(self, updates: Sequence[FeatureUpdate]) -> FeatureResults:
-        """Answers UpdateFeatures. KafkaError NOT_CONTROLLER: none, or all that are allowed, may have been done."""
-        event = UpdateFeatures(updates, answer=_future())
-        self._events.put(event)
-        return await event.answer
-
-    async def alter_partition_reassignments(
-        self, targets: Mapping[TopicPartition, tuple[int, ...] | None]
-    ) -> Mapping[TopicPartition, KafkaError | None]:
-        """Moves these partitions to these brokers, None: back to where they were; returns what could not begin.
-
-        KafkaError NOT_CONTROLLER: some, or all, may have begun.
-        """
-        event = ApiPartitionReassignment(targets, answer=_future())
-        self._events.put(event)
-        return await event.answer
-
-    async def list_partition_reassignments(
-        self, partitions: Sequence[TopicPartition] | None
-    ) -> Mapping[TopicPartition, ReplicaAssignment]:
-        """Those of these partitions (None: of all) that are being reassigned. KafkaError NOT_CONTROLLER."""
-        event = ListPartitionReassignments(partitions, answer=_future())
-        self._events.put(event)
-        return await event.answer
 
     # -- events -----------------------------------------------------------------------------------------------------
 
@@ -439,50 +316,6 @@ class KafkaController:
         except ControllerMoved:
             _log.info("another broker is the controller already")
 
-    # -- answers ----------------------------------------------------------------------------------------------------
 
-    async def _controlled_shutdown(self, event: ControlledShutdown) -> None:
-        try:
-            event.resolve(await broker_flows.controlled_shutdown(self._parts, event.broker_id, event.broker_epoch))
-        except KafkaError as error:
-            event.fail(error)
-
-    async def _replica_leader_election(self, event: ReplicaLeaderElection) -> None:
-        event.resolve(await elections.replica_leader_election(self._parts, event.partitions, event.election_type))
-
-    async def _update_features(self, event: UpdateFeatures) -> None:
-        event.resolve(await features.update_features(self._parts, event.updates))
-
-    async def _alter_isr(self, event: AlterIsrReceived) -> None:
-        try:
-            event.resolve(await isr_flows.alter_isr(self._parts, event.request))
-        except KafkaError as error:
-            event.fail(error)
-        else:
-            await reassignment.complete_reassignments(self._parts, isr_flows.requested_partitions(event.request))
-
-    async def _api_partition_reassignment(self, event: ApiPartitionReassignment) -> None:
-        event.resolve(await reassignment.api_partition_reassignment(self._parts, event.targets))
-
-    async def _list_partition_reassignments(self, event: ListPartitionReassignments) -> None:
-        event.resolve(reassignment.list_partition_reassignments(self._parts.context, event.partitions))
-
-    async def _update_metadata_response_received(self, event: UpdateMetadataResponseReceived) -> None:
-        if event.error_code != ErrorCode.NONE and self._parts.is_current(event.sender):
-            _log.error("broker %d answers UpdateMetadata with error %d", event.sender.broker_id, event.error_code)
-
-    async def _stop_replica_response_received(self, event: TopicDeletionStopReplicaResponseReceived) -> None:
-        if not self._parts.is_current(event.sender):
-            return
-        failed: list[PartitionAndReplica] = []
-        deleted: list[PartitionAndReplica] = []
-        for partition, code in event.partition_errors.items():
-            is_deleted = event.request_error == code == ErrorCode.NONE
-            (deleted if is_deleted else failed).append((partition, event.sender.broker_id))
-        await self._parts.deletions.fail_replica_deletion(failed)
-        if deleted:
-            await self._parts.deletions.complete_replica_deletion(deleted)
-
-
-def _future() -> "asyncio.Future[Any]":
+def _future() -> "asyncio.Future[None]":
     return asyncio.get_running_loop().create_future()

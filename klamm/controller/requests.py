@@ -1,0 +1,102 @@
+"""What the broker asks of its controller, for clients and for other brokers.
+
+Each question becomes an event, and waits for the answer that the event gets when it is processed (event_flows.py). If
+it is not, because this broker is not the controller or gives that up, the event says what the answer is (`preempt`).
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from klamm.controller import isr_flows
+from klamm.controller.context import ReplicaAssignment
+from klamm.controller.events import (
+    AlterIsrReceived,
+    ApiPartitionReassignment,
+    ControlledShutdown,
+    ControllerEvent,
+    ListPartitionReassignments,
+    ReplicaLeaderElection,
+    TopicUncleanLeaderElectionEnable,
+    UncleanLeaderElectionEnable,
+    UpdateFeatures,
+)
+from klamm.controller.feature_updates import FeatureResults, FeatureUpdate
+from klamm.controller.leader_election import ElectionResults, ElectionType
+from klamm.protocol.errors import KafkaError
+from klamm.znodes.topics import TopicPartition
+
+_log = logging.getLogger(__name__)
+
+
+class ControllerRequests:
+    """See the module. `put` queues an event."""
+
+    def __init__(self, put: Callable[[ControllerEvent], None]) -> None:
+        self._put = put
+
+    async def alter_isr(self, request: Any) -> Any:
+        """Answers an AlterIsr request; errors are in the response. Cut short, nothing is known of what was done."""
+        event = AlterIsrReceived(request, answer=_future())
+        self._put(event)
+        try:
+            return await event.answer
+        except KafkaError as error:
+            _log.info("AlterIsr of broker %d refused: %s", request.broker_id, error)
+            return isr_flows.error_response(error.code)
+
+    async def controlled_shutdown(self, broker_id: int, broker_epoch: int) -> list[TopicPartition]:
+        """Moves leadership away from a broker that wants to stop; returns the partitions that it still leads.
+
+        KafkaErrors STALE_CONTROLLER_EPOCH (this broker is not the controller), STALE_BROKER_EPOCH,
+        BROKER_NOT_AVAILABLE.
+        """
+        event = ControlledShutdown(broker_id, broker_epoch, answer=_future())
+        self._put(event)
+        return await event.answer
+
+    async def elect_leaders(self, partitions: Sequence[TopicPartition], election_type: ElectionType) -> ElectionResults:
+        """Answers ElectLeaders: each partition's new leader, or why it got none. KafkaError NOT_CONTROLLER.
+
+        What is elected is known to no broker yet.
+        """
+        event = ReplicaLeaderElection(partitions, election_type, answer=_future())
+        self._put(event)
+        return await event.answer
+
+    def enable_default_unclean_leader_election(self) -> None:
+        """unclean.leader.election.enable was switched on for all topics that do not say otherwise."""
+        self._put(UncleanLeaderElectionEnable())
+
+    def enable_topic_unclean_leader_election(self, topic: str) -> None:
+        self._put(TopicUncleanLeaderElectionEnable(topic))
+
+    async def update_features(self, updates: Sequence[FeatureUpdate]) -> FeatureResults:
+        """Answers UpdateFeatures. KafkaError NOT_CONTROLLER: none, or all that are allowed, may have been done."""
+        event = UpdateFeatures(updates, answer=_future())
+        self._put(event)
+        return await event.answer
+
+    async def alter_partition_reassignments(
+        self, targets: Mapping[TopicPartition, tuple[int, ...] | None]
+    ) -> Mapping[TopicPartition, KafkaError | None]:
+        """Moves these partitions to these brokers, None: back to where they were; returns what could not begin.
+
+        KafkaError NOT_CONTROLLER: some, or all, may have begun.
+        """
+        event = ApiPartitionReassignment(targets, answer=_future())
+        self._put(event)
+        return await event.answer
+
+    async def list_partition_reassignments(
+        self, partitions: Sequence[TopicPartition] | None
+    ) -> Mapping[TopicPartition, ReplicaAssignment]:
+        """Those of these partitions (None: of all) that are being reassigned. KafkaError NOT_CONTROLLER."""
+        event = ListPartitionReassignments(partitions, answer=_future())
+        self._put(event)
+        return await event.answer
+
+
+def _future() -> "asyncio.Future[Any]":
+    return asyncio.get_running_loop().create_future()
