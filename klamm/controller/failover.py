@@ -94,8 +94,9 @@ async def _initialize_context(parts: ControllerParts) -> None:
 async def _queue_topic_deletions(parts: ControllerParts) -> None:
     context = parts.context
     marked = await parts.store.topic_deletions(parts.on_topic_deletions)
-    unknown = [topic for topic in marked if topic not in context.all_topics]
-    await parts.store.delete_topic_deletions(unknown, parts.guard)
+    if not context.all_topics.issuperset(marked):
+        # They may have been created since the topics were read: to be looked at in the end.
+        parts.on_topic_deletions()
     topics = [topic for topic in marked if topic in context.all_topics]
     waiting = {topic for topic, _ in context.partitions_being_reassigned}
     for topic in topics:

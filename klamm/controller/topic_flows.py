@@ -1,6 +1,7 @@
 """What the controller does when topics are created, get partitions, or are marked for deletion.
 
 What must stay true:
+- A mark for deletion is removed only with its topic, or when there is no such topic in ZooKeeper.
 - A topic is taken up once, by the event that finds it among the children of /brokers/topics.
 - The leadership of a partition that has a state znode is never begun anew: a topic whose znode was unreadable for a
   while, and then mended, goes on where it was.
@@ -14,6 +15,7 @@ from klamm.config.versions import ApiVersion
 from klamm.controller.context import ReplicaAssignment
 from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
+from klamm.controller.reassignment import resume_reassignments
 from klamm.controller.slices import for_slices, slices
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, TopicPartition, is_legal_topic_name
@@ -140,6 +142,8 @@ async def on_new_partition_creation(parts: ControllerParts, partitions: Sequence
     if left:
         await _resume_leadership(parts, left)
     await parts.replicas.handle_state_changes(replicas, ReplicaState.ONLINE)
+    # A topic that was unreadable for a while may come with reassignments.
+    await resume_reassignments(parts, replicas)
 
 
 async def _resume_leadership(parts: ControllerParts, partitions: Collection[TopicPartition]) -> None:
@@ -159,6 +163,9 @@ async def topic_deletion(parts: ControllerParts) -> None:
     """Topics were marked for deletion."""
     context, deletions = parts.context, parts.deletions
     marked = await parts.store.topic_deletions(parts.on_topic_deletions)
+    if not context.all_topics.issuperset(marked):
+        # One may have been created since the topics were read.
+        await topic_change(parts)
     unknown = [topic for topic in marked if topic not in context.all_topics]
     if unknown:
         _log.warning("topics %s do not exist: the marks for their deletion are removed", unknown)

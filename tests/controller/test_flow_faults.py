@@ -1,6 +1,7 @@
 """Flows of the controller that come upon something halfway: another request, a death, a failed disk."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from controller_scene import Scene, play
@@ -8,6 +9,7 @@ from controller_scene import Scene, play
 from klamm.controller.leader_election import ElectionType
 from klamm.protocol.errors import ErrorCode
 from klamm.znodes.requests import REASSIGN_PARTITIONS_PATH, encode_reassignment
+from klamm.znodes.topics import TopicAssignment, topic_path
 
 T0 = ("t", 0)
 
@@ -85,5 +87,74 @@ def test_a_reassignment_that_a_deletion_waits_for_survives_the_death_of_the_lead
         assert (await scene.state("t"))[::2] == (1, (1,))
         await scene.alter_isr("t", [1, 2])
         await scene.until(lambda: "t" not in scene.controller.context.all_topics)
+
+    play(tmp_path, scenario)
+
+
+def test_a_topic_that_comes_with_a_reassignment_under_way(tmp_path: Path) -> None:
+    """As one whose znode could not be read for a while."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.start(1, 2)
+        assignment = TopicAssignment(
+            {0: (2, 1)}, scene.environment.random_uuid(), adding_replicas={0: (2,)}, removing_replicas={0: (1,)}
+        )
+        await scene.store.client.create(topic_path("t"), assignment.encode())
+        await scene.settled()
+        assert (await scene.state("t"))[::2] == (2, (2,))
+        assert await scene.controller.list_partition_reassignments(None) == {}
+
+    play(tmp_path, scenario)
+
+
+# -- deletions --------------------------------------------------------------------------------------------------------
+
+
+def marked_before_read(scene: Scene, monkeypatch: pytest.MonkeyPatch, topic: str) -> None:
+    """The controllers' next look at the marks finds one of a topic that did not exist a moment before."""
+    for broker in scene.brokers.values():
+        store = broker.controller.parts.store
+        read = store.topic_deletions
+
+        async def topic_deletions(*arguments: Any, read: Any = read) -> list[str]:
+            if await scene.store.topic_assignment(topic) is None:
+                await scene.store.create_topic(topic, {0: [2]}, scene.environment.random_uuid(), {})
+                await scene.store.mark_topic_for_deletion(topic)
+            marked: list[str] = await read(*arguments)
+            monkeypatch.undo()
+            return marked
+
+        monkeypatch.setattr(store, "topic_deletions", topic_deletions)
+
+
+def test_a_topic_that_is_marked_for_deletion_as_soon_as_it_exists(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka's controller takes it for one that does not exist, and the mark is lost."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.start(1, 2)
+        await scene.create("other", [2])
+        marked_before_read(scene, monkeypatch, "t")
+        await scene.store.mark_topic_for_deletion("other")
+        await scene.settled()
+        await scene.settled()
+        assert await scene.store.topic_deletions() == []
+        assert await scene.store.topic_names() == []
+
+    play(tmp_path, scenario)
+
+
+def test_a_topic_that_is_marked_for_deletion_while_a_controller_takes_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.start(1, 2)
+        marked_before_read(scene, monkeypatch, "t")
+        await scene.kill(1)
+        await scene.settled()
+        await scene.settled()
+        assert await scene.store.topic_deletions() == []
+        assert await scene.store.topic_names() == []
 
     play(tmp_path, scenario)
