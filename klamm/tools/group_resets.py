@@ -23,11 +23,12 @@ from klamm.tools.group_client import EARLIEST, LATEST, UNKNOWN_OFFSET, TopicPart
 MAX_UNQUOTED_LENGTH: Final = 24
 MAX_OFFSET: Final = 2**63 - 1
 
-_DATETIME: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}(Z|[+-]\d{2}(:\d{2})?)?")
+_DATETIME: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}(Z|[+-]\d{2}(:\d{2})?)?", re.ASCII)
+# So many digits that the time, in milliseconds, always fits into 64 bits.
 _DURATION: Final = re.compile(
-    r"(?P<sign>[-+]?)P(?:(?P<days>[-+]?\d+)D)?"
-    r"(?P<time>T(?:(?P<hours>[-+]?\d+)H)?(?:(?P<minutes>[-+]?\d+)M)?"
-    r"(?:(?P<seconds>[-+]?\d+)(?:[.,](?P<fraction>\d{0,9}))?S)?)?",
+    r"(?P<sign>[-+]?)P(?:(?P<days>[-+]?\d{1,10})D)?"
+    r"(?P<time>T(?:(?P<hours>[-+]?\d{1,10})H)?(?:(?P<minutes>[-+]?\d{1,10})M)?"
+    r"(?:(?P<seconds>[-+]?\d{1,10})(?:[.,](?P<fraction>\d{0,9}))?S)?)?",
     re.IGNORECASE | re.ASCII,
 )
 

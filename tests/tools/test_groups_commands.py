@@ -1,0 +1,170 @@
+"""klamm groups: wrong calls, and the live view."""
+
+import io
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from klamm.tools import live, main
+from klamm.tools.errors import ToolError
+from klamm.tools.group_client import Coordinator, FoundOffsets, GroupDescription, TopicPartition
+from klamm.tools.groups import parse_states, positions
+
+RESET = ["reset-offsets", "--group", "g", "--topic", "t"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["describe"], "Invalid value for --group: exactly one of --group and --all-groups"),
+        (["describe", "--group", "g", "--all-groups"], "Invalid value for --group: exactly one of --group and --all-"),
+        (
+            ["describe", "--group", "g", "--members", "--state"],
+            "Invalid value for describe: only one of --offsets, --members and --state",
+        ),
+        (["describe", "--group", "g", "--timeout", "0"], "Invalid value for '--timeout': "),
+        (["delete"], "Invalid value for --group: exactly one of"),
+        (["delete", "--group", "g", "--topic", "t"], "No such option: --topic"),
+        (
+            ["list", "--state", "Stable,Odd"],
+            "Invalid value for --state: Invalid state list 'Stable,Odd'. Valid states are: PreparingRebalance, "
+            "CompletingRebalance, Stable, Dead, Empty",
+        ),
+        (["delete-offsets", "--group", "g"], "Missing option '--topic'."),
+        (["delete-offsets", "--group", "g", "--topic", "t:x"], "Invalid value for --topic: 't:x' is not a topic or "),
+        (["reset-offsets", "--to-earliest"], "Invalid value for --group: exactly one of"),
+        (RESET, "Invalid value for reset scenario: exactly one of --to-offset, --to-earliest, --to-latest, "),
+        ([*RESET, "--to-earliest", "--shift-by", "0"], "Invalid value for reset scenario: exactly one of "),
+        (
+            ["reset-offsets", "--group", "g", "--to-earliest"],
+            "Invalid value for scope: One of the reset scopes should be defined: --all-topics, --topic.",
+        ),
+        ([*RESET, "--all-topics", "--to-latest"], "Invalid value for --all-topics: only one of --topic and"),
+        ([*RESET, "--to-latest", "--dry-run", "--execute"], "Invalid value for --execute: only one of --dry-run and"),
+        ([*RESET, "--to-latest", "--export", "--json"], "Invalid value for --export: only one of --export and --json"),
+        ([*RESET, "--to-offset", "x"], "Invalid value for '--to-offset': "),
+        ([*RESET, "--by-duration", "1D"], "Invalid value for --by-duration: '1D' is not of the form PnDTnHnMnS"),
+        ([*RESET, "--to-datetime", "now"], "Invalid value for --to-datetime: 'now' is not of the form YYYY-MM-DDTHH"),
+    ],
+)
+def test_a_wrong_call_ends_with_2_and_one_line(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main.run(["groups", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(f"klamm: {message}")
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file or directory"),
+        (b"\xff", "is not UTF-8"),
+        (b"t,0\n", "line 1: 't,0' is not group,topic,partition,offset"),
+    ],
+)
+def test_a_bad_file_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, content: bytes | None, message: str
+) -> None:
+    file = tmp_path / "plan.csv"
+    if content is not None:
+        file.write_bytes(content)
+    assert main.run(["groups", "reset-offsets", "--group", "g", "--from-file", str(file)]) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"klamm: {file}") and message in err
+    assert err.count("\n") == 1
+
+
+def test_states_may_be_written_in_any_case() -> None:
+    assert parse_states("stable, EMPTY") == ["Stable", "Empty"]
+    with pytest.raises(typer.BadParameter):
+        parse_states("stable,")
+
+
+class Committed:
+    """A group's offsets, of which the end of one log is not known."""
+
+    def committed(self, group: str) -> dict[TopicPartition, int]:
+        assert group == "g"
+        return {TopicPartition("t", 0): 3, TopicPartition("t", 1): 4}
+
+    def list_offsets(self, partitions: Any, timestamp: int) -> Any:
+        assert sorted(partitions) == [TopicPartition("t", 0), TopicPartition("t", 1)]
+        return FoundOffsets({TopicPartition("t", 0): 5}, {TopicPartition("t", 1): "LEADER_NOT_AVAILABLE: so"})
+
+
+def test_a_partition_without_a_leader_is_shown_without_lag() -> None:
+    coordinator = Coordinator(0, "h", 1)
+    described = [GroupDescription(name, state, "", coordinator) for name, state in (("g", "Empty"), ("no", "Dead"))]
+    of_group, of_none = positions(Committed(), described)  # type: ignore[arg-type]
+    assert [row.lag for row in of_group.rows] == [2, None]
+    assert of_group.missing == {TopicPartition("t", 1): "LEADER_NOT_AVAILABLE: so"}
+    assert (of_none.rows, of_none.missing) == ([], {})
+
+
+# -- the live view ----------------------------------------------------------------------------------------------------
+
+
+class Looks:
+    """What is seen, look by look; then somebody presses Ctrl-C."""
+
+    def __init__(self, *seen: Any) -> None:
+        self._seen = iter(seen)
+
+    def __call__(self) -> Any:
+        for seen in self._seen:
+            if isinstance(seen, Exception):
+                raise seen
+            return seen
+        raise KeyboardInterrupt
+
+
+@pytest.fixture
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "REFRESH_EVERY_S", 0)
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_only_changes_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    broken = ToolError("no broker answers")
+    with pytest.raises(KeyboardInterrupt):
+        live.watch(Looks(1, 1, broken, broken, 2, broken, 2), lambda seen: f"seen {seen}", as_json=False)
+    out, err = capsys.readouterr()
+    assert out == "seen 1\nseen 2\n"
+    assert err == "klamm: no broker answers; looking again\n" * 2
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_changes_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        live.watch(Looks([{"a": 1}], [{"a": 2}]), str, as_json=True)
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [[{"a": 1}], [{"a": 2}]]
+
+
+def test_the_first_look_may_fail() -> None:
+    with pytest.raises(ToolError):
+        live.watch(Looks(ToolError("no")), str, as_json=False)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.usefixtures("no_waiting")
+def test_on_a_terminal_the_view_is_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr(time, "strftime", lambda _: "12:34:56")
+    with pytest.raises(KeyboardInterrupt):
+        live.watch(Looks("one [b]", ToolError("no broker"), "two"), str, as_json=False)
+    shown = terminal.getvalue()
+    assert "one [b]" in shown and "two" in shown and "klamm: no broker" in shown and "12:34:56" in shown
+    assert shown.index("\x1b[?1049h") < shown.index("one") < shown.index("\x1b[?1049l")
