@@ -154,8 +154,11 @@ async def log_dir_event_notification(parts: ControllerParts) -> None:
     live = parts.context.live_or_shutting_down_broker_ids
     broker_ids = [id_ for id_ in await parts.store.log_dir_event_brokers(names) if id_ in live]
     parts.announce(f"Handling log directory failure for brokers {_listed(broker_ids)}")
-    replicas = parts.context.replicas_on_brokers(broker_ids)
-    await parts.replicas.handle_state_changes(_not_deleted(parts, replicas), ReplicaState.ONLINE)
+    replicas = _not_deleted(parts, parts.context.replicas_on_brokers(broker_ids))
+    # One that a reassignment has made NEW gets no LeaderAndIsr with its first ONLINE; it may lead already.
+    new = [replica for replica in replicas if parts.context.replica_state(replica) is ReplicaState.NEW]
+    await parts.replicas.handle_state_changes(new, ReplicaState.ONLINE)
+    await parts.replicas.handle_state_changes(replicas, ReplicaState.ONLINE)
     await parts.store.delete_log_dir_events(names, parts.guard)
 
 
@@ -180,6 +183,8 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
                 offline[topic, partition] = None
             elif code == ErrorCode.NONE:
                 online.append((topic, partition))
+    # A replica may have been removed since its broker was asked.
+    offline = {key: None for key in offline if broker_id in context.partition_replica_assignment(key)}
     before = context.replicas_on_offline_dirs.get(broker_id, set())
     now = before.difference(online).union(offline)
     if now:
@@ -190,7 +195,11 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
     if new:
         parts.announce(f"Mark {len(new)} replicas on broker {broker_id} as offline")
         await on_replicas_become_offline(parts, new)
-    back = [(partition, broker_id) for partition in online if partition in before]
+    back = [
+        (partition, broker_id)
+        for partition in online
+        if partition in before and broker_id in context.partition_replica_assignment(partition)
+    ]
     if back:
         # Kafka waits for the broker's next start; a disk that works again would leave partitions without a leader.
         _log.info("%d replicas on broker %d are online again", len(back), broker_id)

@@ -107,6 +107,62 @@ def test_a_topic_that_comes_with_a_reassignment_under_way(tmp_path: Path) -> Non
     play(tmp_path, scenario)
 
 
+# -- disks ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_disk_of_a_new_replica_that_leads_fails(tmp_path: Path) -> None:
+    """Kafka's controller does not ask a replica that it has just made new, and the partition stays without a leader."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.start(9, 1, 2, 3, 4)
+        await scene.create("t", [1, 2])
+        assert await move(scene, 3, 4) is ErrorCode.NONE
+        await scene.alter_isr("t", [1, 2, 3])
+        await scene.kill(1)
+        assert (await scene.state("t"))[::2] == (3, (2, 3))
+        scene.offline = {(T0, 3)}
+        await scene.store.report_log_dir_failure(3)
+        await scene.settled()
+        await scene.settled()
+        assert (await scene.state("t"))[::2] == (2, (2,))
+
+    play(tmp_path, scenario)
+
+
+def test_a_disk_of_which_a_broker_tells_when_its_replica_is_removed(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.start(9, 1, 2, 3)
+        await scene.create("t", [1, 2, 3])
+        scene.offline = {(T0, 3)}
+        scene.silent = {3}
+        await scene.store.report_log_dir_failure(3)
+        await scene.settled()
+        assert await move(scene, 1, 2) is ErrorCode.NONE
+        scene.release()
+        await scene.settled()
+        assert scene.controller.context.replicas_on_offline_dirs == {}
+
+    play(tmp_path, scenario)
+
+
+def test_a_disk_works_again_after_its_replica_is_removed(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.start(9, 1, 2, 3)
+        await scene.create("t", [1, 2, 3])
+        scene.offline = {(T0, 3)}
+        await scene.store.report_log_dir_failure(3)
+        await scene.until(lambda: scene.controller.context.replicas_on_offline_dirs)
+        scene.offline, scene.silent = set(), {3}
+        await scene.store.report_log_dir_failure(3)
+        await scene.settled()
+        assert await move(scene, 1, 2) is ErrorCode.NONE
+        scene.release()
+        await scene.settled()
+        assert scene.controller.context.replicas_on_offline_dirs == {}
+
+    play(tmp_path, scenario)
+
+
 # -- deletions --------------------------------------------------------------------------------------------------------
 
 
