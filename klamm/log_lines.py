@@ -9,6 +9,7 @@ What must stay true: a batch is one log record, whatever its length, and each li
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
 # Log4j's level below DEBUG.
@@ -43,7 +44,7 @@ class LogLines:
 
 def write_lines(lines: Iterable[Line]) -> None:
     """Nothing is filtered here: a line that nobody wants would tear a batch apart, and should not be made."""
-    for (logger, level), group in groupby(lines, key=lambda line: (line.logger, line.level)):
+    for (logger, level), group in groupby(lines, key=itemgetter(0, 1)):
         logger.log(level, LogLines(list(group)))
 
 

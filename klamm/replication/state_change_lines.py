@@ -113,8 +113,13 @@ class LeaderAndIsrLines(_RequestLines):
             why = f"since its associated leader epoch {leader_epoch} is smaller than the current leader epoch {current}"
             self._ignored(logging.WARNING, "LeaderAndIsr request", key, why)
         elif self._informs:
-            why = f"since its associated leader epoch {leader_epoch} matches the current leader epoch"
-            self._ignored(logging.INFO, "LeaderAndIsr request", key, why)
+            # After an election of the controller this is said of almost every partition.
+            self._batch.add(
+                logging.INFO,
+                f"Ignoring LeaderAndIsr request from controller {self._controller_id} with correlation id"
+                f" {self._correlation_id} epoch {self._epoch} for partition {key[0]}-{key[1]} since its associated"
+                f" leader epoch {leader_epoch} matches the current leader epoch",
+            )
 
     # -- leaders --------------------------------------------------------------------------------------------------
 
