@@ -31,18 +31,22 @@ from klamm.broker.handlers import APIS
 from klamm.broker.leader_elections import LeaderElections
 from klamm.broker.metadata_cache import Endpoint, MetadataCache
 from klamm.broker.metrics_endpoint import MetricsEndpoint
+from klamm.broker.offsets_log import OffsetsLog
+from klamm.broker.offsets_topic import OffsetsTopic
 from klamm.broker.producer_ids import ProducerIds
 from klamm.broker.quotas import NoQuotas, Quotas
 from klamm.broker.registration import BrokerStartError, Registrar
 from klamm.broker.security import AllowEverything, Authorizer
 from klamm.broker.services import Services
-from klamm.broker.topic_admin import TopicAdmin
+from klamm.broker.topic_admin import OFFSETS_TOPIC, TopicAdmin
 from klamm.broker.topic_configs import TopicConfigs
 from klamm.broker.zookeeper_session import ZooKeeperSession
 from klamm.config.broker import BrokerConfig
 from klamm.config.versions import ApiVersion
 from klamm.controller.channel_manager import ControllerChannelManager
 from klamm.controller.controller import KafkaController
+from klamm.coordinator.group_coordinator import GroupCoordinator
+from klamm.coordinator.group_metadata_manager import GroupMetadataManager
 from klamm.environment import Environment
 from klamm.net.server import Response, ServerConnection, ServerLimits, SocketServer
 from klamm.protocol.api_keys import request_size_limit
@@ -97,12 +101,16 @@ class Broker:
         self._topic_admin = TopicAdmin(
             environment, lambda: self._broker_config.current, self._metadata_cache, lambda: self._zookeeper.store
         )
+        self._offsets_topic = OffsetsTopic(
+            lambda: self._broker_config.current, self._metadata_cache, self._topic_admin, lambda: self._zookeeper.store
+        )
         self._finalized_features = FinalizedFeatureCache(
             SUPPORTED_FEATURES, config.inter_broker_protocol_version, lambda: self._zookeeper.store, self._fail
         )
         self._producer_ids = ProducerIds(self._allocate_producer_ids)
         self._log_manager: LogManager | None = None
         self._replica_manager: ReplicaManager | None = None
+        self._group_coordinator: GroupCoordinator | None = None
         self._registrar: Registrar | None = None
         self._controller: KafkaController | None = None
         self._controller_channel: ControllerChannel | None = None
@@ -171,10 +179,12 @@ class Broker:
         await self._register()
         await self._producer_ids.start()
         log_manager.start()
+        await self._offsets_topic.load()
+        assert self._group_coordinator is not None and self._controller is not None
+        self._group_coordinator.start()
         # Before the controller, which may be this broker's own and then tells it at once what it leads.
         for server in self._listeners.values():
             await server.start()
-        assert self._controller is not None
         # The logs may have taken long to load; these say who may be elected.
         assert self._config_handlers is not None and self._config_changes is not None
         await self._config_handlers.brokers_changed()
@@ -274,10 +284,11 @@ class Broker:
             isr_changes=isr_changes,
             live_broker=self._inter_broker_address,
             is_known_partition=self._is_known_partition,
-            on_leadership=lambda key, leads, epoch: None,
+            on_leadership=self._leadership_changed,
             notify_log_dir_failure=self._report_log_dir_failure,
             on_failure=self._fail,
         )
+        group_coordinator = self._group_coordinator = self._make_group_coordinator(replica_manager)
         controller = self._controller = KafkaController(
             config,
             environment,
@@ -322,6 +333,8 @@ class Broker:
             FetchSessionCache(
                 config.max_incremental_fetch_session_cache_slots, environment.random, lambda: loop.time() * 1000
             ),
+            self._offsets_topic,
+            group_coordinator,
         )
         self._dispatcher = Dispatcher(services)
 
@@ -335,6 +348,26 @@ class Broker:
                 self._fail,
             )
         return ZkIsrManager(lambda: self._zookeeper.store, self.broker_id, self._fail)
+
+    def _make_group_coordinator(self, replica_manager: ReplicaManager) -> GroupCoordinator:
+        def config() -> BrokerConfig:
+            return self._broker_config.current
+
+        log = OffsetsLog(config, self._environment, replica_manager)
+        manager = GroupMetadataManager(
+            self._config, log, self._offsets_topic.partition_for, self._environment.now_ms, self._fail
+        )
+        return GroupCoordinator(config, manager, self._environment, self._fail)
+
+    def _leadership_changed(self, key: TopicPartition, leads: bool, leader_epoch: int | None) -> None:
+        """Who leads a partition of the offsets topic coordinates its groups."""
+        topic, partition = key
+        if topic != OFFSETS_TOPIC or self._group_coordinator is None:
+            return
+        if leads and leader_epoch is not None:
+            self._group_coordinator.on_election(partition, leader_epoch)
+        else:
+            self._group_coordinator.on_resignation(partition, leader_epoch)
 
     async def _start_metrics_endpoint(self) -> None:
         """Before the registration, which tells the port."""
@@ -382,6 +415,7 @@ class Broker:
                 f"ZooKeeper at {self._config.zookeeper_connect} holds {found}; this broker belongs to {self.cluster_id}"
             )
         await self._finalized_features.load()
+        await self._offsets_topic.load()
         assert self._config_handlers is not None and self._config_changes is not None and self._controller is not None
         # Before this broker may be elected: they say whether a replica may lead that lacks records.
         await self._config_handlers.brokers_changed()
@@ -442,6 +476,10 @@ class Broker:
         self._is_serving = False
         if self._config_changes is not None:
             await self._config_changes.stop()
+        group_coordinator, self._group_coordinator = self._group_coordinator, None
+        if group_coordinator is not None:
+            # Before the requests under way are waited for: joins wait for minutes.
+            await group_coordinator.stop()
         for server in self._listeners.values():
             await server.stop(DRAIN_TIMEOUT_MS)
         if self._replica_manager is not None:

@@ -10,6 +10,7 @@ from klamm.broker.fetch_session import FetchSessionCache
 from klamm.broker.finalized_features import FinalizedFeatureCache
 from klamm.broker.leader_elections import LeaderElections
 from klamm.broker.metadata_cache import MetadataCache
+from klamm.broker.offsets_topic import OffsetsTopic
 from klamm.broker.producer_ids import ProducerIds
 from klamm.broker.quotas import Quotas
 from klamm.broker.registration import Registrar
@@ -19,6 +20,7 @@ from klamm.broker.topic_admin import TopicAdmin
 from klamm.broker.topic_configs import TopicConfigs
 from klamm.config.broker import BrokerConfig
 from klamm.controller.controller import KafkaController
+from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -50,6 +52,8 @@ class Services:
     replica_manager: ReplicaManager
     log_manager: LogManager
     fetch_sessions: FetchSessionCache
+    offsets_topic: OffsetsTopic
+    group_coordinator: GroupCoordinator
 
     @property
     def config(self) -> BrokerConfig:

@@ -381,42 +381,33 @@ class BrokerKeys:
     controlled_shutdown_retry_backoff_ms: int = long(5000, "Wait between two attempts.")
 
     # -- consumer groups ------------------------------------------------------------------------------------------
-    group_min_session_timeout_ms: int = integer(6000, "Shortest session of a member.", effective=False)
-    group_max_session_timeout_ms: int = integer(1800000, "Longest session of a member.", effective=False)
-    group_initial_rebalance_delay_ms: int = integer(3000, "First wait for members of a new group.", effective=False)
-    group_max_size: int = integer(INT_MAX, "Members allowed in a group.", at_least(1), effective=False)
-    offset_metadata_max_bytes: int = integer(
-        4096, "Largest note with a committed offset.", importance=HIGH, effective=False
-    )
+    group_min_session_timeout_ms: int = integer(6000, "Shortest session of a member.")
+    group_max_session_timeout_ms: int = integer(1800000, "Longest session of a member.")
+    group_initial_rebalance_delay_ms: int = integer(3000, "First wait for members of a new group.")
+    group_max_size: int = integer(INT_MAX, "Members allowed in a group.", at_least(1))
+    offset_metadata_max_bytes: int = integer(4096, "Largest note with a committed offset.", importance=HIGH)
     offsets_load_buffer_size: int = integer(
-        5242880, "Batch size when offsets are loaded.", at_least(1), importance=HIGH, effective=False
+        5242880, "Batch size when offsets are loaded.", at_least(1), importance=HIGH
     )
-    offsets_topic_replication_factor: int = short(
-        3, "Replicas of the offsets topic.", at_least(1), importance=HIGH, effective=False
-    )
-    offsets_topic_num_partitions: int = integer(
-        50, "Partitions of the offsets topic.", at_least(1), importance=HIGH, effective=False
-    )
+    offsets_topic_replication_factor: int = short(3, "Replicas of the offsets topic.", at_least(1), importance=HIGH)
+    offsets_topic_num_partitions: int = integer(50, "Partitions of the offsets topic.", at_least(1), importance=HIGH)
     offsets_topic_segment_bytes: int = integer(
-        104857600, "Segment size of the offsets topic.", at_least(1), importance=HIGH, effective=False
+        104857600, "Segment size of the offsets topic.", at_least(1), importance=HIGH
     )
     offsets_topic_compression_codec: int = integer(
         0,
         "Compression of the offsets topic: 0 none, 1 gzip, 2 snappy, 3 lz4, 4 zstd.",
         between(0, 4),
         importance=HIGH,
-        effective=False,
     )
     offsets_retention_minutes: int = integer(
-        10080, "How long an empty group's offsets are kept.", at_least(1), importance=HIGH, effective=False
+        10080, "How long an empty group's offsets are kept.", at_least(1), importance=HIGH
     )
     offsets_retention_check_interval_ms: int = long(
-        600000, "How often expired offsets are looked for.", at_least(1), importance=HIGH, effective=False
+        600000, "How often expired offsets are looked for.", at_least(1), importance=HIGH
     )
-    offsets_commit_timeout_ms: int = integer(
-        5000, "Longest wait of an offset commit.", at_least(1), importance=HIGH, effective=False
-    )
-    offsets_commit_required_acks: int = short(-1, "Acks of an offset commit.", importance=HIGH, effective=False)
+    offsets_commit_timeout_ms: int = integer(5000, "Longest wait of an offset commit.", at_least(1), importance=HIGH)
+    offsets_commit_required_acks: int = short(-1, "Acks of an offset commit.", importance=HIGH)
 
     # -- transactions ---------------------------------------------------------------------------------------------
     transactional_id_expiration_ms: int = integer(

@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
+import group_wire
 import pytest
 from one_broker import Client, OneBroker, batch, run, values
 
@@ -265,8 +266,6 @@ def test_transactions_are_refused_for_good(tmp_path: Path) -> None:
         answer = await client.ask(ApiKey.INIT_PRODUCER_ID, transactional_id="tx", transaction_timeout_ms=1)
         assert answer.error_code == denied
         assert (await client.ask(ApiKey.FIND_COORDINATOR, key="tx", key_type=1)).error_code == denied
-        group = await client.ask(ApiKey.FIND_COORDINATOR, key="g", key_type=0)
-        assert group.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
 
     run(tmp_path, scenario)
 
@@ -435,9 +434,11 @@ def test_api_versions_lists_the_registrations(tmp_path: Path) -> None:
             assert answer.error_code == ErrorCode.NONE
             listed = {one.api_key: (one.min_version, one.max_version) for one in answer.api_keys}
             assert listed == {
-                0: (0, 9), 1: (4, 12), 2: (1, 6), 3: (0, 11), 4: (0, 5), 5: (0, 3), 6: (0, 7), 7: (0, 3), 10: (0, 3),
+                0: (0, 9), 1: (4, 12), 2: (1, 6), 3: (0, 11), 4: (0, 5), 5: (0, 3), 6: (0, 7), 7: (0, 3), 8: (2, 8),
+                9: (1, 7), 10: (0, 3), 11: (0, 7), 12: (0, 4), 13: (0, 4), 14: (0, 5), 15: (0, 5), 16: (0, 4),
                 18: (0, 3), 19: (2, 7), 20: (1, 6), 22: (0, 4), 23: (2, 4), 32: (1, 4), 33: (0, 2), 35: (1, 2),
                 37: (0, 3), 43: (0, 2), 44: (0, 1), 45: (0, 0), 46: (0, 0), 56: (0, 0), 57: (0, 0), 60: (0, 0),
+                42: (0, 2), 47: (0, 0),
             }  # fmt: skip
         bad = await client.ask(ApiKey.API_VERSIONS, 3, client_software_name="-", client_software_version="1")
         assert bad.error_code == ErrorCode.INVALID_REQUEST
@@ -781,6 +782,7 @@ def every_request() -> dict[ApiKey, Any]:
         request[ApiKey.LIST_OFFSETS].ListOffsetsTopic,
         request[ApiKey.OFFSET_FOR_LEADER_EPOCH].OffsetForLeaderTopic,
     )
+    member = {"group_id": "g", "generation_id": 1, "member_id": "m", "group_instance_id": None}
     altered = request[ApiKey.ALTER_CONFIGS].AlterConfigsResource
     altered_a_bit = request[ApiKey.INCREMENTAL_ALTER_CONFIGS].AlterConfigsResource
     return {
@@ -796,6 +798,24 @@ def every_request() -> dict[ApiKey, Any]:
         },
         ApiKey.METADATA: {"topics": [request[ApiKey.METADATA].MetadataRequestTopic(name="t")]},
         ApiKey.FIND_COORDINATOR: {"key": "g", "key_type": 0},
+        ApiKey.JOIN_GROUP: {
+            "group_id": "g",
+            "session_timeout_ms": 10_000,
+            "rebalance_timeout_ms": 10_000,
+            "member_id": "",
+            "group_instance_id": None,
+            "protocol_type": "consumer",
+            "protocols": [request[ApiKey.JOIN_GROUP].JoinGroupRequestProtocol(name="range", metadata=b"")],
+        },
+        ApiKey.SYNC_GROUP: {**member, "protocol_type": "consumer", "protocol_name": "range", "assignments": []},
+        ApiKey.HEARTBEAT: member,
+        ApiKey.LEAVE_GROUP: {"group_id": "g", "members": []},
+        ApiKey.OFFSET_COMMIT: group_wire.commit_fields({("t", 0): 1}),
+        ApiKey.OFFSET_FETCH: {"group_id": "g", "topics": None, "require_stable": False},
+        ApiKey.LIST_GROUPS: {"states_filter": []},
+        ApiKey.DESCRIBE_GROUPS: {"groups": ["g"], "include_authorized_operations": True},
+        ApiKey.DELETE_GROUPS: {"groups_names": ["g"]},
+        ApiKey.OFFSET_DELETE: {"group_id": "g", "topics": []},
         ApiKey.API_VERSIONS: {"client_software_name": "t", "client_software_version": "1"},
         ApiKey.CREATE_TOPICS: {"topics": [new_topic("t")], "timeout_ms": 1000},
         ApiKey.DELETE_TOPICS: {
@@ -853,6 +873,16 @@ DENIALS = {
     ApiKey.LIST_OFFSETS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ApiKey.METADATA: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ApiKey.FIND_COORDINATOR: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ApiKey.JOIN_GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ApiKey.SYNC_GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ApiKey.HEARTBEAT: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ApiKey.LEAVE_GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ApiKey.OFFSET_COMMIT: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ApiKey.OFFSET_FETCH: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ApiKey.LIST_GROUPS: None,  # answered with no group
+    ApiKey.DESCRIBE_GROUPS: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ApiKey.DELETE_GROUPS: ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ApiKey.OFFSET_DELETE: ErrorCode.GROUP_AUTHORIZATION_FAILED,
     ApiKey.API_VERSIONS: None,
     ApiKey.CREATE_TOPICS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ApiKey.DELETE_TOPICS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,

@@ -1,8 +1,10 @@
 """FindCoordinator (key 10), versions 0 to 3: which broker coordinates a group or a transactional id.
 
-There are no coordinators yet. A group is answered with COORDINATOR_NOT_AVAILABLE, which clients retry; a transactional
-id with TRANSACTIONAL_ID_AUTHORIZATION_FAILED, because that is the error at which a producer gives up at once instead of
-waiting for a coordinator that never comes.
+The coordinator of a group is the leader of its partition of `__consumer_offsets`; while there is none, the answer is
+COORDINATOR_NOT_AVAILABLE, which clients retry. Who asks first has the topic created.
+
+There is no transaction coordinator yet: a transactional id is answered with TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+because that is the error at which a producer gives up at once instead of waiting for a coordinator that never comes.
 """
 
 from klamm.broker.registry import NO_BROKER, Body, Request, handler
@@ -34,14 +36,22 @@ def error_response(request: Request, error: KafkaError) -> Body:
     resource_type=ResourceType.GROUP,
     error_response=error_response,
 )
-def handle(request: Request) -> Body:
+async def handle(request: Request) -> Body:
     body = request.body
-    if body.key_type == GROUP:
-        if not request.allows(body.key):
-            raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
-        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "this version of klamm has no group coordinator")
     if body.key_type == TRANSACTION:
         raise KafkaError(
             ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "this version of klamm has no transaction coordinator"
         )
-    raise KafkaError(ErrorCode.INVALID_REQUEST, f"key type {body.key_type}: allowed are 0 (group), 1 (transaction)")
+    if body.key_type != GROUP:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"key type {body.key_type}: allowed are 0 (group), 1 (transaction)")
+    if not request.allows(body.key):
+        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    node_id, endpoint = await request.services.offsets_topic.find_coordinator(body.key, request.listener_name)
+    return Response(
+        version=request.version,
+        error_code=ErrorCode.NONE,
+        error_message=None,
+        node_id=node_id,
+        host=endpoint.host,
+        port=endpoint.port,
+    )

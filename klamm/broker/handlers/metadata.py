@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from klamm.broker.metadata_cache import MetadataSnapshot
 from klamm.broker.registry import NO_BROKER, Body, Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
-from klamm.broker.topic_admin import INTERNAL_TOPICS, NewTopic, validate_topic_name
+from klamm.broker.topic_admin import INTERNAL_TOPICS, OFFSETS_TOPIC, NewTopic, validate_topic_name
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -119,7 +119,7 @@ async def _auto_create(request: Request, names: Sequence[str]) -> dict[str, Erro
     if not names:
         return {}
     created = await request.services.topic_admin.create_topics(
-        [NewTopic(name) for name in names], timeout_ms=0, validate_only=False
+        [_new_topic(request, name) for name in names], timeout_ms=0, validate_only=False
     )
     codes = {}
     for topic in created:
@@ -128,6 +128,10 @@ async def _auto_create(request: Request, names: Sequence[str]) -> dict[str, Erro
         soon = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.TOPIC_ALREADY_EXISTS)
         codes[topic.name] = ErrorCode.LEADER_NOT_AVAILABLE if code in soon else code
     return codes
+
+
+def _new_topic(request: Request, name: str) -> NewTopic:
+    return request.services.offsets_topic.new_topic() if name == OFFSETS_TOPIC else NewTopic(name)
 
 
 def _known(request: Request, snapshot: MetadataSnapshot, name: str) -> Body:

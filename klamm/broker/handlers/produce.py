@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
+from klamm.broker.topic_admin import INTERNAL_TOPICS
 from klamm.net.server import InvalidRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -21,6 +22,8 @@ ACKS_ALL = -1
 ACKS = (ACKS_NONE, 1, ACKS_ALL)
 # Versions up to this one carry message sets, which have their own rules; later ones exactly one record batch.
 LAST_VERSION_WITH_MESSAGE_SETS = 2
+# Kafka's tools name themselves so; only they may write to internal topics.
+ADMIN_CLIENT_ID = "__admin_client"
 
 Appended = Sequence[tuple[str, int, ProduceResult]]
 
@@ -70,6 +73,8 @@ def handle(request: Request) -> object:
 def _append(request: Request, topic: str, number: int, records: memoryview | None) -> ProduceResult:
     if not request.allows(topic):
         return ProduceResult(request.denied)
+    if topic in INTERNAL_TOPICS and request.client_id != ADMIN_CLIENT_ID:
+        return ProduceResult(ErrorCode.INVALID_TOPIC_EXCEPTION, error_message=f"{topic} is an internal topic")
     if request.version <= LAST_VERSION_WITH_MESSAGE_SETS:
         return ProduceResult(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT)
     if not records:

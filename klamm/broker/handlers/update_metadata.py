@@ -6,6 +6,7 @@ broker's former life. Whoever waits for a topic to come or to go looks again aft
 
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
+from klamm.broker.topic_admin import OFFSETS_TOPIC
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.update_metadata import UpdateMetadataResponse
@@ -26,7 +27,7 @@ async def handle(request: Request) -> Body:
     request.require_cluster()
     services.registrar.require_broker_epoch(body.broker_epoch)
     before = services.metadata_cache.snapshot
-    await services.replica_manager.update_metadata(
+    removed = await services.replica_manager.update_metadata(
         body, lambda: services.metadata_cache.update_steps(body), request.correlation_id
     )
     died = [broker_id for broker_id in before.brokers if broker_id not in services.metadata_cache.snapshot.brokers]
@@ -39,4 +40,8 @@ async def handle(request: Request) -> Body:
             services.topic_configs.forget(topic.topic)
         services.topic_admin.metadata_changed(topic.topic)
         services.leader_elections.metadata_changed(topic.topic)
+    if OFFSETS_TOPIC in known:
+        await services.offsets_topic.load()
+    if removed:
+        services.group_coordinator.partitions_deleted(removed)
     return UpdateMetadataResponse()

@@ -1,0 +1,29 @@
+"""DeleteGroups (key 42), versions 0 to 2: groups without members go, with the offsets that they have committed."""
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.protocol import messages
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.DELETE_GROUPS)
+Result = Response.DeletableGroupResult
+
+
+def error_response(request: Request, error: KafkaError) -> Body:
+    results = [
+        Result(group_id=group_id, error_code=error.code) for group_id in dict.fromkeys(request.body.groups_names)
+    ]
+    return Response(version=request.version, results=results)
+
+
+@handler(
+    ApiKey.DELETE_GROUPS, operation=Operation.DELETE, resource_type=ResourceType.GROUP, error_response=error_response
+)
+def handle(request: Request) -> Body:
+    names = list(dict.fromkeys(request.body.groups_names))
+    codes = request.services.group_coordinator.delete_groups([name for name in names if request.allows(name)])
+    return Response(
+        version=request.version,
+        results=[Result(group_id=name, error_code=codes.get(name, request.denied)) for name in names],
+    )

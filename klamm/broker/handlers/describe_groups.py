@@ -1,0 +1,68 @@
+"""DescribeGroups (key 15), versions 0 to 5: state and members of groups that this broker coordinates.
+
+A group that does not exist is Dead. From version 3 on a client may ask what it is allowed to do (KIP-430).
+"""
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.DESCRIBE_GROUPS)
+Group = Response.DescribedGroup
+Member = Group.DescribedGroupMember
+
+
+def error_response(request: Request, error: KafkaError) -> Body:
+    return Response(version=request.version, groups=[_failed(group_id, error.code) for group_id in request.body.groups])
+
+
+@handler(
+    ApiKey.DESCRIBE_GROUPS,
+    operation=Operation.DESCRIBE,
+    resource_type=ResourceType.GROUP,
+    error_response=error_response,
+)
+def handle(request: Request) -> Body:
+    return Response(version=request.version, groups=[_describe(request, group_id) for group_id in request.body.groups])
+
+
+def _describe(request: Request, group_id: str) -> Body:
+    if not request.allows(group_id):
+        return _failed(group_id, request.denied)
+    code, group = request.services.group_coordinator.describe_group(group_id)
+    if code is not ErrorCode.NONE:
+        return _failed(group_id, code)
+    wants_operations = request.body.include_authorized_operations
+    return Group(
+        error_code=code,
+        group_id=group_id,
+        group_state=group.state,
+        protocol_type=group.protocol_type,
+        protocol_data=group.protocol,
+        members=[
+            Member(
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=member.metadata,
+                member_assignment=member.assignment,
+            )
+            for member in group.members
+        ],
+        authorized_operations=request.authorized_operations(ResourceType.GROUP, group_id) if wants_operations else None,
+    )
+
+
+def _failed(group_id: str, code: ErrorCode) -> Body:
+    return Group(
+        error_code=code,
+        group_id=group_id,
+        group_state="",
+        protocol_type="",
+        protocol_data="",
+        members=[],
+        authorized_operations=None,
+    )

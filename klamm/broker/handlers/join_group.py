@@ -1,0 +1,64 @@
+"""JoinGroup (key 11), versions 0 to 7: a member asks to be in a group, and hears of the generation that it is in.
+
+The answer waits until the generation is complete: for the first one up to `group.initial.rebalance.delay.ms`, then up
+to the largest rebalance timeout of the members. From version 4 on a member first gets its id, with MEMBER_ID_REQUIRED
+(KIP-394); from 5 on it may be a static one (KIP-345).
+"""
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.coordinator.group import NO_MEMBER_ID, JoinResult
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.JOIN_GROUP)
+Member = Response.JoinGroupResponseMember
+
+FIRST_VERSION_WITH_REBALANCE_TIMEOUT = 1
+FIRST_VERSION_WITH_MEMBER_ID_REQUIRED = 4
+FIRST_VERSION_WITHOUT_PROTOCOL = 7
+
+
+def error_response(request: Request, error: KafkaError) -> Body:
+    return _response(request, JoinResult(error.code, NO_MEMBER_ID))
+
+
+@handler(ApiKey.JOIN_GROUP, operation=Operation.READ, resource_type=ResourceType.GROUP, error_response=error_response)
+async def handle(request: Request) -> Body:
+    body, version = request.body, request.version
+    if not request.allows(body.group_id):
+        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    has_rebalance_timeout = version >= FIRST_VERSION_WITH_REBALANCE_TIMEOUT
+    result = await request.services.group_coordinator.join_group(
+        body.group_id,
+        body.member_id,
+        body.group_instance_id,
+        requires_known_member_id=(version >= FIRST_VERSION_WITH_MEMBER_ID_REQUIRED and body.group_instance_id is None),
+        client_id=request.client_id or "",
+        client_host=f"/{request.client.host}",
+        rebalance_timeout_ms=body.rebalance_timeout_ms if has_rebalance_timeout else body.session_timeout_ms,
+        session_timeout_ms=body.session_timeout_ms,
+        protocol_type=body.protocol_type,
+        protocols=[(protocol.name, protocol.metadata) for protocol in body.protocols],
+    )
+    return _response(request, result)
+
+
+def _response(request: Request, result: JoinResult) -> Body:
+    protocol_name = result.protocol_name
+    if protocol_name is None and request.version < FIRST_VERSION_WITHOUT_PROTOCOL:
+        protocol_name = ""
+    return Response(
+        version=request.version,
+        error_code=result.error_code,
+        generation_id=result.generation_id,
+        protocol_type=result.protocol_type,
+        protocol_name=protocol_name,
+        leader=result.leader_id,
+        member_id=result.member_id,
+        members=[
+            Member(member_id=member.member_id, group_instance_id=member.group_instance_id, metadata=member.metadata)
+            for member in result.members
+        ],
+    )

@@ -1,0 +1,44 @@
+"""LeaveGroup (key 13), versions 0 to 4: a member leaves its group; from version 3 on, several do (KIP-345).
+
+Who names several is told of each; before that the answer is that of the one member.
+"""
+
+from collections.abc import Sequence
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.LEAVE_GROUP)
+Member = Response.MemberResponse
+
+FIRST_VERSION_WITH_MEMBERS = 3
+
+
+def error_response(request: Request, error: KafkaError) -> Body:
+    return Response(version=request.version, error_code=error.code, members=[])
+
+
+@handler(ApiKey.LEAVE_GROUP, operation=Operation.READ, resource_type=ResourceType.GROUP, error_response=error_response)
+def handle(request: Request) -> Body:
+    body = request.body
+    if not request.allows(body.group_id):
+        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    members: Sequence[tuple[str, str | None]] = [(body.member_id, None)]
+    if request.version >= FIRST_VERSION_WITH_MEMBERS:
+        members = [(member.member_id, member.group_instance_id) for member in body.members]
+    code, left = request.services.group_coordinator.leave_group(body.group_id, members)
+    if request.version < FIRST_VERSION_WITH_MEMBERS:
+        if code is ErrorCode.NONE:
+            code = left[0][2]
+        return Response(version=request.version, error_code=code)
+    return Response(
+        version=request.version,
+        error_code=code,
+        members=[
+            Member(member_id=member_id, group_instance_id=group_instance_id, error_code=member_code)
+            for member_id, group_instance_id, member_code in left
+        ],
+    )

@@ -1,0 +1,34 @@
+"""ListGroups (key 16), versions 0 to 4: the groups that this broker coordinates; from 4 on those in given states.
+
+Without the right to describe the cluster, a client is told of the groups that it may describe.
+"""
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
+from klamm.protocol import messages
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.LIST_GROUPS)
+Group = Response.ListedGroup
+
+
+def error_response(request: Request, error: KafkaError) -> Body:
+    return Response(version=request.version, error_code=error.code, groups=[])
+
+
+@handler(
+    ApiKey.LIST_GROUPS, operation=Operation.DESCRIBE, resource_type=ResourceType.GROUP, error_response=error_response
+)
+def handle(request: Request) -> Body:
+    code, groups = request.services.group_coordinator.list_groups(request.body.states_filter or ())
+    on_cluster = request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER)
+    return Response(
+        version=request.version,
+        error_code=code,
+        groups=[
+            Group(group_id=group.group_id, protocol_type=group.protocol_type, group_state=group.state)
+            for group in groups
+            if on_cluster or request.allows(group.group_id)
+        ],
+    )

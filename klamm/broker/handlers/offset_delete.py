@@ -1,0 +1,52 @@
+"""OffsetDelete (key 47), version 0: a group forgets what it has committed for partitions (KIP-496).
+
+What its members subscribe to stays, with GROUP_SUBSCRIBED_TO_TOPIC.
+"""
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.znodes.topics import TopicPartition
+
+Response = messages.response_class(ApiKey.OFFSET_DELETE)
+Topic = Response.OffsetDeleteResponseTopic
+Partition = Topic.OffsetDeleteResponsePartition
+
+
+def error_response(request: Request, error: KafkaError) -> Body:
+    return Response(version=request.version, error_code=error.code, topics=[])
+
+
+@handler(
+    ApiKey.OFFSET_DELETE, operation=Operation.DELETE, resource_type=ResourceType.GROUP, error_response=error_response
+)
+def handle(request: Request) -> Body:
+    body, services = request.body, request.services
+    if not request.allows(body.group_id):
+        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    known = services.metadata_cache.snapshot
+    codes: dict[TopicPartition, ErrorCode] = {}
+    wanted: list[TopicPartition] = []
+    for topic in body.topics:
+        allowed = request.allows(topic.name, Operation.READ, ResourceType.TOPIC)
+        for partition in topic.partitions:
+            key = topic.name, partition.partition_index
+            if not allowed:
+                codes[key] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            elif known.partition(*key) is None:
+                codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            else:
+                wanted.append(key)
+    code, deleted = services.group_coordinator.delete_offsets(body.group_id, wanted)
+    if code is not ErrorCode.NONE:
+        raise KafkaError(code)
+    topics: dict[str, list[Body]] = {}
+    for (name, number), partition_code in (codes | deleted).items():
+        topics.setdefault(name, []).append(Partition(partition_index=number, error_code=partition_code))
+    return Response(
+        version=request.version,
+        error_code=ErrorCode.NONE,
+        topics=[Topic(name=name, partitions=partitions) for name, partitions in topics.items()],
+    )

@@ -1,0 +1,84 @@
+"""OffsetFetch (key 9), versions 1 to 7: how far a group has read, for these partitions or, from version 2 on, for all.
+
+A partition without a committed offset is answered with -1. With `require_stable` (version 7, KIP-447) one whose next
+offset is being committed gets UNSTABLE_OFFSET_COMMIT, and the client asks again. Version 0, which read offsets from
+ZooKeeper, is not served.
+"""
+
+from collections.abc import Iterable
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.coordinator.group import OffsetAndMetadata
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.znodes.topics import TopicPartition
+
+Response = messages.response_class(ApiKey.OFFSET_FETCH)
+Topic = Response.OffsetFetchResponseTopic
+Partition = Topic.OffsetFetchResponsePartition
+
+# Before this version an error of the group is told for each partition.
+FIRST_VERSION_WITH_GROUP_ERROR = 2
+
+NO_OFFSET = OffsetAndMetadata(-1, -1, "", -1)
+
+Answer = tuple[ErrorCode, OffsetAndMetadata | None]
+
+
+def error_response(request: Request, error: KafkaError) -> Body:
+    failed: dict[TopicPartition, Answer] = {}
+    if request.version < FIRST_VERSION_WITH_GROUP_ERROR:
+        failed = {key: (error.code, None) for key in _wanted(request)}
+    return _response(request, error.code, failed.items())
+
+
+@handler(
+    ApiKey.OFFSET_FETCH, operation=Operation.DESCRIBE, resource_type=ResourceType.GROUP, error_response=error_response
+)
+def handle(request: Request) -> Body:
+    body, coordinator = request.body, request.services.group_coordinator
+    if not request.allows(body.group_id):
+        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    if body.topics is None:
+        code, found = coordinator.fetch_offsets(body.group_id, None, require_stable=body.require_stable)
+        # Whoever may not describe a topic must not learn of it here.
+        answers = {key: answer for key, answer in found.items() if _allows(request, key[0])}
+    else:
+        wanted = _wanted(request)
+        answers = {key: (ErrorCode.TOPIC_AUTHORIZATION_FAILED, None) for key in wanted if not _allows(request, key[0])}
+        allowed = [key for key in wanted if key not in answers]
+        code, found = coordinator.fetch_offsets(body.group_id, allowed, require_stable=body.require_stable)
+        answers |= found
+    if code is not ErrorCode.NONE:
+        raise KafkaError(code)
+    return _response(request, ErrorCode.NONE, answers.items())
+
+
+def _wanted(request: Request) -> list[TopicPartition]:
+    return [(topic.name, number) for topic in request.body.topics or () for number in topic.partition_indexes]
+
+
+def _allows(request: Request, topic: str) -> bool:
+    return request.allows(topic, Operation.DESCRIBE, ResourceType.TOPIC)
+
+
+def _response(request: Request, code: ErrorCode, answers: Iterable[tuple[TopicPartition, Answer]]) -> Body:
+    topics: dict[str, list[Body]] = {}
+    for (name, number), (partition_code, committed) in answers:
+        offset = committed or NO_OFFSET
+        topics.setdefault(name, []).append(
+            Partition(
+                partition_index=number,
+                committed_offset=offset.offset,
+                committed_leader_epoch=offset.leader_epoch,
+                metadata=offset.metadata,
+                error_code=partition_code,
+            )
+        )
+    return Response(
+        version=request.version,
+        topics=[Topic(name=name, partitions=partitions) for name, partitions in topics.items()],
+        error_code=code,
+    )

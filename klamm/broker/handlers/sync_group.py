@@ -1,0 +1,49 @@
+"""SyncGroup (key 14), versions 0 to 5: a member asks for its assignment; the leader brings everybody's.
+
+The answer waits until the leader has brought them and they are in the log. From version 5 on a member says which
+protocol it believes in (KIP-559).
+"""
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import Operation, ResourceType
+from klamm.coordinator.group import SyncResult
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.SYNC_GROUP)
+
+FIRST_VERSION_WITH_PROTOCOL = 5
+
+
+def error_response(request: Request, error: KafkaError) -> Body:
+    return _response(request, SyncResult(error.code))
+
+
+@handler(ApiKey.SYNC_GROUP, operation=Operation.READ, resource_type=ResourceType.GROUP, error_response=error_response)
+async def handle(request: Request) -> Body:
+    body = request.body
+    if request.version >= FIRST_VERSION_WITH_PROTOCOL and None in (body.protocol_type, body.protocol_name):
+        raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "protocol type and name are required")
+    if not request.allows(body.group_id):
+        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+    result = await request.services.group_coordinator.sync_group(
+        body.group_id,
+        body.generation_id,
+        body.member_id,
+        body.group_instance_id,
+        body.protocol_type,
+        body.protocol_name,
+        {assignment.member_id: assignment.assignment for assignment in body.assignments},
+    )
+    return _response(request, result)
+
+
+def _response(request: Request, result: SyncResult) -> Body:
+    return Response(
+        version=request.version,
+        error_code=result.error_code,
+        protocol_type=result.protocol_type,
+        protocol_name=result.protocol_name,
+        assignment=result.assignment,
+    )

@@ -1,0 +1,199 @@
+"""The partitions of `__consumer_offsets` as group coordination needs them: the port `OffsetsLog`, on hosted partitions.
+
+What must stay true:
+- An append is answered when all in-sync replicas have its records (`offsets.commit.required.acks`, by default all), or
+  with the reason why that is not known.
+- Appends to one partition are in the log, and are answered, in the order of the calls.
+- What different callers append in the same turn of the loop becomes one batch, so that many small commits cost little
+  more than one. The records of one caller always stay in one batch, and a batch that is too large has one caller only:
+  what one client sends never fails another's commit.
+- A reader gets what a transaction has written when it finds the transaction's commit, and never gets what was aborted.
+
+Source: kafka.coordinator.group.GroupMetadataManager (`appendForGroup`, `doLoadGroupsAndOffsets`).
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from klamm.broker.topic_admin import OFFSETS_TOPIC
+from klamm.config.broker import BrokerConfig
+from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch
+from klamm.environment import Environment
+from klamm.protocol.errors import ErrorCode
+from klamm.protocol.record_batch import (
+    Buffer,
+    CompressionType,
+    ControlRecordType,
+    Record,
+    build_batch,
+    decode_end_transaction_marker,
+    decode_keys_and_values,
+    iterate_batches,
+)
+from klamm.replication.replica_manager import ProduceResult, ReplicaManager
+from klamm.storage.producer_state import AppendOrigin
+
+# Records of different callers share a batch up to this size, and up to half of what the topic allows.
+SHARED_BATCH_MAX_BYTES = 64 * 1024
+# More than a record's lengths, deltas and attributes take.
+RECORD_OVERHEAD_BYTES = 24
+
+ACKS_NONE = 0
+ACKS_ALL = -1
+
+# How long a reader decodes before others have the loop.
+SLICE_MS = 10
+
+
+class _Append(NamedTuple):
+    """Records that wait for the end of this turn of the loop."""
+
+    records: Sequence[KeyAndValue]
+    size_bytes: int
+    result: "asyncio.Future[Appended]"
+
+
+class OffsetsLog:
+    """Appends to and reads from the partitions that this broker hosts. Made while the loop runs.
+
+    `config()` is what the broker runs with now.
+    """
+
+    def __init__(
+        self, config: Callable[[], BrokerConfig], environment: Environment, replica_manager: ReplicaManager
+    ) -> None:
+        self._config = config
+        self._environment = environment
+        self._replica_manager = replica_manager
+        self._loop = asyncio.get_running_loop()
+        self._queued: dict[int, list[_Append]] = {}
+
+    def is_leader(self, partition: int) -> bool:
+        hosted = self._replica_manager.hosted_partition((OFFSETS_TOPIC, partition))
+        return hosted is not None and hosted.is_leader
+
+    # -- append ---------------------------------------------------------------------------------------------------
+
+    def append(self, partition: int, records: Sequence[KeyAndValue]) -> "asyncio.Future[Appended]":
+        result: asyncio.Future[Appended] = self._loop.create_future()
+        queued = self._queued.get(partition)
+        if queued is None:
+            queued = self._queued[partition] = []
+            self._loop.call_soon(self._append_queued, partition)
+        queued.append(_Append(records, _size_bytes(records), result))
+        return result
+
+    def append_unacknowledged(self, partition: int, records: Sequence[KeyAndValue]) -> None:
+        self._append_queued(partition)
+        limit_bytes = self._shared_batch_max_bytes(partition)
+        for part in _parts(records, limit_bytes):
+            self._append_batch(partition, part, ACKS_NONE)
+
+    def _append_queued(self, partition: int) -> None:
+        queued = self._queued.pop(partition, None)
+        if queued is None:
+            return
+        limit_bytes = self._shared_batch_max_bytes(partition)
+        batch: list[_Append] = []
+        size_bytes = 0
+        for append in queued:
+            if batch and size_bytes + append.size_bytes > limit_bytes:
+                self._append_together(partition, batch)
+                batch, size_bytes = [], 0
+            batch.append(append)
+            size_bytes += append.size_bytes
+        self._append_together(partition, batch)
+
+    def _append_together(self, partition: int, appends: Sequence[_Append]) -> None:
+        config = self._config()
+        acks = config.offsets_commit_required_acks
+        records = appends[0].records if len(appends) == 1 else [one for append in appends for one in append.records]
+        result = self._append_batch(partition, records, acks)
+
+        def answer() -> None:
+            offset = result.base_offset
+            for append in appends:
+                # Whoever waited may have gone.
+                if not append.result.done():
+                    has_failed = result.error_code is not ErrorCode.NONE
+                    append.result.set_result(Appended(result.error_code, -1 if has_failed else offset))
+                offset += len(append.records)
+
+        if acks == ACKS_ALL:
+            appended = [(OFFSETS_TOPIC, partition, result)]
+            self._replica_manager.when_replicated(appended, config.offsets_commit_timeout_ms, answer)
+        else:
+            answer()
+
+    def _append_batch(self, partition: int, records: Sequence[KeyAndValue], acks: int) -> ProduceResult:
+        now_ms = self._environment.now_ms()
+        codec = CompressionType(self._config().offsets_topic_compression_codec)
+        batch = build_batch([Record(key, value, now_ms) for key, value in records], codec=codec)
+        return self._replica_manager.append_records(
+            OFFSETS_TOPIC, partition, memoryview(batch), acks, AppendOrigin.COORDINATOR
+        )
+
+    def _shared_batch_max_bytes(self, partition: int) -> int:
+        hosted = self._replica_manager.hosted_partition((OFFSETS_TOPIC, partition))
+        limit = SHARED_BATCH_MAX_BYTES
+        return limit if hosted is None else min(limit, hosted.log.config.max_message_bytes // 2)
+
+    # -- read -----------------------------------------------------------------------------------------------------
+
+    async def read(self, partition: int) -> AsyncIterator[LogBatch]:
+        log = self._replica_manager.partition(OFFSETS_TOPIC, partition).log
+        offset = log.log_start_offset
+        uncommitted: dict[int, list[LogBatch]] = {}
+        slice_end = self._loop.time() + SLICE_MS / 1000
+        # What is appended meanwhile comes from whoever reads here, who knows it already.
+        end = log.log_end_offset
+        while offset < end:
+            fetched = await log.read(
+                offset, self._config().offsets_load_buffer_size, max_offset=end, minimum_one_batch=True
+            )
+            if fetched.next_offset <= offset:
+                return
+            offset = fetched.next_offset
+            for batch in _committed_batches(fetched.data, uncommitted):
+                yield batch
+                if self._loop.time() >= slice_end:
+                    await asyncio.sleep(0)
+                    slice_end = self._loop.time() + SLICE_MS / 1000
+
+
+def _committed_batches(data: Buffer, uncommitted: dict[int, list[LogBatch]]) -> Iterator[LogBatch]:
+    """The batches in `data`, without markers; those of a transaction when it commits. `uncommitted` holds what
+    transactions that have not ended have written, by producer id."""
+    for position, header in iterate_batches(data):
+        if header.is_control:
+            marker = decode_end_transaction_marker(data, position, header)
+            written = uncommitted.pop(header.producer_id, ())
+            if marker is not None and marker.type is ControlRecordType.COMMIT:
+                yield from written
+            continue
+        batch = LogBatch(header.base_offset, decode_keys_and_values(data, position, header))
+        if header.is_transactional:
+            uncommitted.setdefault(header.producer_id, []).append(batch)
+        else:
+            yield batch
+
+
+def _size_bytes(records: Sequence[KeyAndValue]) -> int:
+    """About what the records take in a batch; not less."""
+    return sum(len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES for key, value in records)
+
+
+def _parts(records: Sequence[KeyAndValue], limit_bytes: int) -> Iterator[Sequence[KeyAndValue]]:
+    """The records in parts that fit into a batch of so many bytes, if each of them does."""
+    part: list[KeyAndValue] = []
+    size_bytes = 0
+    for record in records:
+        record_bytes = _size_bytes([record])
+        if part and size_bytes + record_bytes > limit_bytes:
+            yield part
+            part, size_bytes = [], 0
+        part.append(record)
+        size_bytes += record_bytes
+    if part:
+        yield part

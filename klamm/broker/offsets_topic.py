@@ -1,0 +1,107 @@
+"""The topic in which group coordinators keep what they know, `__consumer_offsets`: who coordinates a group, and how the
+topic comes into being.
+
+What must stay true:
+- The number of partitions decides which broker coordinates a group, so all brokers must mean the same one. It is what
+  ZooKeeper says when the topic is first heard of, and stays so until the broker is started again, whatever becomes of
+  the topic. Before that no group has a partition.
+- The topic is created with Kafka's configuration, whoever is the first to ask for it.
+
+Source: kafka.server.AutoTopicCreationManager, kafka.coordinator.group.GroupCoordinator (`offsetsTopicConfigs`).
+"""
+
+import logging
+from collections.abc import Callable
+
+from klamm.broker.metadata_cache import NO_LEADER, Endpoint, MetadataCache
+from klamm.broker.topic_admin import OFFSETS_TOPIC, NewTopic, TopicAdmin
+from klamm.config.broker import BrokerConfig
+from klamm.coordinator.group_metadata_manager import partition_for
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.znodes.store import KafkaZooKeeper
+
+# The partition of a group while their number is not known: one that nobody leads.
+NO_PARTITION = -1
+
+_log = logging.getLogger(__name__)
+
+
+class OffsetsTopic:
+    """What this broker knows of the topic. `zookeeper()` is the store of the current session, `config()` what the
+    broker runs with now."""
+
+    def __init__(
+        self,
+        config: Callable[[], BrokerConfig],
+        metadata_cache: MetadataCache,
+        topic_admin: TopicAdmin,
+        zookeeper: Callable[[], KafkaZooKeeper],
+    ) -> None:
+        self._config = config
+        self._metadata_cache = metadata_cache
+        self._topic_admin = topic_admin
+        self._zookeeper = zookeeper
+        self._partition_count = 0
+        self._is_being_created = False
+
+    async def load(self) -> None:
+        """Asks ZooKeeper for the number of partitions, if that is not known yet. Raises ZooKeeperError."""
+        if self._partition_count == 0:
+            assignment = await self._zookeeper().topic_assignment(OFFSETS_TOPIC)
+            if assignment is not None:
+                self._partition_count = len(assignment.partitions)
+
+    def partition_for(self, group_id: str) -> int:
+        """The partition that keeps the group, and whose leader coordinates it; NO_PARTITION if that is not known."""
+        return partition_for(group_id, self._partition_count) if self._partition_count else NO_PARTITION
+
+    def new_topic(self) -> NewTopic:
+        """The topic as this broker's configuration wants it, and Kafka's demand of it."""
+        config = self._config()
+        return NewTopic(
+            OFFSETS_TOPIC,
+            config.offsets_topic_num_partitions,
+            config.offsets_topic_replication_factor,
+            configs={
+                "cleanup.policy": "compact",
+                "segment.bytes": str(config.offsets_topic_segment_bytes),
+                "compression.type": "producer",
+            },
+        )
+
+    async def find_coordinator(self, group_id: str, listener_name: str) -> tuple[int, Endpoint]:
+        """The broker that coordinates the group, and where it listens under this listener name.
+
+        The first who asks has the topic created. Raises KafkaError COORDINATOR_NOT_AVAILABLE while there is no
+        coordinator: clients ask again.
+        """
+        snapshot = self._metadata_cache.snapshot
+        if OFFSETS_TOPIC not in snapshot.topics:
+            await self._create()
+            raise _not_available(f"{OFFSETS_TOPIC} is being created")
+        partition = self.partition_for(group_id)
+        state = snapshot.partition(OFFSETS_TOPIC, partition)
+        if state is None or state.leader == NO_LEADER:
+            raise _not_available(f"{OFFSETS_TOPIC}-{partition} has no leader")
+        endpoint = snapshot.endpoint(state.leader, listener_name)
+        if endpoint is None:
+            raise _not_available(f"broker {state.leader} cannot be reached through listener {listener_name}")
+        return state.leader, endpoint
+
+    async def _create(self) -> None:
+        """Does not wait for leaders. Raises KafkaError COORDINATOR_NOT_AVAILABLE with the reason when it cannot be."""
+        if self._is_being_created:
+            return
+        self._is_being_created = True
+        try:
+            (created,) = await self._topic_admin.create_topics([self.new_topic()], timeout_ms=0, validate_only=False)
+        finally:
+            self._is_being_created = False
+        error = created.error
+        if error is not None and error.code not in (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.TOPIC_ALREADY_EXISTS):
+            _log.warning("%s cannot be created, so no group has a coordinator: %s", OFFSETS_TOPIC, error)
+            raise _not_available(f"{OFFSETS_TOPIC} cannot be created: {error.message or error.code.name}")
+
+
+def _not_available(message: str) -> KafkaError:
+    return KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, message)
