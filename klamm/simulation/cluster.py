@@ -49,6 +49,8 @@ PROPERTIES = {
     "leader.imbalance.check.interval.seconds": "10",
     "file.delete.delay.ms": "1000",
     "log.segment.bytes": "4096",
+    "offsets.topic.num.partitions": "3",
+    "group.initial.rebalance.delay.ms": "500",
 }
 
 

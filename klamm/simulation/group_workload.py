@@ -1,0 +1,364 @@
+"""A consumer group in a simulated cluster: members that join, own partitions, commit, and what they were told.
+
+A member behaves as clients do: it finds the coordinator, joins and synchronizes, asks for the committed offsets of what
+is assigned to it, goes on from there and commits. Members are on machines of their own, which may die or be stalled.
+
+What must stay true, and is checked with every answer (a contradiction is an AssertionError and ends the run):
+- In one generation of a group a partition has one owner.
+- Who gets a partition finds at least what was acknowledged to be committed before it asked, and nothing that nobody
+  has committed.
+"""
+
+import asyncio
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from klamm.net.client import ClientError, Connection
+from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey, request_class
+from klamm.simulation.process import ProcessDead
+from klamm.simulation.world import World
+from klamm.znodes.topics import TopicPartition
+
+SESSION_TIMEOUT_MS = 6_000
+REBALANCE_TIMEOUT_MS = 10_000
+HEARTBEAT_INTERVAL_S = 0.5
+BACK_OFF_S = 0.1
+REQUEST_TIMEOUT_MS = 20_000
+FAILURES_UNTIL_NEW_CLIENT = 5
+PROTOCOL_TYPE, PROTOCOL = "consumer", "simulated"
+GROUP_KEY_TYPE = 0
+
+# What tells a member to begin anew, with or without its id.
+REJOIN = {ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION}
+FORGOTTEN = {ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID}
+# What passes, perhaps at another coordinator.
+ELSEWHERE = {
+    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.NOT_COORDINATOR,
+    *RETRIABLE_ERRORS,
+}
+
+
+class _MustRejoin(Exception):
+    """The generation is over."""
+
+
+class _Retry(Exception):
+    """No answer, or one that says: not now, not here."""
+
+
+class GroupLedger:
+    """What all members of one group were told. `progress` is set with every commit and assignment."""
+
+    def __init__(self, group_id: str, partitions: Sequence[TopicPartition]) -> None:
+        self.group_id = group_id
+        self.partitions = list(partitions)
+        self.acknowledged: dict[TopicPartition, int] = dict.fromkeys(partitions, -1)
+        self.attempted: dict[TopicPartition, int] = dict.fromkeys(partitions, -1)
+        self.commits = 0
+        self.latest_generation = -1
+        self.progress = asyncio.Event()
+        self._owners: dict[int, dict[TopicPartition, str]] = defaultdict(dict)
+
+    def assigned(self, generation: int, member: str, partitions: Sequence[TopicPartition]) -> None:
+        owners = self._owners[generation]
+        for partition in partitions:
+            owner = owners.setdefault(partition, member)
+            assert owner == member, f"{self.group_id}, generation {generation}: {owner} and {member} own {partition}"
+        self.latest_generation = max(self.latest_generation, generation)
+        self.progress.set()
+
+    def fetched(self, partition: TopicPartition, offset: int, acknowledged_before: int) -> None:
+        assert acknowledged_before <= offset <= self.attempted[partition], (
+            f"{self.group_id}: {partition} is at {offset}; {acknowledged_before} had been acknowledged, "
+            f"{self.attempted[partition]} is the last that anybody tried"
+        )
+
+    def committed(self, partition: TopicPartition, offset: int) -> None:
+        self.acknowledged[partition] = max(self.acknowledged[partition], offset)
+        self.commits += 1
+        self.progress.set()
+
+    async def until_commits(self, count: int) -> None:
+        """Waits until so many more commits are acknowledged."""
+        wanted = self.commits + count
+        await self._until(lambda: self.commits >= wanted)
+
+    async def until_generation(self, generation: int) -> None:
+        """Waits until a member is in this generation, or in a later one."""
+        await self._until(lambda: self.latest_generation >= generation)
+
+    async def _until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            self.progress.clear()
+            await self.progress.wait()
+
+
+class GroupMember:
+    """One member; `group_instance_id` makes it a static one."""
+
+    def __init__(
+        self,
+        world: World,
+        new_client: Callable[[], ClusterClient],
+        ledger: GroupLedger,
+        name: str,
+        group_instance_id: str | None = None,
+    ) -> None:
+        self.name = name
+        self.owned: list[TopicPartition] = []
+        self.node = world.node(name)
+        self._world = world
+        self._random = world.random
+        self._new_client = new_client
+        self._ledger = ledger
+        self._instance_id = group_instance_id
+        self._stop = asyncio.Event()
+
+    def start(self) -> None:
+        """Begins, after a crash anew and without any memory."""
+        if not self.node.process.alive:
+            self.node.restart()
+        self._stop.clear()
+        self.owned = []
+        self._client = self._new_client()
+        self._coordinator: Connection | None = None
+        self._failures = 0
+        self._member_id, self._generation = "", -1
+        self._running = self.node.run(self._run())
+        self._running.add_done_callback(self._ended)
+
+    def _ended(self, running: "asyncio.Future[None]") -> None:
+        error = running.exception()
+        if error is not None and not isinstance(error, ProcessDead):
+            self._world.loop.fail(f"{self.name} ended: {error!r}", error)
+
+    def kill(self) -> None:
+        self.node.crash()
+
+    async def stop(self) -> None:
+        """Leaves the group; a member that is dead stays so."""
+        self._stop.set()
+        if self.node.process.alive:
+            try:
+                await self._running
+            except ProcessDead:
+                return
+
+    async def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                await self._join()
+                positions = await self._positions()
+                await self._work(positions)
+            except _MustRejoin:
+                self.owned = []
+            except _Retry:
+                self.owned = []
+                await self._back_off()
+        await self._leave()
+        await self._client.close()
+
+    async def _back_off(self) -> None:
+        await asyncio.sleep(BACK_OFF_S * (1 + self._random.random()))
+        self._coordinator = None
+        self._failures += 1
+        if self._failures % FAILURES_UNTIL_NEW_CLIENT == 0:
+            await self._client.close()
+            self._client = self._new_client()
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    async def _send(self, api_key: ApiKey, **fields: Any) -> Any:
+        """The response of the coordinator. _Retry when there is none."""
+        build = request_class(api_key)
+        try:
+            if self._coordinator is None or not self._coordinator.connected:
+                self._coordinator = await self._find_coordinator()
+            response = await self._coordinator.send(
+                api_key,
+                lambda version: build(version=version, group_id=self._ledger.group_id, **fields),
+                timeout_ms=REQUEST_TIMEOUT_MS,
+            )
+        except (ClientError, KafkaError) as error:
+            raise _Retry from error
+        return response
+
+    async def _find_coordinator(self) -> Connection:
+        find = request_class(ApiKey.FIND_COORDINATOR)
+        response = await self._client.send_to_any(
+            ApiKey.FIND_COORDINATOR,
+            lambda version: find(version=version, key=self._ledger.group_id, key_type=GROUP_KEY_TYPE),
+        )
+        self._check(response.error_code)
+        await self._client.refresh_metadata([])
+        return await self._client.connection_to(response.node_id)
+
+    def _check(self, code: int) -> None:
+        """Raises what an error code means for a member; AssertionError for one that nothing excuses."""
+        if code == ErrorCode.NONE:
+            self._failures = 0
+            return
+        if code in FORGOTTEN:
+            self._member_id, self._generation = "", -1
+            raise _MustRejoin
+        if code in REJOIN:
+            raise _MustRejoin
+        assert code in ELSEWHERE, f"{self.name} was answered with {ErrorCode(code).name}"
+        raise _Retry
+
+    # -- what a member does -------------------------------------------------------------------------------------------
+
+    async def _join(self) -> None:
+        protocol = request_class(ApiKey.JOIN_GROUP).JoinGroupRequestProtocol(name=PROTOCOL, metadata=b"")
+        joined = await self._send(
+            ApiKey.JOIN_GROUP,
+            member_id=self._member_id,
+            group_instance_id=self._instance_id,
+            session_timeout_ms=SESSION_TIMEOUT_MS,
+            rebalance_timeout_ms=REBALANCE_TIMEOUT_MS,
+            protocol_type=PROTOCOL_TYPE,
+            protocols=[protocol],
+        )
+        if joined.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+            self._member_id = joined.member_id
+            raise _MustRejoin
+        self._check(joined.error_code)
+        self._member_id, self._generation = joined.member_id, joined.generation_id
+        is_leader = joined.leader == joined.member_id
+        synced = await self._send(
+            ApiKey.SYNC_GROUP,
+            generation_id=self._generation,
+            member_id=self._member_id,
+            group_instance_id=self._instance_id,
+            protocol_type=PROTOCOL_TYPE,
+            protocol_name=PROTOCOL,
+            assignments=self._assign([member.member_id for member in joined.members]) if is_leader else [],
+        )
+        self._check(synced.error_code)
+        indexes = bytes(synced.assignment or b"")
+        self.owned = [self._ledger.partitions[index] for index in indexes]
+        self._ledger.assigned(self._generation, self.name, self.owned)
+
+    def _assign(self, member_ids: list[str]) -> list[Any]:
+        """Each partition to one member in turn; an assignment is a byte for each partition."""
+        assignment = request_class(ApiKey.SYNC_GROUP).SyncGroupRequestAssignment
+        count = len(self._ledger.partitions)
+        return [
+            assignment(member_id=member_id, assignment=bytes(range(place, count, len(member_ids))))
+            for place, member_id in enumerate(member_ids)
+        ]
+
+    async def _positions(self) -> dict[TopicPartition, int]:
+        """Where to go on: as clients do, what is still being committed is waited for (KIP-447)."""
+        fetch = request_class(ApiKey.OFFSET_FETCH)
+        before = {partition: self._ledger.acknowledged[partition] for partition in self.owned}
+        topics = [
+            fetch.OffsetFetchRequestTopic(name=topic, partition_indexes=[number for _, number in partitions])
+            for topic, partitions in itertools.groupby(sorted(self.owned), key=lambda partition: partition[0])
+        ]
+        while True:
+            response = await self._send(ApiKey.OFFSET_FETCH, topics=topics, require_stable=True)
+            self._check(response.error_code)
+            found = {(t.name, p.partition_index): p for t in response.topics for p in t.partitions}
+            codes = {partition.error_code for partition in found.values()}
+            if codes <= {ErrorCode.NONE}:
+                break
+            assert codes <= {ErrorCode.NONE, ErrorCode.UNSTABLE_OFFSET_COMMIT}, response
+            await self._heartbeat()
+            await asyncio.sleep(BACK_OFF_S)
+        for partition in self.owned:
+            self._ledger.fetched(partition, found[partition].committed_offset, before[partition])
+        return {partition: found[partition].committed_offset for partition in self.owned}
+
+    async def _work(self, positions: dict[TopicPartition, int]) -> None:
+        """Commits, and sends heartbeats in between, until the generation is over or the member stops."""
+        while not self._stop.is_set():
+            for partition in self._random.sample(self.owned, len(self.owned)):
+                positions[partition] += self._random.randint(1, 3)
+                await self._commit(partition, positions[partition])
+            await self._heartbeat()
+            await asyncio.sleep(HEARTBEAT_INTERVAL_S * self._random.random())
+
+    async def _heartbeat(self) -> None:
+        response = await self._send(
+            ApiKey.HEARTBEAT,
+            generation_id=self._generation,
+            member_id=self._member_id,
+            group_instance_id=self._instance_id,
+        )
+        self._check(response.error_code)
+
+    async def _commit(self, partition: TopicPartition, offset: int) -> None:
+        commit = request_class(ApiKey.OFFSET_COMMIT)
+        name, number = partition
+        one = commit.OffsetCommitRequestTopic.OffsetCommitRequestPartition(
+            partition_index=number, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=self.name
+        )
+        self._ledger.attempted[partition] = max(self._ledger.attempted[partition], offset)
+        response = await self._send(
+            ApiKey.OFFSET_COMMIT,
+            generation_id_or_member_epoch=self._generation,
+            member_id=self._member_id,
+            group_instance_id=self._instance_id,
+            topics=[commit.OffsetCommitRequestTopic(name=name, partitions=[one])],
+        )
+        self._check(response.topics[0].partitions[0].error_code)
+        self._ledger.committed(partition, offset)
+
+    async def _leave(self) -> None:
+        if not self._member_id:
+            return
+        identity = request_class(ApiKey.LEAVE_GROUP).MemberIdentity
+        try:
+            await self._send(
+                ApiKey.LEAVE_GROUP,
+                member_id=self._member_id,
+                members=[identity(member_id=self._member_id, group_instance_id=self._instance_id)],
+            )
+        except _Retry:
+            return  # The session will end.
+
+
+class GroupWorkload:
+    """A group of `members`, every other one static, that share the partitions."""
+
+    def __init__(
+        self,
+        world: World,
+        new_client: Callable[[], ClusterClient],
+        group_id: str,
+        partitions: Sequence[TopicPartition],
+        members: int = 3,
+    ) -> None:
+        self.ledger = GroupLedger(group_id, partitions)
+        self.members = [
+            GroupMember(
+                world, new_client, self.ledger, f"{group_id}-{index}", f"instance-{index}" if index % 2 else None
+            )
+            for index in range(members)
+        ]
+
+    def start(self) -> None:
+        for member in self.members:
+            member.start()
+
+    async def until_stable(self) -> None:
+        """Returns when the partitions are all owned, each by one member."""
+        while True:
+            owned = [partition for member in self.members for partition in member.owned]
+            if sorted(owned) == sorted(self.ledger.partitions):
+                return
+            await asyncio.sleep(BACK_OFF_S)
+
+    async def stop(self) -> None:
+        """All members leave."""
+        for member in self.members:
+            if member.node.process.alive and member.node.process.stalled:
+                member.node.resume()
+        await asyncio.gather(*[member.stop() for member in self.members])
