@@ -204,20 +204,23 @@ class GroupMetadataManager:
     async def _append(
         self, group: Group, records: Sequence[KeyAndValue], on_appended: Callable[[Appended], None]
     ) -> ErrorCode:
-        """How the append ended, of which `on_appended` hears also when nobody waits here any more."""
-        future = asyncio.ensure_future(self._log.append(self._partition_for(group.group_id), records))
+        """How the append ended, of which `on_appended` hears first, also when nobody waits here any more."""
+        heard: asyncio.Future[ErrorCode] = self._loop.create_future()
 
         def ended(future: asyncio.Future[Appended]) -> None:
             if future.cancelled():
-                return
-            error = future.exception()
-            if error is None:
-                on_appended(future.result())
-            else:
+                heard.cancel()
+            elif (error := future.exception()) is not None:
                 self._on_failure(error)
+                heard.cancel()
+            else:
+                on_appended(future.result())
+                if not heard.done():
+                    heard.set_result(future.result().error_code)
 
-        future.add_done_callback(ended)
-        return (await asyncio.shield(future)).error_code
+        appending = asyncio.ensure_future(self._log.append(self._partition_for(group.group_id), records))
+        appending.add_done_callback(ended)
+        return await heard
 
     def _has_legal_size(self, offset: OffsetAndMetadata) -> bool:
         # Despite the name of the setting Kafka counts UTF-16 code units.
