@@ -358,7 +358,10 @@ class GroupCoordinator:
             else ErrorCode.NONE
             for partition in partitions
         }
-        self._delete([group], [partition for partition, error in errors.items() if error is ErrorCode.NONE])
+        unsubscribed = [partition for partition, error in errors.items() if error is ErrorCode.NONE]
+        self._delete([group], unsubscribed)
+        if any(map(group.has_offset, unsubscribed)):
+            return ErrorCode.NOT_COORDINATOR, {}
         return ErrorCode.NONE, errors
 
     def partitions_deleted(self, partitions: Iterable[TopicPartition]) -> None:

@@ -55,7 +55,10 @@ class Machine(Environment):
 
 
 class Log:
-    """Partition 0 of __consumer_offsets in memory. An append takes `delay_s` and ends with `error`."""
+    """Partition 0 of __consumer_offsets in memory. An append takes `delay_s` and ends with `error`.
+
+    What has timed out stands in the log all the same.
+    """
 
     def __init__(self) -> None:
         self.records: list[KeyAndValue] = []
@@ -68,7 +71,7 @@ class Log:
     async def append(self, partition: int, records: Sequence[KeyAndValue]) -> Appended:
         error = self.error
         base_offset = len(self.records)
-        if error is ErrorCode.NONE:
+        if error in (ErrorCode.NONE, ErrorCode.REQUEST_TIMED_OUT):
             self.records += records
         await asyncio.sleep(self.delay_s)
         return Appended(error, base_offset if error is ErrorCode.NONE else -1)
@@ -194,6 +197,10 @@ class Coordination:
         error, [(_, _, of_member)] = self.coordinator.leave_group(G, [(member_id, instance)])
         assert error is ErrorCode.NONE
         return of_member
+
+    @staticmethod
+    def spawn(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        return asyncio.get_running_loop().create_task(work)
 
     @staticmethod
     def an_offset(offset: int) -> OffsetAndMetadata:
