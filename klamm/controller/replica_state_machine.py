@@ -21,7 +21,7 @@ What must stay true: as in partition_state_machine.py. Besides:
 - A leadership that was only looked at counts as this controller's from then on.
 - A replica that was usable does not become OFFLINE without a new leader epoch, whether or not it was in the ISR: a
   proposal of its leader to take it in, made before, must not be accepted when it is back, perhaps with fewer records.
-  (Kafka 2.8.2 lets it pass; KIP-903.)
+  (Kafka 2.8.2 lets it pass; KIP-903.) A new controller does the same with all that it finds offline.
 """
 
 import logging
@@ -222,7 +222,11 @@ class ReplicaStateMachine:
     ) -> None:
         context = self._context
         before = context.replica_states(broker_id)
-        to_fence = {key for key in partitions if before.get(key) in _USABLE and key not in fenced}
+        to_fence = {
+            key
+            for key in partitions
+            if key not in fenced and (before.get(key) in _USABLE or self._was_found_offline(key, before.get(key)))
+        }
         leaderships: dict[TopicPartition, LeaderAndIsr] = {}
         never_led = []
         to_read = []
@@ -248,6 +252,11 @@ class ReplicaStateMachine:
                 context.live_or_shutting_down_broker_ids, never_led
             )
         self._changed(broker_id, [*removed, *never_led], ReplicaState.OFFLINE)
+
+    def _was_found_offline(self, partition: TopicPartition, state: ReplicaState | None) -> bool:
+        """By a controller that takes over: nobody knows whether the former one has fenced it."""
+        is_ineligible = state is ReplicaState.DELETION_INELIGIBLE
+        return is_ineligible and not self._context.is_partition_to_be_deleted(partition)
 
     async def _remove_from_isr(
         self, broker_id: int, leaderships: Mapping[TopicPartition, LeaderAndIsr], to_fence: Collection[TopicPartition]

@@ -214,3 +214,28 @@ def test_a_topic_that_is_marked_for_deletion_while_a_controller_takes_over(
         assert await scene.store.topic_names() == []
 
     play(tmp_path, scenario)
+
+
+# -- in-sync replicas -------------------------------------------------------------------------------------------------
+
+
+def test_a_proposal_from_before_a_bounce_is_refused_by_the_next_controller(tmp_path: Path) -> None:
+    """The leader sends it until it is decided: to the controller that was elected while the follower was dead."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.start(9, 8, 1, 2)
+        await scene.create("t", [1, 2])
+        await scene.alter_isr("t", [1])
+        proposed = (await scene.states(T0))[T0]
+        for broker_id in (9, 2):
+            await scene.brokers[broker_id].controller.shutdown()
+        await scene.brokers.pop(2).client.close()
+        await scene.kill(9)
+        await scene.settled()
+        await scene.start(2)
+        error, [item] = await scene.alter_isr(
+            "t", [1, 2], leader_epoch=proposed.leader_epoch, version=proposed.zk_version
+        )
+        assert (error, item.error_code) == (ErrorCode.NONE, ErrorCode.FENCED_LEADER_EPOCH)
+
+    play(tmp_path, scenario)

@@ -227,7 +227,7 @@ def test_a_usable_replica_outside_the_isr_leaves_with_a_new_leader_epoch(tmp_pat
     play(tmp_path, scenario)
 
 
-@pytest.mark.parametrize(("before", "fenced"), [(OFFLINE, []), (INELIGIBLE, []), (ONLINE, [PARTITION])])
+@pytest.mark.parametrize(("before", "fenced"), [(OFFLINE, []), (INELIGIBLE, [PARTITION]), (ONLINE, [PARTITION])])
 def test_a_replica_that_is_fenced_already_goes_offline_without_a_write(
     tmp_path: Path, before: ReplicaState, fenced: list[TopicPartition]
 ) -> None:
@@ -238,6 +238,20 @@ def test_a_replica_that_is_fenced_already_goes_offline_without_a_write(
         assert await scene.in_zookeeper(PARTITION) == (state, 0)
         assert scene.context.partition_leadership_info(PARTITION) == LeaderAndIsr(1, 10, (1, 3), EPOCH)
         assert sorted(scene.leader_and_isr) == [1, 3]
+
+    play(tmp_path, scenario)
+
+
+@pytest.mark.parametrize(("is_to_be_deleted", "epoch"), [(False, 11), (True, 10)])
+def test_a_replica_that_a_new_controller_finds_offline_is_fenced(
+    tmp_path: Path, is_to_be_deleted: bool, epoch: int
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.led(PARTITION, 1, 1, 3)
+        if is_to_be_deleted:
+            scene.context.queue_topic_deletion(["t"])
+        await change(scene, INELIGIBLE, OFFLINE)
+        assert scene.context.partition_leadership_info(PARTITION) == LeaderAndIsr(1, epoch, (1, 3), EPOCH)
 
     play(tmp_path, scenario)
 
