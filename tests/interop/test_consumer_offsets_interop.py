@@ -1,4 +1,4 @@
-"""Records of __consumer_offsets: Kafka's own code reads what klamm writes, and klamm reads all that Kafka has written."""
+"""Records of __consumer_offsets: Kafka reads what klamm writes, and klamm reads all that Kafka has ever written."""
 
 from collections.abc import Sequence
 from pathlib import Path
