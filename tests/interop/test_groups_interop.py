@@ -1,4 +1,7 @@
-"""`klamm groups` beside Apache Kafka 2.8.2's kafka-consumer-groups: the same groups, the same lines."""
+"""`klamm groups` beside Apache Kafka 2.8.2's kafka-consumer-groups: the same groups, the same lines.
+
+Both tools ask a broker of Kafka's, and one of klamm's: what they then agree on is also what klamm's coordinator tells.
+"""
 
 import contextlib
 import io
@@ -16,6 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kafka import KafkaConsumer
 from oracles import SMALL_HEAP, RealKafka, java_command
 
+from klamm.testing import Cluster
 from klamm.tools import main
 
 LONG_TOPIC = "groups-with-a-name-that-csv-quotes"
@@ -28,10 +32,21 @@ WARNING = "WARN: No action will be performed as the --execute option is missing.
 Tool = Callable[..., str]
 
 
+@pytest.fixture(scope="module", params=["kafka", "klamm"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The bootstrap address of one broker."""
+    if request.param == "kafka":
+        kafka: RealKafka = request.getfixturevalue("real_kafka")
+        yield kafka.bootstrap
+    else:
+        with Cluster(brokers=1) as klamm:
+            yield klamm.bootstrap
+
+
 @pytest.fixture(scope="module")
-def bootstrap(real_kafka: RealKafka) -> str:
+def bootstrap(cluster: str) -> str:
     """A cluster with topics and records, a second apart until now."""
-    address = real_kafka.bootstrap
+    address = cluster
     topics = [NewTopic("groups-a", 3, 1), NewTopic("groups-b", 2, 1), NewTopic(LONG_TOPIC, 1, 1)]
     admin = AdminClient({"bootstrap.servers": address})
     for created in admin.create_topics(topics).values():
@@ -72,7 +87,7 @@ def members(bootstrap: str) -> Iterator[None]:
 
     def kafka_python(group: str, topics: Sequence[str], client_id: str) -> None:
         consumer = KafkaConsumer(
-            *topics, bootstrap_servers=bootstrap, group_id=group, client_id=client_id, auto_offset_reset="latest"
+            *topics, bootstrap_servers=bootstrap, group_id=group, client_id=client_id, enable_auto_commit=False
         )
         consumers.append((lambda: consumer.poll(10), consumer.close))
 
@@ -111,7 +126,7 @@ def wait_until_stable(bootstrap: str, groups: dict[str, int]) -> None:
         states = ours(bootstrap, f"describe {named} --state")
         offsets = ours(bootstrap, f"describe {named}")
         stable = all(re.search(rf"^{group} .* Stable +{count}$", states, re.M) for group, count in groups.items())
-        # An empty partition is never committed for, and kafka-python began at the end: it has nothing to commit.
+        # What is not committed by then never is: empty partitions, and those of kafka-python.
         lagging = [line for line in offsets.splitlines() if re.search(r" \d+ +[1-9]\d* +\S+-[0-9a-f]{8}-", line)]
         if stable and not lagging and "rebalancing" not in offsets + states:
             return
