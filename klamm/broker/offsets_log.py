@@ -20,7 +20,7 @@ from klamm.broker.topic_admin import OFFSETS_TOPIC
 from klamm.config.broker import BrokerConfig
 from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch
 from klamm.environment import Environment
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import (
     Buffer,
     CompressionType,
@@ -142,6 +142,8 @@ class OffsetsLog:
     # -- read -----------------------------------------------------------------------------------------------------
 
     async def read(self, partition: int) -> AsyncIterator[LogBatch]:
+        # What an earlier term as leader has left behind counts too.
+        self._append_queued(partition)
         log = self._replica_manager.partition(OFFSETS_TOPIC, partition).log
         offset = log.log_start_offset
         uncommitted: dict[int, list[LogBatch]] = {}
@@ -153,7 +155,9 @@ class OffsetsLog:
                 offset, self._config().offsets_load_buffer_size, max_offset=end, minimum_one_batch=True
             )
             if fetched.next_offset <= offset:
-                return
+                # A part of the groups must not pass for all of them.
+                reason = f"{OFFSETS_TOPIC}-{partition} ends at offset {offset} instead of {end}"
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, reason)
             offset = fetched.next_offset
             for batch in _committed_batches(fetched.data, uncommitted):
                 yield batch
