@@ -1,8 +1,8 @@
 """One run of a cluster under faults drawn by chance: `python -m klamm.simulation` sweeps seeds of it.
 
 Safety phase: brokers and ZooKeeper are killed, stopped, stalled and cut off, disks fail and fill up, topics come and
-go, while producers and consumers work. Liveness phase: everything is healed and must become whole again. Then the
-verdict.
+go, members of a group die and stall, while producers, consumers and the group work. Liveness phase: everything is
+healed and must become whole again. Then the verdict.
 
 What must stay true: only faults of DESIGN's fault model are injected. A machine loses unsynced writes only in runs
 whose topics flush before they acknowledge.
@@ -13,14 +13,16 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from klamm.net.cluster import ClusterClient
 from klamm.simulation.cluster import LOG_DIRS, NEWEST_PROTOCOL, SimulatedBroker, SimulatedCluster
+from klamm.simulation.group_workload import GroupWorkload
 from klamm.simulation.process import ProcessDead
 from klamm.simulation.verdict import converge, judge
 from klamm.simulation.workload import Workload, create_topic, delete_topic
-from klamm.simulation.world import World
+from klamm.simulation.world import Node, World
 from klamm.znodes.topics import TopicPartition
 
 TOPIC = "events"
 PARTITIONS = 3
+GROUP = "workers"
 PAUSES_S = (0.0, 0.1, 1.0, 4.0, 10.0)
 # Shorter and longer than a session (6 s) and than what drops a follower out of the ISR (5 s).
 OUTAGES_S = (0.0, 0.5, 3.0, 5.5, 8.0, 20.0)
@@ -29,7 +31,9 @@ OUTAGES_S = (0.0, 0.5, 3.0, 5.5, 8.0, 20.0)
 class RandomFaults:
     """The safety phase of one run."""
 
-    def __init__(self, cluster: SimulatedCluster, client: ClusterClient, *, machines_die: bool) -> None:
+    def __init__(
+        self, cluster: SimulatedCluster, client: ClusterClient, group: GroupWorkload | None, *, machines_die: bool
+    ) -> None:
         self.cluster = cluster
         self.world = cluster.world
         self.random = cluster.world.random
@@ -54,6 +58,9 @@ class RandomFaults:
             ("fill-disk", self._fill_disk),
             ("change-topics", self._change_topics),
         ]
+        if group is not None:
+            self._members = group.members
+            self._faults += [("kill-member", self._kill_member), ("stall-member", self._stall_member)]
 
     async def run(self, steps: int) -> None:
         """Injects so many faults, several at a time, and waits until each is over."""
@@ -107,16 +114,12 @@ class RandomFaults:
         broker.start()
 
     async def _stall_broker(self) -> None:
-        node = self._broker().node
-        process = node.process
-        if process.alive and not process.stalled:
-            node.stall()
-            await self._outage()
-            if node.process is process and process.alive and process.stalled:
-                node.resume()
+        await self._stall(self._broker().node)
 
     async def _stall_zookeeper(self) -> None:
-        node = self.cluster.zookeeper.node
+        await self._stall(self.cluster.zookeeper.node)
+
+    async def _stall(self, node: Node) -> None:
         process = node.process
         if process.alive and not process.stalled:
             node.stall()
@@ -172,6 +175,16 @@ class RandomFaults:
             if was_wanted:
                 broker.start()
 
+    async def _kill_member(self) -> None:
+        member = self.random.choice(self._members)
+        if member.node.process.alive:
+            member.kill()
+            await self._outage()
+            member.start()
+
+    async def _stall_member(self) -> None:
+        await self._stall(self.random.choice(self._members).node)
+
     async def _change_topics(self) -> None:
         self._topics += 1
         name, deleted = f"topic-{self._topics}", self.random.random() < 0.7
@@ -202,11 +215,19 @@ async def random_faults(
     keys: list[TopicPartition] = [(TOPIC, partition) for partition in range(PARTITIONS)]
     workload = Workload(world, cluster.client, {key: key[1] != 1 for key in keys})
     workload.start()
-    faults = RandomFaults(cluster, client, machines_die=machines_die)
+    # The topic of committed offsets does not flush before it acknowledges.
+    group = None if machines_die else GroupWorkload(world, cluster.client, GROUP, keys)
+    if group is not None:
+        group.start()
+    faults = RandomFaults(cluster, client, group, machines_die=machines_die)
     await faults.run(steps)
     world.trace.add("faults", "heal")
     await cluster.heal()
     await workload.stop_producing()
+    if group is not None:
+        await group.until_stable()
+        await group.ledger.until_commits(PARTITIONS)
+        await group.stop()
     await faults.settle()
     await converge(cluster)
     counts = await judge(cluster, workload)
