@@ -202,7 +202,7 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
     ]
     if back:
         # Kafka waits for the broker's next start; a disk that works again would leave partitions without a leader.
-        _log.info("%d replicas on broker %d are online again", len(back), broker_id)
+        parts.announce(f"Mark {len(back)} replicas on broker {broker_id} as online")
         await _on_replicas_become_online(parts, back)
 
 

@@ -18,7 +18,6 @@ What must stay true:
   (KAFKA-10149).
 """
 
-import logging
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -49,7 +48,7 @@ NOT_AVAILABLE = {
     ElectionType.UNCLEAN: ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
 }
 
-_log = logging.getLogger(__name__)
+_NAMED = 10  # So many partitions a line names.
 
 
 async def replica_leader_election(
@@ -60,9 +59,13 @@ async def replica_leader_election(
     KafkaErrors UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION (it is being deleted), ELECTION_NOT_NEEDED,
     PREFERRED_LEADER_NOT_AVAILABLE, ELIGIBLE_LEADERS_NOT_AVAILABLE.
     """
+    partitions = list(dict.fromkeys(partitions))
+    names = ",".join(f"{topic}-{number}" for topic, number in partitions[:_NAMED])
+    more = f" and {len(partitions) - _NAMED} more" if len(partitions) > _NAMED else ""
+    parts.announce(f"Starting replica leader election ({election_type.name}) for partitions {names}{more}")
     results: ElectionResults = {}
     electable = []
-    async for piece in slices(list(dict.fromkeys(partitions))):
+    async for piece in slices(partitions):
         for partition in piece:
             error = _objection(parts.context, partition, election_type)
             if error is None:
@@ -106,7 +109,7 @@ async def zk_preferred_replica_election(parts: ControllerParts) -> None:
     if partitions is None:
         return
     results = await replica_leader_election(parts, partitions, ElectionType.PREFERRED)
-    _log_results("asked for in ZooKeeper", results)
+    _announce_results(parts, "asked for in ZooKeeper", results)
     await parts.store.delete_preferred_replica_election(parts.guard)
 
 
@@ -117,14 +120,15 @@ async def auto_preferred_replica_leader_election(parts: ControllerParts) -> None
     for broker_id, leaderships in sorted((await _leaderships_by_preferred_leader(parts.context)).items()):
         # leader.imbalance.per.broker.percentage is what is tolerated.
         if len(leaderships.lost) * 100 > percentage * leaderships.total:
-            _log.info("broker %d has lost %d of %d leaderships", broker_id, len(leaderships.lost), leaderships.total)
+            parts.announce(f"Broker {broker_id} has lost {len(leaderships.lost)} of {leaderships.total} leaderships")
             wanted += [
                 partition
                 for partition in leaderships.lost
                 if _can_preferred_replica_be_leader(parts.context, partition)
             ]
     if wanted:
-        _log_results("that restores the balance", await replica_leader_election(parts, wanted, ElectionType.PREFERRED))
+        results = await replica_leader_election(parts, wanted, ElectionType.PREFERRED)
+        _announce_results(parts, "that restores the balance", results)
     parts.schedule_leader_rebalance(parts.config.leader_imbalance_check_interval_seconds)
 
 
@@ -163,8 +167,8 @@ async def unclean_leader_election_enable(parts: ControllerParts, topic: str | No
     await complete_reassignments(parts, parts.context.partitions_being_reassigned)
 
 
-def _log_results(what: str, results: ElectionResults) -> None:
+def _announce_results(parts: ControllerParts, what: str, results: ElectionResults) -> None:
     errors = {partition: result for partition, result in results.items() if isinstance(result, KafkaError)}
-    _log.info("preferred replica election %s: %d led, %d not", what, len(results) - len(errors), len(errors))
-    for (topic, number), error in list(errors.items())[:10]:
-        _log.info("%s-%d: %s", topic, number, error)
+    parts.announce(f"Preferred replica election {what}: {len(results) - len(errors)} led, {len(errors)} not")
+    for (topic, number), error in list(errors.items())[:_NAMED]:
+        parts.announce(f"{topic}-{number} is not led by its preferred replica: {error}")

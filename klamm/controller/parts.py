@@ -105,7 +105,13 @@ class ControllerParts:
             config, self.context, self._current_store, self.batch, self.state_changes, on_illegal_transition
         )
         self.deletions = TopicDeletionManager(
-            config, self.context, self._current_store, self.partitions, self.replicas, self.send_update_metadata
+            config,
+            self.context,
+            self._current_store,
+            self.partitions,
+            self.replicas,
+            self.send_update_metadata,
+            self.announce,
         )
 
     def _current_store(self) -> ControllerStore:

@@ -148,7 +148,8 @@ async def _update_current_reassignments(parts: ControllerParts, reassignments: R
             results[partition] = unknown_partition(partition)
         else:
             # U2
-            _log.info("assignment of %s: %s", partition_name(partition), assignment)
+            name = partition_name(partition)
+            parts.announce(f"Successfully updated assignment of partition {name} to {_described(assignment)}")
             context.update_partition_full_replica_assignment(partition, assignment)
     context.partitions_being_reassigned.update(partition for partition, error in results.items() if error is None)
     return results
@@ -218,7 +219,9 @@ async def complete_reassignment(parts: ControllerParts, reassignments: Reassignm
     # B7
     await parts.store.remove_partition_reassignments(lambda key, target: targets.get(key) == target, parts.guard)
     context.partitions_being_reassigned.difference_update(targets)
-    _log.info("%d reassignments are complete: %s", len(targets), targets)
+    for partition, target in targets.items():
+        replicas = ",".join(map(str, target))
+        parts.announce(f"Reassignment of partition {partition_name(partition)} to {replicas} is complete")
     # B8
     await parts.send_update_metadata(context.live_or_shutting_down_broker_ids, tuple(targets))
     await parts.deletions.resume_deletion_for_topics({topic for topic, _ in targets})
@@ -303,6 +306,12 @@ async def _write_next_epochs(
 
 
 # -- replicas that go --------------------------------------------------------------------------------------------------
+
+
+def _described(assignment: ReplicaAssignment) -> str:
+    """As Kafka's `ReplicaAssignment` prints itself."""
+    replicas, adding, removing = (",".join(map(str, ids)) for ids in assignment)
+    return f"ReplicaAssignment(replicas={replicas}, addingReplicas={adding}, removingReplicas={removing})"
 
 
 async def _stop_replicas(

@@ -21,7 +21,6 @@ What must stay true:
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 
 from klamm.config.broker import BrokerConfig
@@ -31,8 +30,6 @@ from klamm.controller.replica_state_machine import ReplicaStateMachine
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.znodes.controller_store import ControllerStore
 from klamm.znodes.topics import TopicPartition
-
-_log = logging.getLogger(__name__)
 
 TOPICS_DELETED_AT_ONCE = 50
 
@@ -50,12 +47,14 @@ class TopicDeletionManager:
         partitions: PartitionStateMachine,
         replicas: ReplicaStateMachine,
         send_update_metadata: SendUpdateMetadata,
+        announce: Callable[[str], None],
     ) -> None:
         self._context = context
         self._store = store
         self._partitions = partitions
         self._replicas = replicas
         self._send_update_metadata = send_update_metadata
+        self._announce = announce
         self.is_delete_topic_enabled = config.delete_topic_enable
 
     async def init(self, topics_to_be_deleted: Collection[str], ineligible: Collection[str]) -> None:
@@ -104,7 +103,7 @@ class TopicDeletionManager:
         halted = self._context.topics_to_be_deleted.intersection(topics)
         self._context.topics_ineligible_for_deletion |= halted
         if halted:
-            _log.info("deletion of topics %s halted: %s", sorted(halted), reason)
+            self._announce(f"Halted deletion of topics {','.join(sorted(halted))} due to {reason}")
 
     def is_topic_queued_up_for_deletion(self, topic: str) -> bool:
         return self._context.is_topic_queued_up_for_deletion(topic)
@@ -149,7 +148,8 @@ class TopicDeletionManager:
             # D5
             await self._replicas.handle_state_changes(to_retry, ReplicaState.OFFLINE)
         if eligible:
-            _log.info("deleting topics %s", eligible)
+            for topic in eligible:
+                self._announce(f"Deletion of topic {topic} (re)started")
             await self._on_topic_deletion(eligible)
 
     async def _on_topic_deletion(self, topics: list[str]) -> None:
@@ -192,4 +192,4 @@ class TopicDeletionManager:
                 raise result
         for topic in topics:
             context.remove_topic(topic)
-        _log.info("topics %s are deleted", topics)
+            self._announce(f"Deletion of topic {topic} successfully completed")

@@ -39,7 +39,8 @@ async def topic_change(parts: ControllerParts) -> None:
         context.remove_topic(topic)
     partitions = await load_topics(parts, new)
     if new or deleted:
-        _log.info("topics: %d new with %d partitions, %d gone", len(new), len(partitions), len(deleted))
+        changes = f"New topics: [{','.join(new)}], deleted topics: [{','.join(deleted)}]"
+        parts.announce(f"{changes}, {len(partitions)} new partitions")
     if partitions:
         await on_new_partition_creation(parts, partitions)
 
@@ -174,7 +175,7 @@ async def topic_deletion(parts: ControllerParts) -> None:
     if not topics:
         return
     if not deletions.is_delete_topic_enabled:
-        _log.info("topics %s stay: delete.topic.enable is false", topics)
+        parts.announce(f"Removing {','.join(topics)} since delete topic is disabled")
         await parts.store.delete_topic_deletions(topics, parts.guard)
         return
     await deletions.enqueue_topics_for_deletion(topics)
