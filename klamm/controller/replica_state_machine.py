@@ -32,7 +32,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.versions import ApiVersion
 from klamm.controller.context import ControllerContext, PartitionAndReplica
 from klamm.controller.request_batch import ControllerBrokerRequestBatch
-from klamm.controller.slices import Turns, for_slices, slices
+from klamm.controller.slices import CHEAP_SLICE, Turns, for_slices, slices
 from klamm.controller.state_change_log import StateChangeLog
 from klamm.controller.states import (
     VALID_PREVIOUS_REPLICA_STATES,
@@ -110,8 +110,9 @@ class ReplicaStateMachine:
         `fenced` are partitions that got a new leader epoch since their replicas are not usable any more.
         """
         groups: dict[int, dict[TopicPartition, None]] = {}
-        for partition, broker_id in replicas:
-            groups.setdefault(broker_id, {})[partition] = None
+        async for piece in slices(tuple(replicas), CHEAP_SLICE):
+            for partition, broker_id in piece:
+                groups.setdefault(broker_id, {})[partition] = None
         await self._handle_state_changes({key: list(partitions) for key, partitions in groups.items()}, target, fenced)
 
     async def _handle_state_changes(

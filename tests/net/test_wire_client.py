@@ -23,6 +23,8 @@ from klamm.net.framing import FrameReader
 from klamm.protocol import messages, produce
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class, response_class
+from klamm.protocol.primitives import PARTITIONS_PER_STEP
+from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
 
 FAST = RetryPolicy(deadline_ms=5_000, backoff_ms=1, max_backoff_ms=5)
 
@@ -263,6 +265,46 @@ def test_garbage_closes_the_connection(garbage, complaint):
             connection = await connect(*broker.address)
             with pytest.raises(InvalidResponse, match=complaint):
                 await connection.send(ApiKey.HEARTBEAT, heartbeat())
+            assert not connection.connected
+            await connection.wait_closed()
+
+    run(test)
+
+
+def test_a_large_response_is_decoded_while_others_have_the_loop():
+    count = 5 * PARTITIONS_PER_STEP
+    stopped = StopReplicaResponse(0, {"t": [(number, 0) for number in range(count)]})
+
+    async def test():
+        async with toy(handler=lambda connection, header, body: connection.answer(header, stopped)) as broker:
+            connection = await connect(*broker.address)
+            frames = []
+            received = connection.frame_received
+            # The frame and its decoding are seen apart: what runs in between has the loop.
+            connection.frame_received = lambda frame: (received(frame), frames.append(frame))
+            waiting = asyncio.ensure_future(connection.send(ApiKey.STOP_REPLICA, lambda _: StopReplicaRequest(1, 1)))
+            turns = 0
+            while not waiting.done():
+                turns += bool(frames)
+                await asyncio.sleep(0)
+            assert waiting.result() == stopped
+            assert turns >= 5
+
+    run(test)
+
+
+def test_garbage_in_a_large_response_closes_the_connection():
+    def answer(connection, header, body):
+        frame = b"".join(messages.encode_response(header.api_key, header.api_version, header.correlation_id, stopped))
+        connection.transport.write(struct.pack(">i", len(frame) - 3) + frame[4:] + b"!")
+
+    stopped = StopReplicaResponse(0, {"t": [(number, 0) for number in range(2 * PARTITIONS_PER_STEP)]})
+
+    async def test():
+        async with toy(handler=answer) as broker:
+            connection = await connect(*broker.address)
+            with pytest.raises(InvalidResponse, match="StopReplicaResponse: 1 bytes after the end"):
+                await connection.send(ApiKey.STOP_REPLICA, lambda _: StopReplicaRequest(1, 1))
             assert not connection.connected
             await connection.wait_closed()
 
