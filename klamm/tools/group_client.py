@@ -79,7 +79,7 @@ class GroupDescription:
 
 @dataclass(frozen=True)
 class FoundOffsets:
-    """Offsets of partitions, and why the others have none."""
+    """Offsets of partitions, and why the others have none: Kafka's name of the error."""
 
     offsets: Mapping[TopicPartition, int]
     missing: Mapping[TopicPartition, str]
@@ -329,7 +329,7 @@ class GroupClient:
                         codes[key] = partition.error_code
                     else:
                         found[key] = partition.offset
-        missing.update({key: explain_code(code, None) for key, code in sorted(codes.items())})
+        missing.update({key: explain_code(code, None).partition(":")[0] for key, code in sorted(codes.items())})
         # A partition that does not exist is not waited for: nobody creates it.
         return any(for_code(code).retriable and code != UNKNOWN_TOPIC_OR_PARTITION for code in codes.values())
 

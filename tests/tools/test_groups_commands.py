@@ -2,13 +2,17 @@
 
 import io
 import json
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from processes import ManagedProcess
 
+from klamm.testing import Cluster
 from klamm.tools import live, main
 from klamm.tools.errors import ToolError
 from klamm.tools.group_client import Coordinator, FoundOffsets, GroupDescription, TopicPartition
@@ -96,7 +100,7 @@ class Committed:
 
     def list_offsets(self, partitions: Any, timestamp: int) -> Any:
         assert sorted(partitions) == [TopicPartition("t", 0), TopicPartition("t", 1)]
-        return FoundOffsets({TopicPartition("t", 0): 5}, {TopicPartition("t", 1): "LEADER_NOT_AVAILABLE: so"})
+        return FoundOffsets({TopicPartition("t", 0): 5}, {TopicPartition("t", 1): "LEADER_NOT_AVAILABLE"})
 
 
 def test_a_partition_without_a_leader_is_shown_without_lag() -> None:
@@ -104,7 +108,7 @@ def test_a_partition_without_a_leader_is_shown_without_lag() -> None:
     described = [GroupDescription(name, state, "", coordinator) for name, state in (("g", "Empty"), ("no", "Dead"))]
     of_group, of_none = positions(Committed(), described)  # type: ignore[arg-type]
     assert [row.lag for row in of_group.rows] == [2, None]
-    assert of_group.missing == {TopicPartition("t", 1): "LEADER_NOT_AVAILABLE: so"}
+    assert of_group.missing == {TopicPartition("t", 1): "LEADER_NOT_AVAILABLE"}
     assert (of_none.rows, of_none.missing) == ([], {})
 
 
@@ -168,3 +172,56 @@ def test_on_a_terminal_the_view_is_in_place(monkeypatch: pytest.MonkeyPatch) -> 
     shown = terminal.getvalue()
     assert "one [b]" in shown and "two" in shown and "klamm: no broker" in shown and "12:34:56" in shown
     assert shown.index("\x1b[?1049h") < shown.index("one") < shown.index("\x1b[?1049l")
+
+
+# -- with a cluster ---------------------------------------------------------------------------------------------------
+
+
+def test_a_life_of_a_group(klamm_cluster: Cluster, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """As JSON; tests/interop has the lines. A live view looks on, until Ctrl-C."""
+    klamm_cluster.create_topic("t", partitions=2)
+    bootstrap = ["--bootstrap-server", klamm_cluster.bootstrap]
+
+    def run(*arguments: str, code: int = 0) -> Any:
+        ended = main.run(["groups", *arguments, "--json", *bootstrap])
+        out, err = capsys.readouterr()
+        assert ended == code, err
+        return json.loads(out)
+
+    reset = ("reset-offsets", "--group", "g", "--topic", "t", "--to-earliest")
+    offsets = [{"topic": "t", "partition": number, "new_offset": 0} for number in (0, 1)]
+    assert run(*reset, "--dry-run") == [{"group": "g", "executed": False, "offsets": offsets}]
+    assert run("list") == []
+    command = [sys.executable, "-m", "klamm.tools.main", "groups", "list", "--json", "--watch", *bootstrap]
+    view = ManagedProcess("view", command, tmp_path / "view.out")
+    try:
+        view.wait_for(r"^\[\]$")
+        assert run(*reset, "--execute") == [{"group": "g", "executed": True, "offsets": offsets}]
+        view.wait_for('^.*"group": "g".*$')
+        assert view.stop(number=signal.SIGINT) == 130
+    finally:
+        view.kill()
+    assert run("list", "--state", "empty") == [{"group": "g", "protocol_type": "", "state": "Empty"}]
+    assert run("list", "--state", "stable") == []
+    (described,) = run("describe", "--group", "g")
+    assert [(row["current_offset"], row["lag"]) for row in described["partitions"]] == [(0, 0), (0, 0)]
+    deleted = run("delete-offsets", "--group", "g", "--topic", "t:1", "--topic", "nope", code=1)
+    assert [(row["topic"], row["partition"], row["error"] is None) for row in deleted["partitions"]] == [
+        ("nope", None, False),
+        ("t", 1, True),
+    ]
+    assert run("delete", "--group", "g") == [{"group": "g", "error": None}]
+    assert run("describe", "--group", "g", "--state", code=1)[0]["state"] == "Dead"
+
+
+@pytest.mark.parametrize(
+    ("topic", "message"),
+    [("nope", "topic nope does not exist"), ("u:0,5", "u has no partition 5, it has 1 partitions")],
+)
+def test_a_scope_that_does_not_exist(
+    klamm_cluster: Cluster, capsys: pytest.CaptureFixture[str], topic: str, message: str
+) -> None:
+    klamm_cluster.create_topic("u", partitions=1)
+    arguments = ["groups", "reset-offsets", "--group", "g", "--topic", topic, "--to-latest", "--execute"]
+    assert main.run([*arguments, "--bootstrap-server", klamm_cluster.bootstrap]) == 1
+    assert capsys.readouterr() == ("", f"klamm: {message}\n")

@@ -188,10 +188,10 @@ def test_what_is_quoted() -> None:
 
 partitions = st.builds(TopicPartition, st.from_regex("[a-zA-Z0-9._-]{1,40}", fullmatch=True), st.integers(0, 2**31 - 1))
 groups = st.text(st.characters(blacklist_characters="\n\r", blacklist_categories=["Cs", "Cc"]), min_size=1)
-offsets = st.dictionaries(partitions, st.integers(0, 2**63 - 1), min_size=1)
+offsets = st.dictionaries(partitions, st.integers(0, 2**63 - 1), min_size=1, max_size=4)
 
 
-@given(st.dictionaries(groups, offsets, min_size=1))
+@given(st.dictionaries(groups, offsets, min_size=1, max_size=3))
 def test_what_is_exported_is_read_again(plans: dict[str, dict[TopicPartition, int]]) -> None:
     assert parse_csv(export_csv(plans, with_group=True) + "\n", None, "file") == plans
     for group, of_group in plans.items():
