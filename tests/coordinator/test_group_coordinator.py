@@ -742,6 +742,24 @@ def test_who_waits_for_others_does_not_expire() -> None:
     run(scenario)
 
 
+def test_who_has_waited_for_others_has_a_whole_session_then_and_no_more() -> None:
+    async def scenario(c: Coordination) -> None:
+        a, b = await c.stable(2, session_s=10, rebalance_s=60)
+        again = c.join(a.member_id, session_s=10)
+        await after(9)
+        assert c.heartbeat(b) is REBALANCING
+        await after(9)
+        sync = c.sync(await c.join(b.member_id, session_s=10))
+        assert (await again).generation_id == 2
+        await after(9.9)
+        assert not sync.done()
+        await after(0.2)
+        assert (await sync).error_code is REBALANCING
+        assert list(c.group().members) == [b.member_id]
+
+    run(scenario)
+
+
 def test_a_new_member_waits_for_five_minutes() -> None:
     """Nobody would notice that its client has gone, and it cannot send heartbeats since it knows no id."""
 

@@ -59,8 +59,9 @@ class Client:
 class History:
     """A group, what its clients ask, and what they have been told so far."""
 
-    def __init__(self, coordination: Coordination) -> None:
+    def __init__(self, coordination: Coordination, session_s: float, rebalance_s: float) -> None:
         self.c = coordination
+        self.session_s, self.rebalance_s = session_s, rebalance_s
         self.clients = [Client(number) for number in range(5)]
         self.asked: list[asyncio.Task[Any]] = []
         # By (generation, slot): who has been told that it owns it. An instance is one, whatever its member id is.
@@ -77,7 +78,12 @@ class History:
     def join(self, client: Client, protocols: list[tuple[str, bytes]]) -> None:
         async def join() -> None:
             result = await self.c.join(
-                client.member_id, client.instance, two_steps=client.instance is None, protocols=protocols
+                client.member_id,
+                client.instance,
+                two_steps=client.instance is None,
+                protocols=protocols,
+                session_s=self.session_s,
+                rebalance_s=self.rebalance_s,
             )
             if result.error_code is NONE:
                 client.member_id, client.joined = result.member_id, result
@@ -237,14 +243,24 @@ def answer_once(answer: "asyncio.Future[Any]", result: Any) -> None:
         answer.set_result(result)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(history=st.lists(steps, max_size=40))
-def test_whatever_happens(history: list[tuple[str, int, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    history=st.lists(steps, min_size=10, max_size=30),
+    timeouts_s=st.sampled_from([(10, 60), (30, 5)]),
+    max_size=st.sampled_from([3, 5]),
+)
+def test_whatever_happens(
+    history: list[tuple[str, int, Any]],
+    timeouts_s: tuple[float, float],
+    max_size: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(group_coordinator, "_resolve", answer_once)
 
     async def scenario() -> None:
-        c = await Coordination.elected(group_initial_rebalance_delay_ms=3000, group_max_size=4)
-        group = History(c)
+        c = await Coordination.elected(group_initial_rebalance_delay_ms=3000, group_max_size=max_size)
+        group = History(c, *timeouts_s)
+        await group.rounds(group.clients[0], 0)
         for name, number, argument in history:
             outcome = getattr(group, name)(group.clients[number], argument)
             if outcome is not None:
