@@ -68,7 +68,7 @@ async def latest_records(batches: AsyncIterator[LogBatch]) -> LatestRecords:
 
 
 def build_groups(partition: int, latest: LatestRecords, now_ms: int) -> Generator[None, None, dict[str, Group]]:
-    """The groups that these records describe; in steps."""
+    """The groups that these records describe; in steps. Leaves none of the records."""
     groups: dict[str, Group] = {}
     unknown_versions: dict[int, None] = {}
     # Groups first: offsets of who has no record as a group are those of a group that only commits.
@@ -89,9 +89,11 @@ def build_groups(partition: int, latest: LatestRecords, now_ms: int) -> Generato
         versions = ", ".join(map(str, sorted(unknown_versions)))
         _log.warning("__consumer_offsets-%d has records with keys of version %s; skipped", partition, versions)
     reader = OffsetKeyReader()
-    for done, (key, (record_offset, _, value)) in enumerate(latest.items()):
-        if done % RECORDS_PER_STEP == 0:
+    while latest:
+        if len(latest) % RECORDS_PER_STEP == 0:
             yield
+        # Records are freed as they are decoded: to free a million at once would hold the loop.
+        key, (record_offset, _, value) = latest.popitem()
         if value is None or not key.startswith(_OFFSET_KEY):
             continue
         try:
