@@ -262,20 +262,34 @@ def _zookeeper(zookeeper: str | None, bootstrap_server: str, command_config: Any
     """The connect string: what was given, or what the brokers have."""
     if zookeeper is not None:
         return zookeeper
-    from kafka.admin import ConfigResource, ConfigResourceType
-
     from klamm.tools.topics import connect
 
     with connect(bootstrap_server, command_config) as admin:
-        # Its describe_cluster fails at the answers of brokers that do not tell of endpoint types, as those of 2.8.
-        metadata = admin._manager.run(admin._get_cluster_metadata, [])
-        broker_id = str(metadata["brokers"][0]["node_id"])
-        resource = ConfigResource(ConfigResourceType.BROKER, broker_id)
-        configs = admin.describe_configs([resource], config_filter="all")
-    found = next(iter(configs.values()))[broker_id].get("zookeeper.connect")
-    if not found or not found["value"]:
-        raise ToolError(f"broker {broker_id} has no zookeeper.connect: this command is for clusters with ZooKeeper")
-    return str(found["value"])
+        return zookeeper_of_brokers(admin)
+
+
+def zookeeper_of_brokers(admin: Any) -> str:
+    """What zookeeper.connect is, by the first broker that says. Raises KafkaError when none answers, ToolError."""
+    from kafka.admin import ConfigResource, ConfigResourceType
+    from kafka.errors import KafkaError
+
+    # Its describe_cluster fails at the answers of brokers that do not tell of endpoint types, as those of 2.8.
+    metadata = admin._manager.run(admin._get_cluster_metadata, [])
+    failures: list[KafkaError] = []
+    for broker in metadata["brokers"]:
+        broker_id = str(broker["node_id"])
+        try:
+            configs = admin.describe_configs(
+                [ConfigResource(ConfigResourceType.BROKER, broker_id)], config_filter="all"
+            )
+        except KafkaError as error:  # It is stuck, or has just died: the one that brings the operator here.
+            failures.append(error)
+            continue
+        found = next(iter(configs.values()))[broker_id].get("zookeeper.connect")
+        if not found or not found["value"]:
+            raise ToolError(f"broker {broker_id} has no zookeeper.connect: this command is for clusters with ZooKeeper")
+        return str(found["value"])
+    raise failures[0] if failures else ToolError("no broker is known to live")
 
 
 def find_controller(connect: str) -> ControllerAddress | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kafka.errors import KafkaTimeoutError
 from processes import ManagedProcess
 
 from klamm.testing import Cluster
@@ -25,6 +26,7 @@ from klamm.tools.controller import (
     find_controller,
     record_line,
     status_lines,
+    zookeeper_of_brokers,
 )
 from klamm.tools.errors import ToolError
 
@@ -263,6 +265,37 @@ def test_the_status_of_a_controller_that_does_not_answer(
     out, err = status(ControllerAddress(1, 7, 1_609_459_200_000, "", None, registered=False))
     assert out.splitlines()[0] == "Controller: broker 1, epoch 7"
     assert err == "klamm: broker 1 is not registered: it has died, or lost its session\n"
+
+
+class Admin:
+    """kafka-python's admin client, to three brokers that answer these things."""
+
+    def __init__(self, *answers: Any) -> None:
+        self._answers = list(answers)
+        self._manager = self
+
+    def run(self, *_: Any) -> Any:
+        return {"brokers": [{"node_id": number} for number in range(len(self._answers))]}
+
+    _get_cluster_metadata = None
+
+    def describe_configs(self, resources: Any, config_filter: str) -> Any:
+        name = resources[0].name
+        answer = self._answers[int(name)]
+        if isinstance(answer, Exception):
+            raise answer
+        return {"broker": {name: answer}}
+
+
+def test_where_zookeeper_is_says_the_first_broker_that_answers() -> None:
+    known = {"zookeeper.connect": {"value": "zk:2181/k"}}
+    assert zookeeper_of_brokers(Admin(KafkaTimeoutError("stuck"), known)) == "zk:2181/k"
+    with pytest.raises(KafkaTimeoutError, match="stuck"):
+        zookeeper_of_brokers(Admin(KafkaTimeoutError("stuck"), KafkaTimeoutError("dead")))
+    with pytest.raises(ToolError, match=r"broker 0 has no zookeeper\.connect"):
+        zookeeper_of_brokers(Admin({}, known))
+    with pytest.raises(ToolError, match="no broker is known to live"):
+        zookeeper_of_brokers(Admin())
 
 
 RECORD = json.dumps({**COMMON, "sequence": 3, "kind": "controller", "text": "one"}).encode() + b"\n"
