@@ -754,6 +754,7 @@ def test_who_has_waited_for_others_has_a_whole_session_then_and_no_more() -> Non
         await after(9.9)
         assert not sync.done()
         await after(0.2)
+        assert sync.done()
         assert (await sync).error_code is REBALANCING
         assert list(c.group().members) == [b.member_id]
 
