@@ -78,6 +78,10 @@ def run(
 ) -> None:
     async def main() -> None:
         broker = Broker(log or MemoryOffsetsLog(), settings)
+        # Also what goes wrong in a callback is a failure.
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _, context: broker.failures.append(context["exception"])
+        )
         try:
             await scenario(broker)
         finally:
@@ -160,7 +164,8 @@ def test_partitions_load_in_the_order_of_the_elections():
         await broker.idle()
         assert broker.loaded == ["c2", "a0", "b1"]
 
-    run(scenario, filled_log("a0", "b1", "c2"))
+    # The first one takes longest.
+    run(scenario, filled_log("a0", "b1", *["c2"] * 20))
 
 
 def test_a_resignation_takes_the_groups_at_once():
@@ -246,6 +251,9 @@ def test_a_newer_epoch_without_a_resignation_keeps_groups_and_load():
         broker.log.may_read.set()
         await broker.idle()
         group = broker.manager.get("a0")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert broker.loaded == ["a0"]
         broker.elect(epoch=3)
         assert broker.manager.check("a0") is None
         assert broker.manager.get("a0") is group
