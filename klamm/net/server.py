@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from klamm.net.framing import FrameReader, ReceiveBuffer, SizeLimit
-from klamm.tasks import OnFailure, start_task
+from klamm.tasks import OnFailure
 
 Buffers = Sequence[bytes | bytearray | memoryview]
 
@@ -65,12 +65,14 @@ class ServerLimits:
 class _Exchange:
     """A request that has started and whose response has not left yet."""
 
-    __slots__ = ("pipelined", "response", "size_bytes")
+    __slots__ = ("pipelined", "response", "size_bytes", "task")
 
     def __init__(self, size_bytes: int, pipelined: bool) -> None:
         self.size_bytes = size_bytes
         self.pipelined = pipelined
         self.response: Response | None = None
+        # What works on the answer, if that was not there at once.
+        self.task: asyncio.Task[None] | None = None
 
 
 class ServerConnection(FrameReader):
@@ -87,7 +89,6 @@ class ServerConnection(FrameReader):
         self._waiting: deque[bytearray] = deque()
         self._exchanges: deque[_Exchange] = deque()
         self._held_bytes = 0
-        self._tasks: dict[asyncio.Task[None], None] = {}
         self._reading = True
         self._writable = True
         self._throttle_timer: asyncio.TimerHandle | None = None
@@ -111,11 +112,12 @@ class ServerConnection(FrameReader):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._waiting.clear()
-        self._exchanges.clear()
         if self._throttle_timer is not None:
             self._throttle_timer.cancel()
-        for task in list(self._tasks):
-            task.cancel()
+        for exchange in self._exchanges:
+            if exchange.task is not None:
+                exchange.task.cancel()
+        self._exchanges.clear()
         self._server.closed(self)
 
     def frame_received(self, frame: bytearray) -> None:
@@ -177,9 +179,8 @@ class ServerConnection(FrameReader):
             if isinstance(answer, Response):
                 self._answered(exchange, answer)
             else:
-                task = start_task(self._answer(exchange, answer), self._server.on_failure)
-                self._tasks[task] = None
-                task.add_done_callback(self._tasks.pop)
+                # Not `start_task`: a callback for each request costs as much as the rest of its task.
+                exchange.task = asyncio.get_running_loop().create_task(self._answer(exchange, answer))
 
     def _may_start(self, frame: bytearray) -> bool:
         if not self._writable or self._throttle_timer is not None or self.transport.is_closing():
@@ -190,13 +191,13 @@ class ServerConnection(FrameReader):
 
     async def _answer(self, exchange: _Exchange, answer: Awaitable[Response]) -> None:
         try:
-            response = await answer
+            self._answered(exchange, await answer)
+            self._start_requests()
+            self._adjust_reading()
         except InvalidRequest as error:
             self.close(str(error))
-            return
-        self._answered(exchange, response)
-        self._start_requests()
-        self._adjust_reading()
+        except Exception as error:
+            self._server.on_failure(error)
 
     def _answered(self, exchange: _Exchange, response: Response) -> None:
         exchange.response = response
