@@ -19,7 +19,7 @@ from klamm.controller.features import compatible_brokers
 from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import complete_reassignments, resume_reassignments
-from klamm.controller.slices import slices
+from klamm.controller.slices import CHEAP_SLICE, slices
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes.topics import TopicPartition
@@ -95,9 +95,10 @@ async def on_broker_startup(parts: ControllerParts, new: Sequence[int]) -> None:
 
 async def _on_replicas_become_online(parts: ControllerParts, replicas: Collection[PartitionAndReplica]) -> None:
     """What has waited for these replicas goes on."""
-    await parts.replicas.handle_state_changes(_not_deleted(parts, replicas), ReplicaState.ONLINE)
+    await parts.replicas.handle_state_changes(await _not_deleted(parts, replicas), ReplicaState.ONLINE)
     await parts.partitions.trigger_online_partition_state_change()
     await resume_reassignments(parts, replicas)
+    await asyncio.sleep(0)
     await parts.deletions.resume_deletion_for_topics({topic for (topic, _), _ in replicas})
 
 
@@ -137,10 +138,13 @@ def _listed(broker_ids: Iterable[int]) -> str:
     return ",".join(map(str, broker_ids))
 
 
-def _not_deleted(parts: ControllerParts, replicas: Iterable[PartitionAndReplica]) -> list[PartitionAndReplica]:
+async def _not_deleted(parts: ControllerParts, replicas: Iterable[PartitionAndReplica]) -> list[PartitionAndReplica]:
     """Those that may be brought online: their brokers have not deleted them, and are not about to."""
     beyond = (ReplicaState.DELETION_STARTED, ReplicaState.DELETION_SUCCESSFUL)
-    return [replica for replica in replicas if parts.context.replica_state(replica) not in beyond]
+    found: list[PartitionAndReplica] = []
+    async for piece in slices(tuple(replicas), CHEAP_SLICE):
+        found += [replica for replica in piece if parts.context.replica_state(replica) not in beyond]
+    return found
 
 
 # -- disks ------------------------------------------------------------------------------------------------------------
@@ -154,9 +158,11 @@ async def log_dir_event_notification(parts: ControllerParts) -> None:
     live = parts.context.live_or_shutting_down_broker_ids
     broker_ids = [id_ for id_ in await parts.store.log_dir_event_brokers(names) if id_ in live]
     parts.announce(f"Handling log directory failure for brokers {_listed(broker_ids)}")
-    replicas = _not_deleted(parts, parts.context.replicas_on_brokers(broker_ids))
+    replicas = await _not_deleted(parts, parts.context.replicas_on_brokers(broker_ids))
     # One that a reassignment has made NEW gets no LeaderAndIsr with its first ONLINE; it may lead already.
-    new = [replica for replica in replicas if parts.context.replica_state(replica) is ReplicaState.NEW]
+    new: list[PartitionAndReplica] = []
+    async for piece in slices(replicas, CHEAP_SLICE):
+        new += [replica for replica in piece if parts.context.replica_state(replica) is ReplicaState.NEW]
     await parts.replicas.handle_state_changes(new, ReplicaState.ONLINE)
     await parts.replicas.handle_state_changes(replicas, ReplicaState.ONLINE)
     await parts.store.delete_log_dir_events(names, parts.guard)
@@ -172,7 +178,12 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
         return
     offline: dict[TopicPartition, None] = {}
     online = []
+    left_in_slice = CHEAP_SLICE
     for topic_errors in event.response.topics:
+        left_in_slice -= len(topic_errors.partitions)
+        if left_in_slice < 0:
+            await asyncio.sleep(0)
+            left_in_slice = CHEAP_SLICE
         topic = topic_errors.topic
         if topic_errors.topic_id is not None:
             topic = context.topic_names.get(topic_errors.topic_id, topic)
@@ -197,7 +208,7 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
         await on_replicas_become_offline(parts, new)
     back = [
         (partition, broker_id)
-        for partition in online
+        for partition in (online if before else ())
         if partition in before and broker_id in context.partition_replica_assignment(partition)
     ]
     if back:

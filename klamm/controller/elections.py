@@ -121,11 +121,10 @@ async def auto_preferred_replica_leader_election(parts: ControllerParts) -> None
         # leader.imbalance.per.broker.percentage is what is tolerated.
         if len(leaderships.lost) * 100 > percentage * leaderships.total:
             parts.announce(f"Broker {broker_id} has lost {len(leaderships.lost)} of {leaderships.total} leaderships")
-            wanted += [
-                partition
-                for partition in leaderships.lost
-                if _can_preferred_replica_be_leader(parts.context, partition)
-            ]
+            async for piece in slices(leaderships.lost):
+                wanted += [
+                    partition for partition in piece if _can_preferred_replica_be_leader(parts.context, partition)
+                ]
     if wanted:
         results = await replica_leader_election(parts, wanted, ElectionType.PREFERRED)
         _announce_results(parts, "that restores the balance", results)

@@ -9,11 +9,12 @@ What must stay true:
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import complete_reassignments
+from klamm.controller.slices import for_slices, slices
 from klamm.controller.state_change_log import NO_REPLICA
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.api_keys import ApiKey
@@ -36,9 +37,10 @@ async def alter_isr(parts: ControllerParts, request: Any) -> Any:
         )
     results: dict[TopicPartition, ErrorCode | LeaderAndIsr] = {}
     changes: dict[TopicPartition, LeaderAndIsr] = {}
-    for topic in request.topics:
-        for item in topic.partitions:
-            partition = (topic.name, item.partition_index)
+    items = [(topic.name, item) for topic in request.topics for item in topic.partitions]
+    async for piece in slices(items):
+        for topic, item in piece:
+            partition = (topic, item.partition_index)
             decision = _decide(parts, partition, request.broker_id, item)
             changes.pop(partition, None)  # Named twice: the last one counts.
             if isinstance(decision, LeaderAndIsr) and decision is not context.partition_leadership_info(partition):
@@ -49,7 +51,7 @@ async def alter_isr(parts: ControllerParts, request: Any) -> Any:
     changed = [partition for partition, result in written.items() if isinstance(result, LeaderAndIsr)]
     if changed:
         await parts.send_update_metadata(context.live_or_shutting_down_broker_ids, changed)
-    return _response(results)
+    return await _response(results)
 
 
 def requested_partitions(request: Any) -> list[TopicPartition]:
@@ -82,9 +84,24 @@ def _decide(parts: ControllerParts, partition: TopicPartition, sender: int, item
 async def _write(
     parts: ControllerParts, changes: dict[TopicPartition, LeaderAndIsr]
 ) -> dict[TopicPartition, ErrorCode | LeaderAndIsr]:
-    """All in one go; the context follows what was written."""
+    """The context follows what was written."""
     results: dict[TopicPartition, ErrorCode | LeaderAndIsr] = {}
-    for partition, written in (await parts.store.update_partition_states(changes, parts.guard)).items():
+
+    async def write(piece: Sequence[TopicPartition]) -> None:
+        written = await parts.store.update_partition_states({key: changes[key] for key in piece}, parts.guard)
+        _take_up(parts, changes, written, results)
+
+    await for_slices(tuple(changes), write)
+    return results
+
+
+def _take_up(
+    parts: ControllerParts,
+    changes: Mapping[TopicPartition, LeaderAndIsr],
+    versions: Mapping[TopicPartition, int | ZooKeeperError],
+    results: dict[TopicPartition, ErrorCode | LeaderAndIsr],
+) -> None:
+    for partition, written in versions.items():
         if isinstance(written, BadVersion):
             results[partition] = ErrorCode.INVALID_UPDATE_VERSION
         elif isinstance(written, NoNode):
@@ -99,25 +116,25 @@ async def _write(
             online = PartitionState.ONLINE
             why = f"broker {state.leader}, which leads, changed the ISR"
             parts.state_changes.record(parts.context.epoch, partition, NO_REPLICA, online, online, state, why)
-    return results
 
 
-def _response(results: dict[TopicPartition, ErrorCode | LeaderAndIsr]) -> Any:
+async def _response(results: dict[TopicPartition, ErrorCode | LeaderAndIsr]) -> Any:
     response = response_class(ApiKey.ALTER_ISR)
     topics: dict[str, list[Any]] = {}
-    for (topic, number), result in results.items():
-        if isinstance(result, LeaderAndIsr):
-            item = response.TopicData.PartitionData(
-                partition_index=number,
-                error_code=ErrorCode.NONE,
-                leader_id=result.leader,
-                leader_epoch=result.leader_epoch,
-                isr=list(result.isr),
-                current_isr_version=result.zk_version,
-            )
-        else:
-            item = response.TopicData.PartitionData(partition_index=number, error_code=result)
-        topics.setdefault(topic, []).append(item)
+    async for piece in slices(tuple(results.items())):
+        for (topic, number), result in piece:
+            if isinstance(result, LeaderAndIsr):
+                item = response.TopicData.PartitionData(
+                    partition_index=number,
+                    error_code=ErrorCode.NONE,
+                    leader_id=result.leader,
+                    leader_epoch=result.leader_epoch,
+                    isr=list(result.isr),
+                    current_isr_version=result.zk_version,
+                )
+            else:
+                item = response.TopicData.PartitionData(partition_index=number, error_code=result)
+            topics.setdefault(topic, []).append(item)
     return response(
         version=0,
         error_code=ErrorCode.NONE,

@@ -12,11 +12,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from klamm.config.versions import ApiVersion
-from klamm.controller.context import ReplicaAssignment
+from klamm.controller.context import PartitionAndReplica, ReplicaAssignment
 from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import resume_reassignments
-from klamm.controller.slices import for_slices, slices
+from klamm.controller.slices import CHEAP_SLICE, for_slices, slices
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, TopicPartition, is_legal_topic_name
 
@@ -135,11 +135,15 @@ async def _restore_assignment(parts: ControllerParts, topic: str, assignment: To
 async def on_new_partition_creation(parts: ControllerParts, partitions: Sequence[TopicPartition]) -> None:
     """New partitions get their first leaders."""
     context = parts.context
-    replicas = context.replicas_for_partitions(partitions)
+    replicas: list[PartitionAndReplica] = []
+    async for piece in slices(partitions, CHEAP_SLICE):
+        replicas += context.replicas_for_partitions(piece)
     await parts.partitions.handle_state_changes(partitions, PartitionState.NEW)
     await parts.replicas.handle_state_changes(replicas, ReplicaState.NEW)
     await parts.partitions.handle_state_changes(partitions, PartitionState.ONLINE, ElectionStrategy.OFFLINE)
-    left = [partition for partition in partitions if context.partition_state(partition) is PartitionState.NEW]
+    left: list[TopicPartition] = []
+    async for piece in slices(partitions, CHEAP_SLICE):
+        left += [partition for partition in piece if context.partition_state(partition) is PartitionState.NEW]
     if left:
         await _resume_leadership(parts, left)
     await parts.replicas.handle_state_changes(replicas, ReplicaState.ONLINE)
