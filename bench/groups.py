@@ -48,6 +48,7 @@ from klamm.environment import SystemEnvironment
 from klamm.net.client import ClientError, Connection, connect
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, decode_response, encode_request, request_class
+from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
 from klamm.zookeeper.client import ZooKeeperClient
 
 BROKERS = (0, 1, 2)
@@ -178,16 +179,9 @@ class Clients:
 
 
 def commit_frame(group: str, offsets: dict[int, int]) -> bytes:
-    build = request_class(ApiKey.OFFSET_COMMIT)
-    partition = build.OffsetCommitRequestTopic.OffsetCommitRequestPartition
-    topic = build.OffsetCommitRequestTopic(
-        name=TOPIC,
-        partitions=[
-            partition(partition_index=number, committed_offset=offset, committed_leader_epoch=-1, committed_metadata="")
-            for number, offset in offsets.items()
-        ],
+    body = OffsetCommitRequest(
+        group, [(TOPIC, [PartitionOffset(number, offset) for number, offset in offsets.items()])]
     )
-    body = build(version=8, group_id=group, generation_id_or_member_epoch=-1, member_id="", topics=[topic])
     return b"".join(encode_request(ApiKey.OFFSET_COMMIT, 8, 1, "bench", body))
 
 
@@ -230,7 +224,7 @@ class Committer(asyncio.Protocol):
 
     def _check(self, answer: bytes) -> None:
         response = decode_response(ApiKey.OFFSET_COMMIT, 8, answer[4:])
-        errors = {partition.error_code for topic in response.topics for partition in topic.partitions}
+        errors = {error_code for _, results in response.topics for _, error_code in results}
         if errors != {0}:
             self.done.set_exception(SystemExit(f"a commit was answered with the errors {sorted(errors)}"))
             self._transport.close()

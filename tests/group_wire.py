@@ -1,19 +1,19 @@
 """What a member of a consumer group says to its coordinator, frame by frame: for tests of the broker."""
 
+from dataclasses import replace
 from typing import Any
 
 from one_broker import Client
 
 from klamm.protocol import messages
 from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
+from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
 
 MEMBER_ID_REQUIRED = 79
 
 JoinRequest = messages.request_class(ApiKey.JOIN_GROUP)
 SyncRequest = messages.request_class(ApiKey.SYNC_GROUP)
 LeaveRequest = messages.request_class(ApiKey.LEAVE_GROUP)
-CommitTopic = messages.request_class(ApiKey.OFFSET_COMMIT).OffsetCommitRequestTopic
-CommitPartition = CommitTopic.OffsetCommitRequestPartition
 FetchTopic = messages.request_class(ApiKey.OFFSET_FETCH).OffsetFetchRequestTopic
 DeleteTopic = messages.request_class(ApiKey.OFFSET_DELETE).OffsetDeleteRequestTopic
 
@@ -110,35 +110,24 @@ async def leave(client: Client, member_id: str, group: str = "g", *, version: in
     return await client.ask(ApiKey.LEAVE_GROUP, version, group_id=group, **members)
 
 
-def commit_fields(
+def commit_request(
     offsets: Offsets, group: str = "g", *, joined: Any = None, metadata: str | None = "note", **fields: Any
-) -> dict[str, Any]:
-    """The fields of an OffsetCommit; without `joined`, of who is no member."""
-    topics: dict[str, list[Any]] = {}
+) -> OffsetCommitRequest:
+    """Without `joined`: of who is no member. `fields` replace what the request has."""
+    topics: dict[str, list[PartitionOffset]] = {}
     for (topic, number), offset in offsets.items():
-        topics.setdefault(topic, []).append(
-            CommitPartition(
-                partition_index=number, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=metadata
-            )
-        )
-    return {
-        "group_id": group,
-        "generation_id_or_member_epoch": -1 if joined is None else joined.generation_id,
-        "member_id": "" if joined is None else joined.member_id,
-        "group_instance_id": None,
-        "retention_time_ms": -1,
-        "topics": [CommitTopic(name=topic, partitions=partitions) for topic, partitions in topics.items()],
-    } | fields
+        topics.setdefault(topic, []).append(PartitionOffset(number, offset, metadata=metadata))
+    request = OffsetCommitRequest(group, list(topics.items()))
+    if joined is not None:
+        request.generation_id, request.member_id = joined.generation_id, joined.member_id
+    return replace(request, **fields)
 
 
 async def commit(client: Client, offsets: Offsets, group: str = "g", *, version: int = 8, **fields: Any) -> Offsets:
     """The error code of each partition."""
-    answer = await client.ask(ApiKey.OFFSET_COMMIT, version, **commit_fields(offsets, group, **fields))
-    return {
-        (topic.name, partition.partition_index): partition.error_code
-        for topic in answer.topics
-        for partition in topic.partitions
-    }
+    request = commit_request(offsets, group, **fields)
+    answer = await client.request(ApiKey.OFFSET_COMMIT, version, request)
+    return {(topic, number): error_code for topic, results in answer.topics for number, error_code in results}
 
 
 async def fetch_offsets(

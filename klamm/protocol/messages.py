@@ -1,9 +1,10 @@
 """The one door to Kafka's messages: frames in, messages out, and the other way round, for every API and version.
 
 Most message classes are kafka-python's; the inter-broker ones are made from our own schemas (`schemas/`). Hand-written
-messages and codecs have Produce and Fetch, which carry the records (`produce.py`, `fetch.py`), and LeaderAndIsr,
-UpdateMetadata and StopReplica, which carry the state of every partition (`leader_and_isr.py`, `update_metadata.py`,
-`stop_replica.py`). Everything is decoded strictly (`strict.py`), requests and responses alike.
+messages and codecs have Produce and Fetch, which carry the records (`produce.py`, `fetch.py`), OffsetCommit, which
+every consumer sends all the time (`offset_commit.py`), and LeaderAndIsr, UpdateMetadata and StopReplica, which carry
+the state of every partition (`leader_and_isr.py`, `update_metadata.py`, `stop_replica.py`). Everything is decoded
+strictly (`strict.py`), requests and responses alike.
 
 What must stay true:
 - Nothing outside `klamm.protocol` imports kafka-python.
@@ -20,7 +21,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from klamm.protocol import fetch, leader_and_isr, produce, schemas, stop_replica, update_metadata
+from klamm.protocol import fetch, leader_and_isr, offset_commit, produce, schemas, stop_replica, update_metadata
 from klamm.protocol.api_keys import ADVERTISED_MAX, ADVERTISED_MIN, FLEXIBLE_FROM, ApiKey
 from klamm.protocol.primitives import (
     Buffer,
@@ -69,6 +70,7 @@ _OWN_CODECS: dict[ApiKey, ModuleType] = {
     ApiKey.FETCH: fetch,
     ApiKey.LEADER_AND_ISR: leader_and_isr,
     ApiKey.STOP_REPLICA: stop_replica,
+    ApiKey.OFFSET_COMMIT: offset_commit,
     ApiKey.UPDATE_METADATA: update_metadata,
 }
 # They can hold the state of every partition.

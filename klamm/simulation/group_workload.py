@@ -19,6 +19,7 @@ from klamm.net.client import ClientError, Connection
 from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
 from klamm.simulation.process import ProcessDead
 from klamm.simulation.world import World
 from klamm.znodes.topics import TopicPartition
@@ -175,16 +176,18 @@ class GroupMember:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     async def _send(self, api_key: ApiKey, **fields: Any) -> Any:
-        """The response of the coordinator. _Retry when there is none."""
+        """The coordinator's response to a request of the group with these fields. _Retry when there is none."""
         build = request_class(api_key)
+        return await self._ask(
+            api_key, lambda version: build(version=version, group_id=self._ledger.group_id, **fields)
+        )
+
+    async def _ask(self, api_key: ApiKey, make_request: Callable[[int], Any]) -> Any:
+        """As `_send`, of the request for a version."""
         try:
             if self._coordinator is None or not self._coordinator.connected:
                 self._coordinator = await self._find_coordinator()
-            response = await self._coordinator.send(
-                api_key,
-                lambda version: build(version=version, group_id=self._ledger.group_id, **fields),
-                timeout_ms=REQUEST_TIMEOUT_MS,
-            )
+            response = await self._coordinator.send(api_key, make_request, timeout_ms=REQUEST_TIMEOUT_MS)
         except (ClientError, KafkaError) as error:
             raise _Retry from error
         return response
@@ -295,20 +298,18 @@ class GroupMember:
         self._check(response.error_code)
 
     async def _commit(self, partition: TopicPartition, offset: int) -> None:
-        commit = request_class(ApiKey.OFFSET_COMMIT)
         name, number = partition
-        one = commit.OffsetCommitRequestTopic.OffsetCommitRequestPartition(
-            partition_index=number, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=self.name
-        )
         self._ledger.attempted[partition] = max(self._ledger.attempted[partition], offset)
-        response = await self._send(
-            ApiKey.OFFSET_COMMIT,
-            generation_id_or_member_epoch=self._generation,
-            member_id=self._member_id,
-            group_instance_id=self._instance_id,
-            topics=[commit.OffsetCommitRequestTopic(name=name, partitions=[one])],
+        request = OffsetCommitRequest(
+            self._ledger.group_id,
+            [(name, [PartitionOffset(number, offset, metadata=self.name)])],
+            self._generation,
+            self._member_id,
+            self._instance_id,
         )
-        self._check(response.topics[0].partitions[0].error_code)
+        response = await self._ask(ApiKey.OFFSET_COMMIT, lambda _version: request)
+        ((_, ((_, error_code),)),) = response.topics
+        self._check(error_code)
         self._ledger.committed(partition, offset)
 
     async def _leave(self) -> None:

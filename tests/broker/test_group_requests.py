@@ -194,7 +194,7 @@ def test_committing_in_every_version(tmp_path):
                 ("nothing", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             }
             assert await committed(client, group) == {("t", 0): 5, ("t", 1): 2**40}
-            stranger = {"generation_id_or_member_epoch": 1, "member_id": "stranger"}
+            stranger = {"generation_id": 1, "member_id": "stranger"}
             codes = await commit(client, {("t", 0): 1}, "members", version=version, **stranger)
             assert codes == {("t", 0): ErrorCode.UNKNOWN_MEMBER_ID}
 
@@ -446,7 +446,7 @@ def test_groups_and_offsets_outlive_the_broker(tmp_path):
 def test_a_commit_whose_client_is_gone_still_counts(tmp_path):
     async def scenario(cluster, client):
         other = await cluster.connect()
-        body = messages.request_class(ApiKey.OFFSET_COMMIT)(version=8, **wire.commit_fields({("t", 0): 7}))
+        body = wire.commit_request({("t", 0): 7})
         for buffer in messages.encode_request(ApiKey.OFFSET_COMMIT, 8, 1, "test", body):
             other.send_raw(bytes(buffer))
         other.writer.close()

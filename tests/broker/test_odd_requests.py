@@ -105,6 +105,8 @@ class Odd:
             return self.chance.choice(TOPICS if name in ("topic", "name", "topic_name", "topic_names") else TEXTS)
         if kind == "uuid":
             return self.chance.choice([None, uuid.UUID(int=self.chance.getrandbits(128) | 1)])
+        if kind == "bytes":
+            return self.chance.randbytes(self.chance.choice([0, 1, 100]))
         assert kind == "bool", kind
         return self.chance.random() < 0.5
 

@@ -810,7 +810,7 @@ def every_request() -> dict[ApiKey, Any]:
         ApiKey.SYNC_GROUP: {**member, "protocol_type": "consumer", "protocol_name": "range", "assignments": []},
         ApiKey.HEARTBEAT: member,
         ApiKey.LEAVE_GROUP: {"group_id": "g", "members": []},
-        ApiKey.OFFSET_COMMIT: group_wire.commit_fields({("t", 0): 1}),
+        ApiKey.OFFSET_COMMIT: group_wire.commit_request({("t", 0): 1}),
         ApiKey.OFFSET_FETCH: {"group_id": "g", "topics": None, "require_stable": False},
         ApiKey.LIST_GROUPS: {"states_filter": []},
         ApiKey.DESCRIBE_GROUPS: {"groups": ["g"], "include_authorized_operations": True},

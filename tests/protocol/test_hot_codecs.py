@@ -1,15 +1,16 @@
-"""The hand-written codecs of Produce and Fetch, against kafka-python's message classes in every version."""
+"""The hand-written codecs of Produce, Fetch and OffsetCommit, against kafka-python's classes in every version."""
 
 import random
 
 import pytest
 
-from klamm.protocol import fetch, messages, produce
+from klamm.protocol import fetch, messages, offset_commit, produce
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.messages import InvalidFrame
 
 PRODUCE_VERSIONS = range(10)
 FETCH_VERSIONS = range(4, 13)
+COMMIT_VERSIONS = range(2, 9)
 NAMES = ["a", "topic-ü", "x" * 249]
 
 
@@ -325,6 +326,98 @@ def test_fetched_records_leave_as_they_are():
 
 
 # -- both -------------------------------------------------------------------------------------------------------------
+
+
+# -- offset commit ----------------------------------------------------------------------------------------------------
+
+
+def commit_request(rng, version):
+    def partition(rng):
+        return offset_commit.PartitionOffset(
+            integer(rng),
+            integer(rng, 63),
+            integer(rng) if version >= 6 else -1,
+            rng.choice([None, "", "a note", "ü" * 100]),
+        )
+
+    return offset_commit.OffsetCommitRequest(
+        group_id=rng.choice(["", "g", "x" * 300]),
+        topics=topics(rng, partition),
+        generation_id=integer(rng),
+        member_id=rng.choice(["", "member"]),
+        group_instance_id=rng.choice([None, "", "one"]) if version >= 7 else None,
+        retention_time_ms=integer(rng, 63) if version <= 4 else -1,
+    )
+
+
+@pytest.mark.parametrize("version", COMMIT_VERSIONS)
+def test_commit_request(version):
+    rng = random.Random(version)
+    cls = library(ApiKey.OFFSET_COMMIT, "Request")
+    topic_class = cls.OffsetCommitRequestTopic
+    for _ in range(50):
+        request = commit_request(rng, version)
+        library_request = cls(
+            version=version,
+            group_id=request.group_id,
+            generation_id_or_member_epoch=request.generation_id,
+            member_id=request.member_id,
+            group_instance_id=request.group_instance_id,
+            retention_time_ms=request.retention_time_ms,
+            topics=[
+                topic_class(
+                    name=name,
+                    partitions=[
+                        topic_class.OffsetCommitRequestPartition(
+                            partition_index=one.partition,
+                            committed_offset=one.offset,
+                            committed_leader_epoch=one.leader_epoch,
+                            committed_metadata=one.metadata,
+                        )
+                        for one in partitions
+                    ],
+                )
+                for name, partitions in request.topics
+            ],
+        )
+        body = bytes(library_request.encode(version=version))
+        assert joined(offset_commit.encode_request(version, request)) == body
+        assert messages.decode_request(ApiKey.OFFSET_COMMIT, version, bytearray(b"1234" + body), 4) == request
+        refuses_changes(lambda data: messages.decode_request(ApiKey.OFFSET_COMMIT, version, data, 0), body, rng)
+
+
+@pytest.mark.parametrize("version", COMMIT_VERSIONS)
+def test_commit_response(version):
+    rng = random.Random(version)
+    cls = library(ApiKey.OFFSET_COMMIT, "Response")
+    topic_class = cls.OffsetCommitResponseTopic
+    decode = offset_commit.response_decoder(version)
+    for _ in range(50):
+        response = offset_commit.OffsetCommitResponse(
+            topics(rng, lambda rng: offset_commit.PartitionResult(integer(rng), integer(rng, 15))),
+            integer(rng) if version >= 3 else 0,
+        )
+        library_response = cls(
+            version=version,
+            throttle_time_ms=response.throttle_time_ms,
+            topics=[
+                topic_class(
+                    name=name,
+                    partitions=[
+                        topic_class.OffsetCommitResponsePartition(partition_index=number, error_code=code)
+                        for number, code in results
+                    ],
+                )
+                for name, results in response.topics
+            ],
+        )
+        body = bytes(library_response.encode(version=version))
+        assert joined(offset_commit.encode_response(version, response)) == body
+        assert decode(bytearray(b"12345" + body), 5) == response
+        refuses_changes(lambda data: decode(data, 0), body, rng)
+
+
+# -- all --------------------------------------------------------------------------------------------------------------
 
 
 def refuses_changes(decode, body, rng):

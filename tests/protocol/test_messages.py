@@ -14,7 +14,14 @@ from klamm.protocol.api_keys import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey
 from klamm.protocol.messages import InvalidFrame
 from klamm.protocol.strict import compile_decoder
 
-OWN = (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.LEADER_AND_ISR, ApiKey.UPDATE_METADATA, ApiKey.STOP_REPLICA)
+OWN = (
+    ApiKey.PRODUCE,
+    ApiKey.FETCH,
+    ApiKey.OFFSET_COMMIT,
+    ApiKey.LEADER_AND_ISR,
+    ApiKey.UPDATE_METADATA,
+    ApiKey.STOP_REPLICA,
+)
 GENERIC = [(key, version) for key in ADVERTISED_MAX for version in range(ADVERTISED_MIN[key], ADVERTISED_MAX[key] + 1)]
 
 INTEGERS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}

@@ -5,43 +5,30 @@ are refused each for itself. Versions 2 to 4 may say how long the offsets are ke
 version 0 kept offsets in ZooKeeper, and no client of the last ten years uses it.
 """
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.coordinator.group import OffsetAndMetadata
-from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.offset_commit import NO_RETENTION, OffsetCommitRequest, OffsetCommitResponse, PartitionResult
 from klamm.znodes.topics import TopicPartition
 
-Response = messages.response_class(ApiKey.OFFSET_COMMIT)
-Topic = Response.OffsetCommitResponseTopic
-Partition = Topic.OffsetCommitResponsePartition
 
-# The request says nothing of how long the offsets are kept.
-NO_RETENTION = -1
-
-
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(
-        version=request.version,
-        topics=[
-            Topic(
-                name=topic.name,
-                partitions=[
-                    Partition(partition_index=partition.partition_index, error_code=error.code)
-                    for partition in topic.partitions
-                ],
-            )
-            for topic in request.body.topics
-        ],
+def error_response(request: Request, error: KafkaError) -> OffsetCommitResponse:
+    return OffsetCommitResponse(
+        [
+            (topic, [PartitionResult(one.partition, error.code) for one in partitions])
+            for topic, partitions in request.body.topics
+        ]
     )
 
 
 @handler(
     ApiKey.OFFSET_COMMIT, operation=Operation.READ, resource_type=ResourceType.GROUP, error_response=error_response
 )
-async def handle(request: Request) -> Body:
-    body, services = request.body, request.services
+async def handle(request: Request) -> OffsetCommitResponse:
+    body: OffsetCommitRequest = request.body
+    services = request.services
     if not request.allows(body.group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     known_topics = services.metadata_cache.snapshot.topics
@@ -49,41 +36,23 @@ async def handle(request: Request) -> Body:
     expire_ms = None if body.retention_time_ms == NO_RETENTION else now_ms + body.retention_time_ms
     codes: dict[TopicPartition, ErrorCode] = {}
     offsets: dict[TopicPartition, OffsetAndMetadata] = {}
-    for topic in body.topics:
-        name = topic.name
-        known = known_topics.get(name, ())
-        allowed = request.allows(name, Operation.READ, ResourceType.TOPIC)
-        for partition in topic.partitions:
-            key = name, partition.partition_index
+    for topic, partitions in body.topics:
+        known = known_topics.get(topic, ())
+        allowed = request.allows(topic, Operation.READ, ResourceType.TOPIC)
+        for number, offset, leader_epoch, metadata in partitions:
             if not allowed:
-                codes[key] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            elif partition.partition_index not in known:
-                codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                codes[topic, number] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            elif number not in known:
+                codes[topic, number] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             else:
-                offsets[key] = OffsetAndMetadata(
-                    partition.committed_offset,
-                    partition.committed_leader_epoch,
-                    partition.committed_metadata or "",
-                    now_ms,
-                    expire_ms,
-                )
+                offsets[topic, number] = OffsetAndMetadata(offset, leader_epoch, metadata or "", now_ms, expire_ms)
     if offsets:
         codes |= await services.group_coordinator.commit_offsets(
-            body.group_id, body.generation_id_or_member_epoch, body.member_id, body.group_instance_id, offsets
+            body.group_id, body.generation_id, body.member_id, body.group_instance_id, offsets
         )
-    return Response(
-        version=request.version,
-        topics=[
-            Topic(
-                name=topic.name,
-                partitions=[
-                    Partition(
-                        partition_index=partition.partition_index,
-                        error_code=codes[topic.name, partition.partition_index],
-                    )
-                    for partition in topic.partitions
-                ],
-            )
-            for topic in body.topics
-        ],
+    return OffsetCommitResponse(
+        [
+            (topic, [PartitionResult(one.partition, codes[topic, one.partition]) for one in partitions])
+            for topic, partitions in body.topics
+        ]
     )
