@@ -1,0 +1,1 @@
+"""Topics as Arrow batches and Spark DataFrames, without a connector jar."""
