@@ -50,7 +50,6 @@ class _Append(NamedTuple):
     """Records that wait for the end of this turn of the loop."""
 
     records: Sequence[KeyAndValue]
-    size_bytes: int
     result: "asyncio.Future[Appended]"
 
 
@@ -81,7 +80,7 @@ class OffsetsLog:
         if queued is None:
             queued = self._queued[partition] = []
             self._loop.call_soon(self._append_queued, partition)
-        queued.append(_Append(records, _size_bytes(records), result))
+        queued.append(_Append(records, result))
         return result
 
     def append_unacknowledged(self, partition: int, records: Sequence[KeyAndValue]) -> None:
@@ -94,15 +93,19 @@ class OffsetsLog:
         queued = self._queued.pop(partition, None)
         if queued is None:
             return
+        if len(queued) == 1:
+            self._append_together(partition, queued)
+            return
         limit_bytes = self._shared_batch_max_bytes(partition)
         batch: list[_Append] = []
         size_bytes = 0
         for append in queued:
-            if batch and size_bytes + append.size_bytes > limit_bytes:
+            append_bytes = _size_bytes(append.records)
+            if batch and size_bytes + append_bytes > limit_bytes:
                 self._append_together(partition, batch)
                 batch, size_bytes = [], 0
             batch.append(append)
-            size_bytes += append.size_bytes
+            size_bytes += append_bytes
         self._append_together(partition, batch)
 
     def _append_together(self, partition: int, appends: Sequence[_Append]) -> None:
