@@ -1,0 +1,98 @@
+"""How Spark's workers and plain Python programs, which are threads, reach klamm's asyncio client.
+
+One event loop runs in a background thread of each process, and one `ClusterClient` per cluster lives on it, so that
+connections outlast a task, a micro-batch and a query. The thread is what makes a fetch go on while the caller decodes,
+or hands to Spark, what the fetch before brought; nothing of a broker runs here, so klamm's rule of one thread does not
+apply.
+
+What must stay true:
+- Only this module knows of the thread. Coroutines given to `start` and `call` own no state that a caller touches.
+- A forked process begins with a loop and connections of its own: a thread does not survive a fork, and two processes
+  must never write to one socket.
+"""
+
+import asyncio
+import os
+import threading  # noqa: TID251  # see above
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from klamm.net.client import Address, ConnectionOptions
+from klamm.net.cluster import ClusterClient, RetryPolicy
+
+T = TypeVar("T")
+Work = Callable[[ClusterClient], Awaitable[T]]
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Which cluster, and how to reach it. Equal options share one client and its connections."""
+
+    bootstrap: tuple[Address, ...]
+    client_id: str = "klamm-spark"
+    connect_timeout_ms: int = 10_000
+    request_timeout_ms: int = 30_000
+    # How long a request is repeated while a leader changes or a broker starts again.
+    retry_timeout_ms: int = 60_000
+
+
+class _Network:
+    """The loop, its thread and the clients of one process."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._clients: dict[ClientOptions, ClusterClient] = {}
+        threading.Thread(target=self.loop.run_forever, name="klamm-network", daemon=True).start()
+
+    def client(self, options: ClientOptions) -> ClusterClient:
+        """Called on the loop only."""
+        client = self._clients.get(options)
+        if client is None:
+            client = self._clients[options] = ClusterClient(
+                options.bootstrap,
+                ConnectionOptions(
+                    client_id=options.client_id,
+                    connect_timeout_ms=options.connect_timeout_ms,
+                    request_timeout_ms=options.request_timeout_ms,
+                ),
+                RetryPolicy(deadline_ms=options.retry_timeout_ms),
+            )
+        return client
+
+
+_network: _Network | None = None
+_starting = threading.Lock()
+
+
+def _forget() -> None:
+    global _network, _starting  # noqa: PLW0603  # one per process is what this module is about
+    _network = None
+    _starting = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget)
+
+
+def start(options: ClientOptions, work: "Work[T]") -> "Future[T]":
+    """Runs `work(client)` on the loop while the caller goes on; cancelling the future cancels the work."""
+    global _network  # noqa: PLW0603
+    with _starting:
+        if _network is None:
+            _network = _Network()
+        network = _network
+
+    async def run() -> T:
+        return await work(network.client(options))
+
+    return asyncio.run_coroutine_threadsafe(run(), network.loop)
+
+
+def call(options: ClientOptions, work: "Work[T]") -> T:
+    """What `work(client)` returns or raises. When the caller is interrupted, the work is cancelled."""
+    future = start(options, work)
+    try:
+        return future.result()
+    finally:
+        future.cancel()

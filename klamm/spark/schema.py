@@ -1,0 +1,46 @@
+"""The columns of a record: those of Spark's own Kafka connector, with the same names, types and order.
+
+`key` and `value` are null where the record's are. `timestamp` is UTC and `timestampType` says what it means: 0, when
+the record was made (CreateTime); 1, when a broker appended it (LogAppendTime). `headers` is null for a record that has
+none, and is there only where it is asked for.
+
+Source: org.apache.spark.sql.kafka010.KafkaRecordToRowConverter.
+"""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+HEADERS = "headers"
+
+_TYPES: dict[str, pa.DataType] = {
+    "key": pa.binary(),
+    "value": pa.binary(),
+    "topic": pa.string(),
+    "partition": pa.int32(),
+    "offset": pa.int64(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "timestampType": pa.int32(),
+    HEADERS: pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
+}
+
+COLUMNS: tuple[str, ...] = tuple(name for name in _TYPES if name != HEADERS)
+"""The columns of a read that chooses none."""
+
+
+def columns(*, include_headers: bool) -> tuple[str, ...]:
+    """All columns, in order."""
+    return (*COLUMNS, HEADERS) if include_headers else COLUMNS
+
+
+def schema(names: Sequence[str]) -> pa.Schema:
+    """The Arrow schema of these columns, in their order.
+
+    Raises ValueError for a name that is no column, and for one that is there twice.
+    """
+    for index, name in enumerate(names):
+        if name not in _TYPES:
+            raise ValueError(f"there is no column {name!r}; allowed: {', '.join(_TYPES)}")
+        if name in names[:index]:
+            raise ValueError(f"column {name!r} is asked for twice")
+    return pa.schema([pa.field(name, _TYPES[name]) for name in names])
