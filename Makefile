@@ -35,6 +35,7 @@ bench: venv system  ## klamm and Apache Kafka 2.8.2 side by side, as ratios
 	$(PYTHON) bench/run.py
 	$(PYTHON) bench/run.py --brokers 3
 	$(PYTHON) bench/controller.py
+	$(PYTHON) bench/groups.py
 
 format: venv  ## apply the formatter and the safe fixes
 	$(BIN)/ruff format .

@@ -1,8 +1,8 @@
 """Consumer groups: klamm beside Apache Kafka 2.8.2, on this machine, as ratios.
 
 Each program runs three brokers with a real ZooKeeper 3.5.9; __consumer_offsets has three replicas, so that a commit is
-answered when it is on three brokers. What asks them is the same for both, and speaks the protocol itself: a client
-library would be most of what is measured.
+answered when it is on three brokers (in one row: a single broker and replica). What asks them is the same for both, and
+speaks the protocol itself: a client library would be most of what is measured.
 
 | what            | from                                               | until                                      |
 |-----------------|----------------------------------------------------|--------------------------------------------|
@@ -25,7 +25,7 @@ import struct
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +51,8 @@ from klamm.protocol.messages import ApiKey, decode_response, encode_request, req
 from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
 from klamm.zookeeper.client import ZooKeeperClient
 
-BROKERS = (0, 1, 2)
-PROPERTIES = {
-    "default.replication.factor": 3,
-    "offsets.topic.replication.factor": 3,
+REPLICATION_FACTORS = ("default.replication.factor", "offsets.topic.replication.factor")
+PROPERTIES: dict[str, str | int] = {
     "group.initial.rebalance.delay.ms": 0,
     "auto.leader.rebalance.enable": "false",
     "zookeeper.session.timeout.ms": 6000,
@@ -83,25 +81,27 @@ ROWS: list[tuple[str, str, str, tuple[float | None, float | None]]] = [
     ("commit_cpu", "    CPU of the brokers per commit", "µs", (None, None)),
     ("commit_p99", "    p99 of a commit", "ms", (None, None)),
     ("commits_10", "commits of ten offsets", "/s", (None, 1.0)),
+    ("commits_alone", "commits of one offset, one broker", "/s", (None, 1.0)),
     ("failover", "group fail-over, 1,000 groups, 100,000 offsets", "s", (0.5, None)),
     ("load", "fail-over of a group after 1,000,000 commits", "s", (None, None)),
 ]
 
 
 class Cluster:
-    """Three brokers of one program and a ZooKeeper, in a fresh directory."""
+    """Brokers of one program and a ZooKeeper, in a fresh directory; as many replicas as brokers."""
 
-    def __init__(self, side: str, directory: Path) -> None:
+    def __init__(self, side: str, directory: Path, brokers: int = 3) -> None:
         jars = kafka_jars()
         self.zookeeper = RealZooKeeper(jars, directory / "zookeeper", properties={"tickTime": 2000}, options=())
         connect_string = self.zookeeper.connect
+        properties = PROPERTIES | dict.fromkeys(REPLICATION_FACTORS, brokers)
         self.brokers: list[RealKafka | KlammBroker] = [
             RealKafka(
-                jars, directory / f"{id_}", connect_string, broker_id=id_, properties=PROPERTIES, options=KAFKA_OPTIONS
+                jars, directory / f"{id_}", connect_string, broker_id=id_, properties=properties, options=KAFKA_OPTIONS
             )
             if side == "kafka"
-            else KlammBroker(directory / f"{id_}", connect_string, broker_id=id_, properties=PROPERTIES)
-            for id_ in BROKERS
+            else KlammBroker(directory / f"{id_}", connect_string, broker_id=id_, properties=properties)
+            for id_ in range(brokers)
         ]
 
     @property
@@ -404,15 +404,23 @@ async def fail_over(cluster: Cluster, clients: Clients, groups: Sequence[str]) -
     return elapsed
 
 
-async def measure(side: str, directory: Path, seconds: float, million: int) -> dict[str, float]:
-    values: dict[str, float] = {}
-    cluster = Cluster(side, directory / "main")
+@contextlib.asynccontextmanager
+async def running(cluster: Cluster) -> AsyncIterator[Clients]:
+    """The cluster with the topic that offsets are committed for, until the end of the block."""
     try:
         cluster.start()
         admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-        for future in admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)]).values():
+        for future in admin.create_topics([NewTopic(TOPIC, PARTITIONS, len(cluster.brokers))]).values():
             future.result()
-        clients = Clients([broker.bootstrap for broker in cluster.brokers])
+        yield Clients([broker.bootstrap for broker in cluster.brokers])
+    finally:
+        cluster.kill()
+
+
+async def measure(side: str, directory: Path, seconds: float, million: int) -> dict[str, float]:
+    values: dict[str, float] = {}
+    cluster = Cluster(side, directory / "main")
+    async with running(cluster) as clients:
         values["stable"] = statistics.median([await stable(clients, round_) for round_ in range(5)])
         one = await commits(cluster, clients, 1, seconds)
         values |= {"commits": one["rate"], "commit_cpu": one["cpu"], "commit_p99": one["p99"]}
@@ -420,19 +428,13 @@ async def measure(side: str, directory: Path, seconds: float, million: int) -> d
         groups = [f"failover-{index}" for index in range(1000)]
         await fill(clients, groups, 1)
         values["failover"] = await fail_over(cluster, clients, groups)
-    finally:
-        cluster.kill()
+    cluster = Cluster(side, directory / "alone", brokers=1)
+    async with running(cluster) as clients:
+        values["commits_alone"] = (await commits(cluster, clients, 1, seconds))["rate"]
     cluster = Cluster(side, directory / "load")
-    try:
-        cluster.start()
-        admin = AdminClient({"bootstrap.servers": cluster.bootstrap})
-        for future in admin.create_topics([NewTopic(TOPIC, PARTITIONS, 3)]).values():
-            future.result()
-        clients = Clients([broker.bootstrap for broker in cluster.brokers])
+    async with running(cluster) as clients:
         await fill(clients, ["million"], million // OFFSETS_PER_GROUP)
         values["load"] = await fail_over(cluster, clients, ["million"])
-    finally:
-        cluster.kill()
     return values
 
 
