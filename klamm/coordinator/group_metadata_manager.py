@@ -41,6 +41,7 @@ from klamm.coordinator.group_records import (
 from klamm.coordinator.offset_expiration import expire_every
 from klamm.coordinator.ports import Appended, KeyAndValue, OffsetsLog
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.primitives import MAX_STRING_BYTES
 from klamm.tasks import OnFailure, start_task
 from klamm.znodes.topics import TopicPartition
 
@@ -223,9 +224,11 @@ class GroupMetadataManager:
         return await heard
 
     def _has_legal_size(self, offset: OffsetAndMetadata) -> bool:
-        # Despite the name of the setting Kafka counts UTF-16 code units.
-        size = len(offset.metadata.encode("utf-16-be", "surrogatepass")) // 2 if offset.metadata else 0
-        return size <= self._config.offset_metadata_max_bytes
+        metadata = offset.metadata
+        # Despite the name of the setting Kafka counts UTF-16 code units. A record has no room for more than an int16
+        # can count, whatever the setting says.
+        size = len(metadata.encode("utf-16-be", "surrogatepass")) // 2 if metadata else 0
+        return size <= self._config.offset_metadata_max_bytes and len(metadata.encode()) <= MAX_STRING_BYTES
 
     # -- elections --------------------------------------------------------------------------------------------------
 

@@ -216,6 +216,21 @@ def test_commits_that_say_how_long_they_are_kept_and_those_without_a_note(tmp_pa
     run_with_topic(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("retention_time_ms", [2**63 - 1, -(2**63), -5])
+def test_commits_that_are_kept_for_a_strange_time(tmp_path, retention_time_ms):
+    async def scenario(cluster, client):
+        codes = await commit(client, {("t", 0): 5}, version=4, retention_time_ms=retention_time_ms)
+        assert codes == {("t", 0): NONE}
+        assert await committed(client) == {("t", 0): 5}
+        coordinator(cluster)._manager.cleanup(
+            coordinator(cluster)._manager.groups(),
+            lambda group: group.expired_offsets(cluster.environment.now_ms(), 2**40),
+        )
+        assert await committed(client) == ({("t", 0): 5} if retention_time_ms > 0 else {})
+
+    run_with_topic(tmp_path, scenario)
+
+
 def test_fetching_offsets_in_every_version(tmp_path):
     async def scenario(cluster, client):
         await commit(client, {("t", 0): 5})

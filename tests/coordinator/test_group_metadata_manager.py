@@ -473,6 +473,17 @@ def test_metadata_that_is_too_large_fails_only_its_partition():
     run(scenario, settings=OffsetsSettings(offset_metadata_max_bytes=3))
 
 
+def test_metadata_that_no_record_has_room_for_is_too_large_whatever_is_configured():
+    async def scenario(broker):
+        await broker.elected()
+        offsets = {T0: at(1, "x" * 32_767), T1: at(2, "\u20ac" * 11_000)}
+        group = broker.manager.get_or_create("a0")
+        codes = await broker.manager.store_offsets(group, offsets)
+        assert codes == {T0: NONE, T1: ErrorCode.OFFSET_METADATA_TOO_LARGE}
+
+    run(scenario, settings=OffsetsSettings(offset_metadata_max_bytes=100_000))
+
+
 def test_the_offsets_of_a_commit_are_one_append_in_their_order():
     async def scenario(broker):
         await broker.elected()

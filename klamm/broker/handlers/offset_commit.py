@@ -13,6 +13,9 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.offset_commit import NO_RETENTION, OffsetCommitRequest, OffsetCommitResponse, PartitionResult
 from klamm.znodes.topics import TopicPartition
 
+# The latest time that a record can hold.
+END_OF_TIME_MS = 2**63 - 1
+
 
 def error_response(request: Request, error: KafkaError) -> OffsetCommitResponse:
     return OffsetCommitResponse(
@@ -33,7 +36,7 @@ async def handle(request: Request) -> OffsetCommitResponse:
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     known_topics = services.metadata_cache.snapshot.topics
     now_ms = services.environment.now_ms()
-    expire_ms = None if body.retention_time_ms == NO_RETENTION else now_ms + body.retention_time_ms
+    expire_ms = None if body.retention_time_ms == NO_RETENTION else min(now_ms + body.retention_time_ms, END_OF_TIME_MS)
     codes: dict[TopicPartition, ErrorCode] = {}
     offsets: dict[TopicPartition, OffsetAndMetadata] = {}
     for topic, partitions in body.topics:
