@@ -6,10 +6,12 @@ import asyncio
 import random
 import struct
 import uuid
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+from group_wire import commit, committed, find_coordinator
 from kafka.protocol.schemas.fields.codecs import EncodeBufferPool
 from one_broker import Client, OneBroker, batch, run, values
 
@@ -32,6 +34,21 @@ NONE = ErrorCode.NONE
 BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}
 LONGEST = 2**15 - 1
 ROUNDS = 15
+OF_GROUPS = (
+    ApiKey.JOIN_GROUP,
+    ApiKey.SYNC_GROUP,
+    ApiKey.HEARTBEAT,
+    ApiKey.LEAVE_GROUP,
+    ApiKey.OFFSET_COMMIT,
+    ApiKey.OFFSET_FETCH,
+    ApiKey.LIST_GROUPS,
+    ApiKey.DESCRIBE_GROUPS,
+    ApiKey.DELETE_GROUPS,
+    ApiKey.OFFSET_DELETE,
+)
+GROUP_ROUNDS = 40
+# (group, member, generation)
+STRANGER = ("g", "", -1)
 FROM_THE_CONTROLLER = (
     ApiKey.LEADER_AND_ISR,
     ApiKey.STOP_REPLICA,
@@ -54,8 +71,12 @@ class Odd:
     def __init__(self, seed: int, controller_epoch: int = 0) -> None:
         self.chance = random.Random(seed)
         self.controller_epoch = controller_epoch
+        # What a member was told when it joined: its group, id and generation. Most requests speak of one.
+        self.members: list[tuple[str, str, int]] = []
+        self.member = STRANGER
 
     def request(self, key: ApiKey, version: int) -> Any:
+        self.member = self.chance.choice([STRANGER, *self.members[-2:]])
         if key is ApiKey.PRODUCE:
             return self.produce(version)
         if key is ApiKey.FETCH:
@@ -77,6 +98,8 @@ class Odd:
     def field(self, field: Any, version: int) -> Any:
         if field.nullable_for_version_q(version) and self.chance.random() < 0.2:
             return None
+        if field.name == "protocols" and self.chance.random() < 0.8:
+            return [field.data_class(version=version, name="range", metadata=self.chance.randbytes(8))]
         if field.is_struct_array():
             elements = [self.struct(field.array_of, field.data_class, version) for _ in range(self.count())]
             return elements + elements[: self.chance.choice([0, 0, 1])]
@@ -97,6 +120,18 @@ class Odd:
             return self.chance.randrange(4)
         if name == "broker_epoch":
             return self.chance.choice([-1, -1, -1, 2**63 - 1, 0, -(2**63)])
+        if name in ("group_id", "member_id", "generation_id") and self.chance.random() < 0.8:
+            return self.member[("group_id", "member_id", "generation_id").index(name)]
+        if name == "partition_index" and self.chance.random() < 0.5:
+            return 0
+        if name == "group_instance_id" and self.chance.random() < 0.8:
+            return None
+        if name == "rebalance_timeout_ms":
+            return self.chance.choice(TIMEOUTS)
+        if name == "session_timeout_ms":
+            return self.chance.choice([*TIMEOUTS, 1000, 1000, 1000, 1000])
+        if name in ("protocol_type", "protocol_name") and self.chance.random() < 0.9:
+            return "consumer" if name == "protocol_type" else "range"
         if name in BROKER_IDS and self.chance.random() < 0.7:
             return self.chance.choice([0, 0, 1])
         if kind in BITS:
@@ -170,22 +205,22 @@ class Odd:
         )
 
 
-async def send_and_receive(client: Client, key: ApiKey, version: int, body: Any) -> bool:
-    """Sends the request and an ApiVersions after it: both are answered, in order, or the connection closes (False)."""
+async def send_and_receive(client: Client, key: ApiKey, version: int, body: Any) -> Any:
+    """Sends the request and an ApiVersions after it: both are answered, in order (what the request was answered, or
+    True), or the connection closes (None)."""
     request = messages.encode_request(key, version, 1, None, body)
     after = messages.encode_request(ApiKey.API_VERSIONS, 0, 2, None, messages.request_class(ApiKey.API_VERSIONS)())
     client.send_raw(b"".join(map(bytes, [*request, *after])))
-    answered = key is ApiKey.PRODUCE and body.acks == 0
+    answer: Any = True if key is ApiKey.PRODUCE and body.acks == 0 else None
     try:
-        while not answered:
+        if answer is None:
             frame = await client.receive()
             assert frame[:4] == struct.pack(">i", 1)
-            messages.decode_response(key, version, frame)
-            answered = True
+            answer = messages.decode_response(key, version, frame)
         assert (await client.receive())[:4] == struct.pack(">i", 2)
     except (asyncio.IncompleteReadError, ConnectionError):
-        return False
-    return True
+        return None
+    return answer
 
 
 def every_version() -> list[tuple[ApiKey, int]]:
@@ -217,6 +252,48 @@ def test_odd_values_in_every_field(tmp_path: Path, seed: int) -> None:
         assert answered > 0.8 * ROUNDS * len(requests)
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_odd_values_from_members_of_groups(tmp_path: Path, seed: int) -> None:
+    """Whatever they say: other groups work, and what they have left in the log can be read again."""
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        odd = Odd(seed)
+        requests = [(key, version) for key, version in every_version() if key in OF_GROUPS]
+        requests += [(key, version) for key, version in requests if key in (ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP)] * 2
+        await client.create_topic("a", partitions=2)
+        await find_coordinator(client)
+        await committed(client)
+        other = await cluster.connect()
+        codes: Counter[tuple[ApiKey, int]] = Counter()
+        for number in range(GROUP_ROUNDS):
+            odd.chance.shuffle(requests)
+            for key, version in requests:
+                body = odd.request(key, version)
+                answer = await send_and_receive(other, key, version, body)
+                assert not cluster.broker.failure.done(), (key, version, body)
+                if answer is None:
+                    await other.close()
+                    other = await cluster.connect()
+                    continue
+                codes[key, getattr(answer, "error_code", NONE)] += 1
+                if key is ApiKey.JOIN_GROUP and answer.error_code in (NONE, ErrorCode.MEMBER_ID_REQUIRED):
+                    odd.members.append((body.group_id, answer.member_id, answer.generation_id))
+            assert await commit(client, {("a", 0): number}, "safe") == {("a", 0): NONE}
+        assert codes[ApiKey.JOIN_GROUP, NONE] > GROUP_ROUNDS and codes[ApiKey.SYNC_GROUP, NONE] > 0, codes
+        assert not cluster.broker.failure.done()
+        await cluster.restart_broker()
+        assert await committed(await cluster.connect(), "safe") == {("a", 0): GROUP_ROUNDS - 1}
+
+    run(
+        tmp_path,
+        scenario,
+        offsets_topic_num_partitions=2,
+        offsets_topic_replication_factor=1,
+        group_initial_rebalance_delay_ms=0,
+        group_min_session_timeout_ms=-1,
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -322,7 +399,8 @@ def test_text_that_not_every_version_can_hold(tmp_path: Path) -> None:
         for length, is_answered in ((LONGEST, True), (LONGEST + 1, False)):
             topics = [new_topic("x" * length)]
             request = CREATE_TOPICS(version=7, topics=topics, timeout_ms=0, validate_only=True)
-            assert await send_and_receive(client, ApiKey.CREATE_TOPICS, 7, request) == is_answered
+            answer = await send_and_receive(client, ApiKey.CREATE_TOPICS, 7, request)
+            assert (answer is not None) == is_answered
 
     run(tmp_path, scenario)
 
