@@ -45,9 +45,12 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.versions import ApiVersion
 from klamm.controller.channel_manager import ControllerChannelManager
 from klamm.controller.controller import KafkaController
+from klamm.controller.controller_metrics import register_controller_metrics
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.group_metadata_manager import GroupMetadataManager
+from klamm.coordinator.group_metrics import register_group_metrics
 from klamm.environment import Environment
+from klamm.metrics import Metrics
 from klamm.net.server import Response, ServerConnection, ServerLimits, SocketServer
 from klamm.protocol.api_keys import request_size_limit
 from klamm.protocol.messages import ApiKey
@@ -110,6 +113,7 @@ class Broker:
         self._producer_ids = ProducerIds(self._allocate_producer_ids)
         self._log_manager: LogManager | None = None
         self._replica_manager: ReplicaManager | None = None
+        self._groups: GroupMetadataManager | None = None
         self._group_coordinator: GroupCoordinator | None = None
         self._registrar: Registrar | None = None
         self._controller: KafkaController | None = None
@@ -354,10 +358,10 @@ class Broker:
             return self._broker_config.current
 
         log = OffsetsLog(config, self._environment, replica_manager)
-        manager = GroupMetadataManager(
+        groups = self._groups = GroupMetadataManager(
             self._config, log, self._offsets_topic.partition_for, self._environment.now_ms, self._fail
         )
-        return GroupCoordinator(config, manager, self._environment, self._fail)
+        return GroupCoordinator(config, groups, self._environment, self._fail)
 
     def _leadership_changed(self, key: TopicPartition, leads: bool, leader_epoch: int | None) -> None:
         """Who leads a partition of the offsets topic coordinates its groups."""
@@ -374,12 +378,16 @@ class Broker:
         config = self._config
         if config.klamm_metrics_port < 0:
             return
-        assert self._controller is not None and self._registrar is not None
+        assert self._controller is not None and self._registrar is not None and self._groups is not None
+        metrics = Metrics()
+        register_controller_metrics(metrics, self._controller)
+        register_group_metrics(metrics, self._groups)
         self._metrics_endpoint = MetricsEndpoint(
             self._listeners[config.inter_broker_listener_name].host,
             config.klamm_metrics_port,
             self.broker_id,
             self._controller,
+            metrics,
             self._environment,
             self._fail,
         )

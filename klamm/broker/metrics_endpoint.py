@@ -17,7 +17,6 @@ from collections.abc import AsyncGenerator, Iterable
 import orjson
 
 from klamm.controller.controller import KafkaController
-from klamm.controller.controller_metrics import register_controller_metrics
 from klamm.controller.controller_status import controller_status
 from klamm.controller.slices import slices
 from klamm.controller.state_change_log import NumberedRecord
@@ -36,7 +35,10 @@ LAG_CHECK_S = 0.1
 
 
 class MetricsEndpoint:
-    """See the module. Nothing is measured or served before `start`; port 0 becomes the one that the system chose."""
+    """See the module. Nothing is measured or served before `start`; port 0 becomes the one that the system chose.
+
+    `metrics` are shown, with those that are measured here.
+    """
 
     def __init__(
         self,
@@ -44,15 +46,15 @@ class MetricsEndpoint:
         port: int,
         broker_id: int,
         controller: KafkaController,
+        metrics: Metrics,
         environment: Environment,
         fail: OnFailure,
     ) -> None:
         self._broker_id = broker_id
         self._controller = controller
         self._environment = environment
-        self._metrics = Metrics()
+        self._metrics = metrics
         self._pauses = PauseWatch(environment)
-        register_controller_metrics(self._metrics, controller)
         self._pauses.register(self._metrics)
         routes = {
             "/metrics": self._show_metrics,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from group_wire import commit, committed, find_coordinator
 from one_broker import Client, OneBroker, run
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -102,6 +103,27 @@ def test_metrics_of_a_broker(tmp_path: Path) -> None:
         assert found["klamm_eventloop_longestlagms"][""] >= 0
 
     run(tmp_path, scenario, klamm_metrics_port=0)
+
+
+def test_metrics_of_groups(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", 2)
+        await find_coordinator(client)
+        await committed(client)
+        await commit(client, {("t", 0): 1, ("t", 1): 2})
+        found = await metrics(cluster)
+        prefix = "kafka_coordinator_group_groupmetadatamanager_num"
+        assert found[f"{prefix}groups"] == found[f"{prefix}groupsempty"] == {"": 1}
+        assert found[f"{prefix}groupsstable"] == {"": 0}
+        assert found[f"{prefix}offsets"] == {"": 2}
+
+    run(
+        tmp_path,
+        scenario,
+        klamm_metrics_port=0,
+        offsets_topic_num_partitions=1,
+        offsets_topic_replication_factor=1,
+    )
 
 
 GAUGES = {
