@@ -1,0 +1,529 @@
+"""The options of the data source: those of Spark's Kafka connector, with the same names, meanings and defaults.
+
+Names are case-insensitive. An option that does not exist, a value that is not allowed and options that exclude each
+other are an `OptionError`, whose message says which and what is allowed; nothing is guessed and nothing is silently
+left out. Options of the other direction (a reader's in a writer) are passed over, so that one set serves both.
+
+`kafka.*` passes configuration of Kafka's clients through. A key is used, or it is known and has no effect here (a group
+member's heartbeat, say), or it is refused: because the data source decides it itself, or because klamm lacks it.
+
+What must stay true: options are immutable, picklable and comparable; they are made on the driver and used by workers.
+
+Source: org.apache.spark.sql.kafka010.KafkaSourceProvider, JsonUtils.
+"""
+
+import difflib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, NamedTuple
+
+from klamm.net.client import Address
+from klamm.protocol.record_batch import CompressionType
+from klamm.spark.network import ClientOptions
+from klamm.spark.partition_reader import FetchOptions
+from klamm.spark.producer import ProducerOptions
+
+EARLIEST = -2
+LATEST = -1
+"""What stands for an offset in JSON, as in the ListOffsets request."""
+
+DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000
+
+_INT_MAX = 2**31 - 1
+_LONG_MAX = 2**63 - 1
+
+
+class OptionError(ValueError):
+    """An option is wrong; the message says which and what is allowed."""
+
+
+class TopicPartition(NamedTuple):
+    """One partition; sorts by topic and number."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """Which partitions are read: exactly one of the three is set."""
+
+    subscribe: tuple[str, ...] = ()
+    subscribe_pattern: str | None = None
+    assign: tuple[TopicPartition, ...] = ()
+
+
+class Bound(Enum):
+    """How a `Limit` says where reading begins or ends."""
+
+    OFFSETS = "offsets"
+    """An offset, EARLIEST or LATEST; for each partition, or for all."""
+    TIMESTAMPS = "timestamps"
+    """The first record at or after this many milliseconds since the epoch; for each partition, or for all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """Where reading begins or ends. `each` has a value for each partition; without it, `all` is that of all."""
+
+    bound: Bound
+    all: int = 0
+    each: tuple[tuple[TopicPartition, int], ...] | None = None
+    option: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What is read and how. Limits without a number are None; times are in milliseconds.
+
+    `ending` counts in batch queries, the limits per trigger in streaming queries.
+    """
+
+    topics: Topics
+    starting: Limit
+    ending: Limit
+    fetch: FetchOptions
+    no_match_is_latest: bool = False
+    include_headers: bool = False
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
+    max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
+    max_trigger_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
+    fetch_offset_retries: int = 3
+    fetch_offset_retry_interval_ms: int = 10
+    push_filters: bool = False
+    commit_to_group: str | None = None
+
+    @property
+    def client(self) -> ClientOptions:
+        return self.fetch.client
+
+    @property
+    def fail_on_data_loss(self) -> bool:
+        return self.fetch.fail_on_data_loss
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """Where and how rows are written. `topic` None: each row says it in its column `topic`."""
+
+    topic: str | None
+    producer: ProducerOptions
+
+
+# -- the tables -------------------------------------------------------------------------------------------------------
+
+_SELECTIONS = ("assign", "subscribe", "subscribePattern")
+_READ_NAMES = (
+    *_SELECTIONS,
+    "startingOffsets",
+    "startingOffsetsByTimestamp",
+    "startingTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "endingOffsets",
+    "endingOffsetsByTimestamp",
+    "endingTimestamp",
+    "failOnDataLoss",
+    "includeHeaders",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "kafkaConsumer.pollTimeoutMs",
+    "fetchOffset.numRetries",
+    "fetchOffset.retryIntervalMs",
+    "groupIdPrefix",
+    "pushFilters",
+    "commitOffsets",
+)
+_WRITE_NAMES = ("topic", "checkpointLocation")
+_NAMES = {name.lower(): name for name in (*_READ_NAMES, *_WRITE_NAMES)}
+
+_SHARED_KEYS = (
+    "bootstrap.servers",
+    "client.id",
+    "request.timeout.ms",
+    "socket.connection.setup.timeout.ms",
+    "default.api.timeout.ms",
+    "security.protocol",
+)
+_CONSUMER_KEYS = ("group.id", "isolation.level", "fetch.max.bytes", "fetch.max.wait.ms")
+_PRODUCER_KEYS = (
+    "acks",
+    "enable.idempotence",
+    "compression.type",
+    "batch.size",
+    "max.request.size",
+    "buffer.memory",
+    "delivery.timeout.ms",
+)
+# Sound settings of Kafka's clients for what does not exist here, or happens in another way.
+_KEYS_WITHOUT_EFFECT = (
+    "allow.auto.create.topics",
+    "auto.commit.interval.ms",
+    "check.crcs",
+    "client.dns.lookup",
+    "client.rack",
+    "connections.max.idle.ms",
+    "exclude.internal.topics",
+    "fetch.min.bytes",
+    "group.instance.id",
+    "heartbeat.interval.ms",
+    "linger.ms",
+    "max.block.ms",
+    "max.in.flight.requests.per.connection",
+    "max.partition.fetch.bytes",
+    "max.poll.interval.ms",
+    "max.poll.records",
+    "metadata.max.age.ms",
+    "metadata.max.idle.ms",
+    "metric.reporters",
+    "metrics.num.samples",
+    "metrics.recording.level",
+    "metrics.sample.window.ms",
+    "partition.assignment.strategy",
+    "receive.buffer.bytes",
+    "reconnect.backoff.max.ms",
+    "reconnect.backoff.ms",
+    "retries",
+    "retry.backoff.ms",
+    "send.buffer.bytes",
+    "session.timeout.ms",
+    "socket.connection.setup.timeout.max.ms",
+)
+_REFUSED_KEYS = {
+    "auto.offset.reset": "say where to begin with the option startingOffsets",
+    "enable.auto.commit": "Spark keeps the offsets; the option commitOffsets shows them to Kafka's tools",
+    "interceptor.classes": "there are no interceptors",
+    "key.deserializer": "keys are binary; cast the column key after reading",
+    "value.deserializer": "values are binary; cast the column value after reading",
+    "key.serializer": "keys are written as they are; cast the column key before writing",
+    "value.serializer": "values are written as they are; cast the column value before writing",
+    "partitioner.class": "give the partition in the column partition",
+    "transactional.id": "the sink writes at least once, without transactions",
+}
+
+_DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
+_DURATION_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+# -- what readers and writers take ------------------------------------------------------------------------------------
+
+
+def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
+    """The options of a reader. Raises OptionError."""
+    given = _Given(options)
+    topics = _topics(given)
+    starting = _limit(given, "starting", LATEST if streaming else EARLIEST)
+    ending = _limit(given, "ending", LATEST)
+    if streaming:
+        for name in ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"):
+            if given.text(name) is not None:
+                raise OptionError(f"option {name} is for batch queries; a streaming query has no end")
+    else:
+        _forbid(starting, LATEST, "a batch query cannot begin at latest")
+        _forbid(ending, EARLIEST, "a batch query cannot end at earliest")
+        _check_order(starting, ending)
+    minimum = given.number("minOffsetsPerTrigger", 1, _LONG_MAX)
+    maximum = given.number("maxOffsetsPerTrigger", 1, _LONG_MAX)
+    if minimum is not None and maximum is not None and minimum > maximum:
+        raise OptionError(f"option minOffsetsPerTrigger ({minimum}) is larger than maxOffsetsPerTrigger ({maximum})")
+    given.text("groupIdPrefix")
+    group = given.text("kafka.group.id")
+    commit_offsets = given.boolean("commitOffsets", False)
+    if commit_offsets and not group:
+        raise OptionError("option commitOffsets=true needs kafka.group.id, the group that the offsets are committed to")
+    isolation = given.choice("kafka.isolation.level", "read_uncommitted", ("read_uncommitted", "read_committed"))
+    strategy = given.choice("startingOffsetsByTimestampStrategy", "error", ("error", "latest"))
+    read = ReadOptions(
+        topics=topics,
+        starting=starting,
+        ending=ending,
+        fetch=replace(
+            FetchOptions(_client(given)),
+            read_committed=isolation == "read_committed",
+            fail_on_data_loss=given.boolean("failOnDataLoss", True),
+            **given.numbers(
+                poll_timeout_ms=("kafkaConsumer.pollTimeoutMs", 1),
+                fetch_max_bytes=("kafka.fetch.max.bytes", 1),
+                fetch_max_wait_ms=("kafka.fetch.max.wait.ms", 0),
+            ),
+        ),
+        no_match_is_latest=strategy == "latest",
+        include_headers=given.boolean("includeHeaders", False),
+        min_partitions=given.number("minPartitions", 1),
+        max_records_per_partition=given.number("maxRecordsPerPartition", 1, _LONG_MAX),
+        max_offsets_per_trigger=maximum,
+        min_offsets_per_trigger=minimum,
+        max_trigger_delay_ms=given.duration_ms("maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),
+        push_filters=given.boolean("pushFilters", False),
+        commit_to_group=group if commit_offsets else None,
+    )
+    return replace(
+        read,
+        **given.numbers(
+            fetch_offset_retries=("fetchOffset.numRetries", 0),
+            fetch_offset_retry_interval_ms=("fetchOffset.retryIntervalMs", 0),
+        ),
+    )
+
+
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    """The options of a writer. Raises OptionError."""
+    given = _Given(options)
+    topic = given.text("topic")
+    if topic == "":
+        raise OptionError("option topic is empty; leave it out to take the topic from the column topic")
+    given.choice("kafka.acks", "all", ("all", "-1"))
+    given.choice("kafka.enable.idempotence", "true", ("true",))
+    codecs = {codec.name.lower(): codec for codec in CompressionType}
+    codec = given.choice("kafka.compression.type", "none", tuple(codecs))
+    return WriteOptions(
+        topic,
+        replace(
+            ProducerOptions(_client(given), codecs[codec]),
+            **given.numbers(
+                batch_size_bytes=("kafka.batch.size", 1),
+                max_request_size_bytes=("kafka.max.request.size", 1),
+                buffer_memory_bytes=("kafka.buffer.memory", 1),
+                delivery_timeout_ms=("kafka.delivery.timeout.ms", 1),
+            ),
+        ),
+    )
+
+
+def parse_addresses(option: str, text: str) -> tuple[Address, ...]:
+    """`host:port,host:port`; an IPv6 host stands in brackets. Raises OptionError."""
+    addresses = []
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        host, colon, port = entry.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise OptionError(f"option {option}: {entry!r} is not of the form host:port")
+        addresses.append((host, int(port)))
+    if not addresses:
+        raise OptionError(f"option {option} names no broker; allowed: host:port,host:port,...")
+    return tuple(addresses)
+
+
+# -- parsing ----------------------------------------------------------------------------------------------------------
+
+
+class _Given:
+    """The options as they were given. Every method raises OptionError for a value that is not allowed."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._values = {name.lower(): value.strip() for name, value in options.items()}
+        for name in self._values:
+            _check_name(name)
+
+    def text(self, name: str) -> str | None:
+        return self._values.get(name.lower())
+
+    def boolean(self, name: str, default: bool) -> bool:
+        return self.choice(name, str(default).lower(), ("true", "false")) == "true"
+
+    def choice(self, name: str, default: str, allowed: Iterable[str]) -> str:
+        value = self._values.get(name.lower(), default).lower()
+        if value not in allowed:
+            raise OptionError(f"option {name} is {value!r}; allowed: {', '.join(allowed)}")
+        return value
+
+    def number(self, name: str, low: int, high: int = _INT_MAX) -> int | None:
+        text = self._values.get(name.lower())
+        return None if text is None else _integer(f"option {name}", text, low, high)
+
+    def numbers(self, **fields: tuple[str, int]) -> dict[str, Any]:
+        """Of `field=(option, lowest value)` those that are given: the defaults stay with the fields."""
+        found = ((field, self.number(*option)) for field, option in fields.items())
+        return {field: number for field, number in found if number is not None}
+
+    def duration_ms(self, name: str, default: int) -> int:
+        text = self._values.get(name.lower())
+        if text is None:
+            return default
+        match = _DURATION.fullmatch(text.lower())
+        if match is None:
+            raise OptionError(
+                f"option {name} is {text!r}; allowed: a number with a unit of ms, s, m, h or d, as in 15m"
+            )
+        return int(match[1]) * _DURATION_UNITS[match[2] or "ms"]
+
+
+def _check_name(name: str) -> None:
+    if not name.startswith("kafka."):
+        if name not in _NAMES:
+            close = difflib.get_close_matches(name, _NAMES, 1)
+            hint = f"did you mean {_NAMES[close[0]]}? " if close else ""
+            raise OptionError(f"unknown option {name}; {hint}allowed: {', '.join(sorted(_NAMES.values()))}, kafka.*")
+        return
+    key = name.removeprefix("kafka.")
+    if key in _REFUSED_KEYS:
+        raise OptionError(f"option {name} is not supported: {_REFUSED_KEYS[key]}")
+    if key.startswith(("ssl.", "sasl.")):
+        raise OptionError(f"option {name} is not supported: the data source speaks PLAINTEXT only")
+    used = (*_SHARED_KEYS, *_CONSUMER_KEYS, *_PRODUCER_KEYS)
+    if key not in used and key not in _KEYS_WITHOUT_EFFECT:
+        close = difflib.get_close_matches(key, (*used, *_KEYS_WITHOUT_EFFECT), 1)
+        hint = f"did you mean kafka.{close[0]}? " if close else ""
+        raise OptionError(f"unknown option {name}; {hint}allowed: {', '.join('kafka.' + key for key in sorted(used))}")
+
+
+def _integer(what: str, text: str, low: int, high: int) -> int:
+    try:
+        value: int | None = int(text)
+    except ValueError:
+        value = None
+    if value is None or not low <= value <= high:
+        raise OptionError(f"{what} is {text!r}; allowed: a number from {low} to {high}")
+    return value
+
+
+def _client(given: _Given) -> ClientOptions:
+    servers = given.text("kafka.bootstrap.servers")
+    if servers is None:
+        raise OptionError("option kafka.bootstrap.servers is missing; allowed: host:port,host:port,...")
+    protocol = (given.text("kafka.security.protocol") or "PLAINTEXT").upper()
+    if protocol != "PLAINTEXT":
+        raise OptionError(f"option kafka.security.protocol is {protocol!r}; allowed: PLAINTEXT")
+    client = ClientOptions(parse_addresses("kafka.bootstrap.servers", servers))
+    return replace(
+        client,
+        client_id=given.text("kafka.client.id") or client.client_id,
+        **given.numbers(
+            connect_timeout_ms=("kafka.socket.connection.setup.timeout.ms", 1),
+            request_timeout_ms=("kafka.request.timeout.ms", 1),
+            retry_timeout_ms=("kafka.default.api.timeout.ms", 1),
+        ),
+    )
+
+
+def _topics(given: _Given) -> Topics:
+    chosen = [name for name in _SELECTIONS if given.text(name) is not None]
+    if len(chosen) != 1:
+        what = " and ".join(chosen) if chosen else "none of them"
+        raise OptionError(f"exactly one of the options {', '.join(_SELECTIONS)} must be given; given: {what}")
+    name = chosen[0]
+    text = given.text(name) or ""
+    if name == "subscribe":
+        names = tuple(sorted({topic.strip() for topic in text.split(",") if topic.strip()}))
+        if not names:
+            raise OptionError(f"option subscribe is {text!r}; allowed: topic,topic,...")
+        return Topics(subscribe=names)
+    if name == "subscribePattern":
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise OptionError(f"option subscribePattern is {text!r}, which is no regular expression: {error}") from None
+        if not text:
+            raise OptionError("option subscribePattern is empty; allowed: a regular expression for whole topic names")
+        return Topics(subscribe_pattern=text)
+    return Topics(assign=_assigned(text))
+
+
+def _assigned(text: str) -> tuple[TopicPartition, ...]:
+    wanted = 'JSON like {"topic": [0, 1]}'
+    parsed = _json_object("assign", text, wanted)
+    partitions = set()
+    for topic, numbers in parsed.items():
+        if not isinstance(numbers, list):
+            raise OptionError(f"option assign has {numbers!r} for topic {topic}; allowed: {wanted}")
+        for number in numbers:
+            if not _is_int(number) or not 0 <= number <= _INT_MAX:
+                raise OptionError(f"option assign has partition {number!r} of topic {topic}; allowed: {wanted}")
+            partitions.add(TopicPartition(topic, number))
+    if not partitions:
+        raise OptionError(f"option assign names no partition; allowed: {wanted}")
+    return tuple(sorted(partitions))
+
+
+def _limit(given: _Given, side: str, default: int) -> Limit:
+    """Of the three options that say where reading begins (or ends) the first one that is given counts."""
+    name = f"{side}Timestamp"
+    text = given.text(name)
+    if text is not None:
+        return Limit(Bound.TIMESTAMPS, all=_integer(f"option {name}", text, 0, _LONG_MAX), option=name)
+    name = f"{side}OffsetsByTimestamp"
+    text = given.text(name)
+    if text is not None:
+        return Limit(Bound.TIMESTAMPS, each=_by_partition(name, text, 0, "milliseconds"), option=name)
+    name = f"{side}Offsets"
+    text = given.text(name)
+    if text is None:
+        return Limit(Bound.OFFSETS, all=default, option=name)
+    words = {"earliest": EARLIEST, "latest": LATEST}
+    if text.lower() in words:
+        return Limit(Bound.OFFSETS, all=words[text.lower()], option=name)
+    if not text.startswith("{"):
+        raise OptionError(f'option {name} is {text!r}; allowed: earliest, latest, JSON like {{"topic": {{"0": 23}}}}')
+    return Limit(Bound.OFFSETS, each=_by_partition(name, text, EARLIEST, "offset"), option=name)
+
+
+def _by_partition(name: str, text: str, low: int, unit: str) -> tuple[tuple[TopicPartition, int], ...]:
+    wanted = f'JSON like {{"topic": {{"0": {unit}, "1": {unit}}}}}'
+    found: dict[TopicPartition, int] = {}
+    for topic, values in _json_object(name, text, wanted).items():
+        if not isinstance(values, dict):
+            raise OptionError(f"option {name} has {values!r} for topic {topic}; allowed: {wanted}")
+        for number, value in values.items():
+            partition = _integer(f"option {name}: the partition of topic {topic}", number, 0, _INT_MAX)
+            if not _is_int(value) or not low <= value <= _LONG_MAX:
+                raise OptionError(
+                    f"option {name} has {value!r} for {topic}-{number}; allowed: numbers from {low} to {_LONG_MAX}"
+                )
+            found[TopicPartition(topic, partition)] = value
+    if not found:
+        raise OptionError(f"option {name} names no partition; allowed: {wanted}")
+    return tuple(sorted(found.items()))
+
+
+def _json_object(name: str, text: str, wanted: str) -> dict[str, Any]:
+    try:
+        parsed = json.loads(text)
+    except (ValueError, RecursionError):
+        parsed = None
+    if not isinstance(parsed, dict):
+        raise OptionError(f"option {name} is {text!r}; allowed: {wanted}")
+    return parsed
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _forbid(limit: Limit, value: int, why: str) -> None:
+    if limit.bound is not Bound.OFFSETS:
+        return
+    if limit.each is None:
+        if limit.all == value:
+            raise OptionError(f"option {limit.option}: {why}")
+        return
+    for partition, offset in limit.each:
+        if offset == value:
+            raise OptionError(f"option {limit.option} has {value} for {partition}: {why}")
+
+
+def _check_order(starting: Limit, ending: Limit) -> None:
+    """Limits for each partition must name the same ones, and none may end before it begins."""
+    if starting.each is None or ending.each is None or starting.bound is not ending.bound:
+        return
+    first, last = dict(starting.each), dict(ending.each)
+    different = sorted(first.keys() ^ last.keys())
+    if different:
+        names = ", ".join(map(str, different))
+        raise OptionError(
+            f"options {starting.option} and {ending.option} must name the same partitions, not so: {names}"
+        )
+    for partition, value in first.items():
+        if 0 <= last[partition] < value:
+            raise OptionError(
+                f"{partition} begins at {value} ({starting.option}) and ends at {last[partition]} ({ending.option})"
+            )
