@@ -1,0 +1,199 @@
+"""The loops over rows that turn columns into record batches, compiled by numba.
+
+Importing this module imports numba, and the first call of a loop compiles it or loads it from numba's cache on disk, so
+it is imported where records are about to be written and nowhere else. `encoding.py`, whose columns these are, and
+`partitioning.py` are its only users.
+
+What must stay true: compiled code checks no index. Every record is written into room of the size that `measure` found,
+and `measure` never finds less than what `write` needs.
+
+Source: org.apache.kafka.common.record.DefaultRecord, org.apache.kafka.common.utils.Utils.murmur2.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import njit
+
+from klamm.spark.memcpy import copy_bytes
+
+if TYPE_CHECKING:
+    from klamm.spark.encoding import Columns
+    from klamm.spark.partitioning import Layout, Sticky
+
+_OPTIONS = {"cache": True, "nogil": True, "boundscheck": False}
+# A record's attributes, and the most that the difference of two offsets needs.
+_FIXED_BYTES = 1 + 5
+_MAX_VARLONG_BYTES = 10
+
+_SEED = 0x9747B28C
+_MULTIPLIER = 0x5BD1E995
+_ROTATION = 24
+_32_BITS = 0xFFFFFFFF
+
+# No int32, so that every number in a column of partitions is one that somebody meant.
+NO_PARTITION = -(2**31) - 1
+
+
+@njit(**_OPTIONS)
+def _varint_size(number: int) -> int:
+    value = np.uint64((number << 1) ^ (number >> 63))
+    size = 1
+    while value > np.uint64(0x7F):
+        value >>= np.uint64(7)
+        size += 1
+    return size
+
+
+@njit(**_OPTIONS)
+def _write_varint(out: Any, at: int, number: int) -> int:
+    """Writes a zigzag varint or varlong; returns the position after it."""
+    value = np.uint64((number << 1) ^ (number >> 63))
+    while value > np.uint64(0x7F):
+        out[at] = (value & np.uint64(0x7F)) | np.uint64(0x80)
+        value >>= np.uint64(7)
+        at += 1
+    out[at] = value
+    return at + 1
+
+
+@njit(**_OPTIONS)
+def _string_size(size: int) -> int:
+    return _varint_size(size) + max(size, 0)
+
+
+@njit(**_OPTIONS)
+def _write_string(out: Any, at: int, strings: Any, index: int) -> int:
+    size = strings.sizes[index]
+    at = _write_varint(out, at, size)
+    if size > 0:
+        copy_bytes(out, at, strings.data, strings.starts[index], size)
+        at += size
+    return at
+
+
+@njit(**_OPTIONS)
+def _headers_size(headers: Any, row: int) -> int:
+    first, count = headers.starts[row], headers.counts[row]
+    size = _varint_size(count)
+    for index in range(first, first + count):
+        size += _string_size(headers.names.sizes[index]) + _string_size(headers.values.sizes[index])
+    return size
+
+
+@njit(**_OPTIONS)
+def measure(sizes: Any, columns: "Columns", same_timestamp: bool) -> None:
+    """Puts into `sizes` how many bytes the record of each row needs, or a few more."""
+    fixed = _FIXED_BYTES + (1 if same_timestamp else _MAX_VARLONG_BYTES)
+    for row in range(len(sizes)):
+        strings = _string_size(columns.keys.sizes[row]) + _string_size(columns.values.sizes[row])
+        size = fixed + strings + _headers_size(columns.headers, row)
+        sizes[row] = size + _varint_size(size)
+
+
+@njit(**_OPTIONS)
+def split(
+    targets: Any, target_count: int, sizes: Any, limits: Any, order: Any, first: Any, batch_targets: Any, needs: Any
+) -> int:
+    """Sorts the rows by target, keeping their order within it, and cuts them into batches; returns their number.
+
+    Batch b, for target `batch_targets[b]`, has the rows `order[first[b] : first[b + 1]]`, which need `needs[b]` bytes:
+    at most the target's limit, unless it is a single row. The arrays have room for one batch a row, `first` for one
+    more.
+    """
+    place = np.zeros(target_count + 1, np.int64)
+    for row in range(len(targets)):
+        place[targets[row] + 1] += 1
+    for target in range(target_count):
+        place[target + 1] += place[target]
+    for row in range(len(targets)):
+        target = targets[row]
+        order[place[target]] = row
+        place[target] += 1
+    batch = -1
+    for index in range(len(order)):
+        row = order[index]
+        target = targets[row]
+        if batch < 0 or target != batch_targets[batch] or needs[batch] + sizes[row] > limits[target]:
+            batch += 1
+            first[batch], batch_targets[batch], needs[batch] = index, target, 0
+        needs[batch] += sizes[row]
+    first[batch + 1] = len(order)
+    return batch + 1
+
+
+@njit(**_OPTIONS)
+def write(out: Any, starts: Any, ends: Any, max_timestamps: Any, order: Any, first: Any, columns: "Columns") -> None:
+    """Writes the records of each batch b into `out` from `starts[b]`, and the position after them into `ends[b]`."""
+    for batch in range(len(starts)):
+        at = starts[batch]
+        base_timestamp = columns.timestamps[order[first[batch]]]
+        max_timestamp = base_timestamp
+        for index in range(first[batch], first[batch + 1]):
+            row = order[index]
+            timestamp = columns.timestamps[row]
+            max_timestamp = max(max_timestamp, timestamp)
+            headers_size = _headers_size(columns.headers, row)
+            offset_delta = index - first[batch]
+            size = 1 + _varint_size(timestamp - base_timestamp) + _varint_size(offset_delta) + headers_size
+            size += _string_size(columns.keys.sizes[row]) + _string_size(columns.values.sizes[row])
+            at = _write_varint(out, at, size)
+            out[at] = 0
+            at = _write_varint(out, at + 1, timestamp - base_timestamp)
+            at = _write_varint(out, at, offset_delta)
+            at = _write_string(out, at, columns.keys, row)
+            at = _write_string(out, at, columns.values, row)
+            header, count = columns.headers.starts[row], columns.headers.counts[row]
+            at = _write_varint(out, at, count)
+            for number in range(header, header + count):
+                at = _write_string(out, at, columns.headers.names, number)
+                at = _write_string(out, at, columns.headers.values, number)
+        ends[batch], max_timestamps[batch] = at, max_timestamp
+
+
+@njit(**_OPTIONS)
+def murmur2(data: Any, start: int, size: int) -> int:
+    """The hash of Kafka's default partitioner, as a number of 32 bits without sign."""
+    value = (_SEED ^ size) & _32_BITS
+    for at in range(start, start + size - size % 4, 4):
+        word = data[at] | data[at + 1] << 8 | data[at + 2] << 16 | data[at + 3] << 24
+        word = (word * _MULTIPLIER) & _32_BITS
+        word = ((word ^ (word >> _ROTATION)) * _MULTIPLIER) & _32_BITS
+        value = ((value * _MULTIPLIER) & _32_BITS) ^ word
+    tail = start + size - size % 4
+    if size % 4 == 3:
+        value ^= data[tail + 2] << 16
+    if size % 4 >= 2:
+        value ^= data[tail + 1] << 8
+    if size % 4 >= 1:
+        value = ((value ^ data[tail]) * _MULTIPLIER) & _32_BITS
+    value = ((value ^ (value >> 13)) * _MULTIPLIER) & _32_BITS
+    return value ^ (value >> 15)
+
+
+@njit(**_OPTIONS)
+def assign(
+    targets: Any, topics: Any, partitions: Any, keys: Any, sizes: Any, layout: "Layout", sticky: "Sticky"
+) -> int:
+    """Puts the target of each row into `targets`: its topic's first target plus its partition.
+
+    The partition is the row's own, else that of its key, else (null keys) that which the topic keeps to until a batch
+    is full. Returns the first row whose own partition its topic does not have, -1 when there is none.
+    """
+    for row in range(len(targets)):
+        topic = topics[row]
+        partition = partitions[row]
+        if partition != NO_PARTITION:
+            if not 0 <= partition < layout.counts[topic]:
+                return row
+        elif keys.sizes[row] >= 0:
+            hashed = murmur2(keys.data, keys.starts[row], keys.sizes[row])
+            partition = (hashed & 0x7FFFFFFF) % layout.counts[topic]
+        else:
+            if sticky.filled[topic] + sizes[row] > layout.limits[topic] and sticky.filled[topic] > 0:
+                sticky.filled[topic] = 0
+                sticky.current[topic] = (sticky.current[topic] + 1) % layout.available_counts[topic]
+            sticky.filled[topic] += sizes[row]
+            partition = layout.available[layout.first_available[topic] + sticky.current[topic]]
+        targets[row] = layout.first_targets[topic] + partition
+    return -1
