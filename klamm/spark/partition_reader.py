@@ -8,6 +8,10 @@ import pyarrow as pa
 from klamm.spark.network import ClientOptions
 
 
+class DataLoss(Exception):
+    """Records that were to be read are gone; the message says which and why."""
+
+
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
     """The records of one partition from `start_offset` to before `end_offset`.

@@ -1,0 +1,463 @@
+"""Decides which offsets of which partitions are read: by a batch query, and by each micro-batch of a streaming query.
+
+It asks the brokers for topics and offsets, and reads no record; this runs on the driver.
+
+What must stay true:
+- The ranges of a plan do not overlap, and together hold every offset from where reading begins to where it ends.
+- A plan is made of its arguments and of what the brokers answered, in sorted order: Spark compares positions as text.
+- Records that are gone are told (`DataLoss`, or a warning with failOnDataLoss=false), never passed over in silence.
+
+Source: org.apache.spark.sql.kafka010.KafkaOffsetReaderAdmin, KafkaMicroBatchStream, KafkaOffsetRangeCalculator.
+"""
+
+import asyncio
+import logging
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+from klamm.net.client import ClientError
+from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient, TopicMetadata
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey, request_class
+from klamm.spark.network import call
+from klamm.spark.options import EARLIEST, LATEST, Bound, Limit, OptionError, ReadOptions, TopicPartition, Topics
+from klamm.spark.partition_reader import DataLoss, PartitionRange
+
+logger = logging.getLogger(__name__)
+
+Offsets = dict[TopicPartition, int]
+
+# A topic that was just created is not known to every broker yet.
+UNKNOWN_TOPIC_TIMEOUT_MS = 2_000
+BACKOFF_MS = 50
+NO_OFFSET = -1
+INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state")
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+CONSUMER = -1
+
+# No topic can have this name.
+_TOPIC_IDS = "$topicIds"
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The next offset of each partition, and the topics' ids where the brokers tell them.
+
+    As JSON it is what Spark's Kafka connector keeps in a query's checkpoint, `{"topic": {"0": 23}}`, and the ids under
+    a name that no topic can have: a checkpoint of that connector is read as well.
+    """
+
+    offsets: Offsets
+    topic_ids: dict[str, str]
+
+    def to_json(self) -> dict[str, dict[str, Any]]:
+        json: dict[str, dict[str, Any]] = {}
+        for partition in sorted(self.offsets):
+            json.setdefault(partition.topic, {})[str(partition.partition)] = self.offsets[partition]
+        if self.topic_ids:
+            json[_TOPIC_IDS] = dict(sorted(self.topic_ids.items()))
+        return json
+
+    @classmethod
+    def from_json(cls, json: Mapping[str, Mapping[str, Any]]) -> "Position":
+        offsets = {
+            TopicPartition(topic, int(number)): offset
+            for topic, numbers in json.items()
+            if topic != _TOPIC_IDS
+            for number, offset in numbers.items()
+        }
+        return cls(offsets, dict(json.get(_TOPIC_IDS, {})))
+
+
+@dataclass(frozen=True, slots=True)
+class Narrowing:
+    """Which rows a query asks for, as far as that is known; a plan may leave out ranges that have none of them.
+
+    `since_ms`: rows with this timestamp or a later one.
+    """
+
+    topics: frozenset[str] | None = None
+    partitions: frozenset[int] | None = None
+    first_offset: int = 0
+    last_offset: int | None = None
+    since_ms: int | None = None
+
+
+# -- batch queries ----------------------------------------------------------------------------------------------------
+
+
+def plan_batch(options: ReadOptions, narrowing: Narrowing | None = None) -> list[PartitionRange]:
+    """The ranges that a batch query reads, by topic and partition.
+
+    Raises OptionError when the options do not fit the topics, KafkaError and ClientError when the cluster does not
+    answer or there is no such topic.
+    """
+
+    async def plan(client: ClusterClient) -> list[PartitionRange]:
+        described = await _describe(client, options, must_exist=True)
+        partitions = _partitions(options.topics, described)
+        starting = await _resolve(client, options, options.starting, partitions)
+        ending = await _resolve(client, options, options.ending, partitions, is_end=True)
+        ids = _topic_ids(described)
+        ranges = _ranges(starting, ending, ids)
+        return ranges if narrowing is None else await _narrow(client, options, ranges, narrowing)
+
+    return split(call(options.client, plan), options)
+
+
+async def _narrow(
+    client: ClusterClient, options: ReadOptions, ranges: Iterable[PartitionRange], wanted: Narrowing
+) -> list[PartitionRange]:
+    kept = [
+        replace(
+            records,
+            start_offset=max(records.start_offset, wanted.first_offset),
+            end_offset=records.end_offset
+            if wanted.last_offset is None
+            else min(records.end_offset, wanted.last_offset + 1),
+        )
+        for records in ranges
+        if (wanted.topics is None or records.topic in wanted.topics)
+        and (wanted.partitions is None or records.partition in wanted.partitions)
+    ]
+    kept = [records for records in kept if records.start_offset < records.end_offset]
+    if wanted.since_ms is None:
+        return kept
+    # Only where reading begins can be told by time: behind it, later offsets may have earlier timestamps.
+    since = {TopicPartition(records.topic, records.partition): wanted.since_ms for records in kept}
+    first = await _list_offsets(client, options, since)
+    narrowed = []
+    for records in kept:
+        offset = first[TopicPartition(records.topic, records.partition)]
+        if NO_OFFSET < offset < records.end_offset:
+            narrowed.append(replace(records, start_offset=max(records.start_offset, offset)))
+    return narrowed
+
+
+# -- streaming queries ------------------------------------------------------------------------------------------------
+
+
+def initial_position(options: ReadOptions) -> Position:
+    """Where a new streaming query begins. Raises as `plan_batch`."""
+
+    async def find(client: ClusterClient) -> Position:
+        described = await _describe(client, options, must_exist=True)
+        partitions = _partitions(options.topics, described)
+        return Position(await _resolve(client, options, options.starting, partitions), _topic_ids(described))
+
+    return call(options.client, find)
+
+
+def latest_position(options: ReadOptions, start: Position) -> Position:
+    """The end of every partition that there is now.
+
+    Loss is told for topics and partitions of `start` that are gone, for topics that were created anew and for
+    partitions that end before `start`; the last only after a few attempts, because a new leader may not know its
+    end yet.
+    """
+
+    async def find(client: ClusterClient) -> Position:
+        attempts_left = options.fetch_offset_retries
+        while True:
+            described = await _describe(client, options, must_exist=False)
+            partitions = _partitions(options.topics, described)
+            ends = await _list_offsets(client, options, dict.fromkeys(partitions, LATEST))
+            latest = Position(ends, _topic_ids(described))
+            losses = _losses(start, latest)
+            if not losses or attempts_left == 0:
+                break
+            attempts_left -= 1
+            await asyncio.sleep(options.fetch_offset_retry_interval_ms / 1000)
+        for loss in losses:
+            _report_loss(options, loss)
+        return latest
+
+    return call(options.client, find)
+
+
+def limit_position(options: ReadOptions, start: Position, latest: Position, max_offsets: int) -> Position:
+    """The end of a micro-batch that begins at `start`, ends at the latest at `latest` and has about `max_offsets`.
+
+    Each partition gets its share by what it has, and at least one offset.
+    """
+    begin = _begin(options, start, latest)
+    return Position(share(begin, latest.offsets, max_offsets), latest.topic_ids)
+
+
+def share(start: Mapping[TopicPartition, int], end: Offsets, max_offsets: int) -> Offsets:
+    """The ends of partitions between `start` and `end` that divide `max_offsets` in proportion, at least 1 for each."""
+    sizes = {partition: max(0, offset - start[partition]) for partition, offset in end.items()}
+    total = sum(sizes.values())
+    return {
+        partition: min(end[partition], start[partition] + max(1, max_offsets * size // total))
+        if size
+        else end[partition]
+        for partition, size in sizes.items()
+    }
+
+
+def count_offsets(options: ReadOptions, start: Position, end: Position) -> int:
+    """How many offsets there are from `start` to `end`."""
+    begin = _begin(options, start, end)
+    return sum(max(0, offset - begin[partition]) for partition, offset in end.offsets.items())
+
+
+def plan_micro_batch(options: ReadOptions, start: Position, end: Position) -> list[PartitionRange]:
+    """The ranges of a micro-batch. Raises DataLoss, KafkaError and ClientError."""
+    for loss in _losses(start, end):
+        _report_loss(options, loss)
+    return split(_ranges(_begin(options, start, end), end.offsets, end.topic_ids), options)
+
+
+def _begin(options: ReadOptions, start: Position, end: Position) -> Offsets:
+    """Where each partition of `end` begins: a new one, and one of a topic that was created anew, with its first."""
+    recreated = _recreated(start, end)
+    new = [tp for tp in end.offsets if tp not in start.offsets or tp.topic in recreated]
+    known = {tp: start.offsets[tp] for tp in end.offsets if tp in start.offsets and tp.topic not in recreated}
+    if not new:
+        return known
+    first = call(options.client, lambda client: _list_offsets(client, options, dict.fromkeys(new, EARLIEST)))
+    return {**known, **first}
+
+
+def _recreated(start: Position, end: Position) -> list[str]:
+    return [topic for topic, topic_id in end.topic_ids.items() if start.topic_ids.get(topic, topic_id) != topic_id]
+
+
+def _losses(start: Position, end: Position) -> list[str]:
+    """A sentence for everything that `start` had and `end` does not have any more."""
+    recreated = _recreated(start, end)
+    losses = [f"topic {topic} was deleted and created again" for topic in recreated]
+    for partition, offset in start.offsets.items():
+        if partition.topic in recreated:
+            continue
+        if partition not in end.offsets:
+            losses.append(f"partition {partition} is gone, its records from offset {offset} on cannot be read")
+        elif end.offsets[partition] < offset:
+            losses.append(f"partition {partition} ends at {end.offsets[partition]}, but was read up to {offset}")
+    return losses
+
+
+def _report_loss(options: ReadOptions, loss: str) -> None:
+    if options.fail_on_data_loss:
+        raise DataLoss(f"{loss}; with the option failOnDataLoss=false the query goes on with what there is")
+    logger.warning("%s; the query goes on (failOnDataLoss=false)", loss)
+
+
+# -- ranges -----------------------------------------------------------------------------------------------------------
+
+
+def _ranges(starting: Offsets, ending: Offsets, topic_ids: Mapping[str, str]) -> list[PartitionRange]:
+    return [
+        PartitionRange(tp.topic, tp.partition, starting[tp], ending[tp], topic_ids.get(tp.topic))
+        for tp in sorted(ending)
+        if starting[tp] < ending[tp]
+    ]
+
+
+def split(ranges: Sequence[PartitionRange], options: ReadOptions) -> list[PartitionRange]:
+    """Cuts large ranges: none longer than maxRecordsPerPartition, and about minPartitions of them."""
+    limit = options.max_records_per_partition
+    if limit is not None:
+        ranges = [part for records in ranges for part in _cut(records, -(-_size(records) // limit))]
+    wanted = options.min_partitions
+    if wanted is None or len(ranges) >= wanted or not ranges:
+        return list(ranges)
+    # What is too small to be cut takes no part in how the rest is divided.
+    total = sum(map(_size, ranges))
+    large = [records for records in ranges if _share_of(_size(records), total, wanted) > 1]
+    large_total = sum(map(_size, large))
+    large_parts = max(1, wanted - (len(ranges) - len(large)))
+    return [
+        part
+        for records in ranges
+        for part in _cut(records, _share_of(_size(records), large_total, large_parts) if records in large else 1)
+    ]
+
+
+def _size(records: PartitionRange) -> int:
+    return records.end_offset - records.start_offset
+
+
+def _share_of(size: int, total: int, parts: int) -> int:
+    return max(1, (2 * size * parts + total) // (2 * total))
+
+
+def _cut(records: PartitionRange, parts: int) -> list[PartitionRange]:
+    """The range in this many parts that differ by at most one offset; fewer when it is shorter."""
+    size = _size(records)
+    edges = [records.start_offset + size * part // parts for part in range(parts + 1)]
+    return [replace(records, start_offset=low, end_offset=high) for low, high in pairwise(edges) if low < high]
+
+
+# -- what the brokers are asked ---------------------------------------------------------------------------------------
+
+
+async def _describe(client: ClusterClient, options: ReadOptions, *, must_exist: bool) -> dict[str, TopicMetadata]:
+    """The topics that are read, by name and sorted. One that does not exist is an error, or left out."""
+    topics = options.topics
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + UNKNOWN_TOPIC_TIMEOUT_MS / 1000
+    while True:
+        if topics.subscribe_pattern is not None:
+            known = (await client.refresh_metadata(None)).topics
+            pattern = re.compile(topics.subscribe_pattern)
+            names = sorted(name for name in known if pattern.fullmatch(name) and name not in INTERNAL_TOPICS)
+        else:
+            names = list(topics.subscribe) or sorted({partition.topic for partition in topics.assign})
+            known = (await client.refresh_metadata(names)).topics
+        missing = [
+            name
+            for name in names
+            if name not in known or known[name].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        ]
+        if not missing or not must_exist or loop.time() >= deadline:
+            break
+        await asyncio.sleep(BACKOFF_MS / 1000)
+    if missing and must_exist:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {', '.join(missing)}")
+    described = {name: known[name] for name in names if name not in missing}
+    for name, topic in described.items():
+        if topic.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
+            raise KafkaError(ErrorCode(topic.error_code), f"topic {name}")
+    return described
+
+
+def _partitions(topics: Topics, described: Mapping[str, TopicMetadata]) -> list[TopicPartition]:
+    existing = [
+        TopicPartition(name, number) for name, topic in described.items() for number in sorted(topic.partitions)
+    ]
+    if not topics.assign:
+        return existing
+    for partition in topics.assign:
+        if partition.topic in described and partition not in existing:
+            count = len(described[partition.topic].partitions)
+            raise OptionError(f"option assign has {partition}, but topic {partition.topic} has {count} partitions")
+    return [partition for partition in topics.assign if partition.topic in described]
+
+
+def _topic_ids(described: Mapping[str, TopicMetadata]) -> dict[str, str]:
+    return {name: topic.topic_id.hex for name, topic in described.items() if topic.topic_id is not None}
+
+
+async def _resolve(
+    client: ClusterClient,
+    options: ReadOptions,
+    limit: Limit,
+    partitions: Collection[TopicPartition],
+    *,
+    is_end: bool = False,
+) -> Offsets:
+    """The offset of each partition that a limit stands for."""
+    if limit.each is None:
+        wanted = dict.fromkeys(partitions, limit.all)
+    else:
+        wanted = dict(limit.each)
+        different = sorted(wanted.keys() ^ set(partitions))
+        if different:
+            raise OptionError(
+                f"option {limit.option} must name exactly the partitions that are read; missing or too many:"
+                f" {', '.join(map(str, different))}"
+            )
+    if limit.bound is Bound.OFFSETS:
+        words = {partition: value for partition, value in wanted.items() if value in (EARLIEST, LATEST)}
+        return {**wanted, **await _list_offsets(client, options, words)}
+    found = await _list_offsets(client, options, wanted)
+    late = [partition for partition in partitions if found[partition] == NO_OFFSET]
+    if late and not is_end and not options.no_match_is_latest:
+        raise OptionError(
+            f"option {limit.option}: {late[0]} has no record at or after {wanted[late[0]]};"
+            " startingOffsetsByTimestampStrategy=latest reads such a partition from its end"
+        )
+    return {**found, **await _list_offsets(client, options, dict.fromkeys(late, LATEST))}
+
+
+async def _list_offsets(client: ClusterClient, options: ReadOptions, wanted: Mapping[TopicPartition, int]) -> Offsets:
+    """For each partition the first offset at or after a timestamp (NO_OFFSET if there is none), EARLIEST or LATEST.
+
+    Asks again while leaders change, until the client's time for retries is over.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + options.client.retry_timeout_ms / 1000
+    found: Offsets = {}
+    while True:
+        open_ = {partition: timestamp for partition, timestamp in wanted.items() if partition not in found}
+        leaders: dict[int, list[TopicPartition]] = {}
+        for partition in open_:
+            leaders.setdefault(_leader(client, partition), []).append(partition)
+        answers = await asyncio.gather(
+            *(_ask_leader(client, options, leader, {tp: open_[tp] for tp in led}) for leader, led in leaders.items())
+        )
+        failed: Exception | None = None
+        for answer in answers:
+            failed = failed or answer.failed
+            found.update(answer.offsets)
+        if failed is None:
+            return found
+        if loop.time() >= deadline:
+            raise failed
+        await asyncio.sleep(BACKOFF_MS / 1000)
+        await client.refresh_metadata(sorted({partition.topic for partition in open_}))
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What one leader said; `failed` is why partitions are missing."""
+
+    offsets: Offsets
+    failed: Exception | None = None
+
+
+def _leader(client: ClusterClient, partition: TopicPartition) -> int:
+    topic = client.metadata.topics.get(partition.topic)
+    state = topic.partitions.get(partition.partition) if topic else None
+    return state.leader if state else -1
+
+
+async def _ask_leader(
+    client: ClusterClient, options: ReadOptions, leader: int, wanted: Mapping[TopicPartition, int]
+) -> _Answer:
+    if leader < 0:
+        names = ", ".join(map(str, wanted))
+        return _Answer({}, KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"no leader for {names}"))
+    isolation_level = READ_COMMITTED if options.fetch.read_committed else READ_UNCOMMITTED
+    try:
+        connection = await client.connection_to(leader)
+        response = await connection.send(
+            ApiKey.LIST_OFFSETS, lambda version: _list_offsets_request(version, isolation_level, wanted)
+        )
+    except (ClientError, KafkaError) as error:
+        return _Answer({}, error)
+    offsets: Offsets = {}
+    failed: KafkaError | None = None
+    for topic in response.topics:
+        for answer in topic.partitions:
+            partition = TopicPartition(topic.name, answer.partition_index)
+            if answer.error_code == ErrorCode.NONE:
+                offsets[partition] = answer.offset
+                continue
+            failed = KafkaError(ErrorCode(answer.error_code), f"broker {leader} tells no offset of {partition}")
+            if answer.error_code not in RETRIABLE_ERRORS:
+                raise failed
+    return _Answer(offsets, failed)
+
+
+def _list_offsets_request(version: int, isolation_level: int, wanted: Mapping[TopicPartition, int]) -> Any:
+    request = request_class(ApiKey.LIST_OFFSETS)
+    topic_class = request.ListOffsetsTopic
+    topics: dict[str, list[Any]] = {}
+    for partition, timestamp in wanted.items():
+        topics.setdefault(partition.topic, []).append(
+            topic_class.ListOffsetsPartition(
+                partition_index=partition.partition, current_leader_epoch=-1, timestamp=timestamp
+            )
+        )
+    return request(
+        version=version,
+        replica_id=CONSUMER,
+        isolation_level=isolation_level,
+        topics=[topic_class(name=name, partitions=partitions) for name, partitions in topics.items()],
+    )
