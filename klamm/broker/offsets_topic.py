@@ -16,12 +16,9 @@ from collections.abc import Callable
 from klamm.broker.metadata_cache import NO_LEADER, Endpoint, MetadataCache
 from klamm.broker.topic_admin import OFFSETS_TOPIC, NewTopic, TopicAdmin
 from klamm.config.broker import BrokerConfig
-from klamm.coordinator.group_metadata_manager import partition_for
+from klamm.coordinator.group_metadata_manager import UNKNOWN_PARTITION, partition_for
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes.store import KafkaZooKeeper
-
-# The partition of a group while their number is not known: one that nobody leads.
-NO_PARTITION = -1
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +49,8 @@ class OffsetsTopic:
                 self._partition_count = len(assignment.partitions)
 
     def partition_for(self, group_id: str) -> int:
-        """The partition that keeps the group, and whose leader coordinates it; NO_PARTITION if that is not known."""
-        return partition_for(group_id, self._partition_count) if self._partition_count else NO_PARTITION
+        """The partition that keeps the group, and whose leader coordinates it; UNKNOWN_PARTITION without the topic."""
+        return partition_for(group_id, self._partition_count) if self._partition_count else UNKNOWN_PARTITION
 
     def new_topic(self) -> NewTopic:
         """The topic as this broker's configuration wants it, and Kafka's demand of it."""

@@ -52,9 +52,11 @@ from klamm.coordinator.group import (
     SyncResult,
 )
 from klamm.coordinator.group_metadata_manager import GroupMetadataManager
+from klamm.coordinator.offset_expiration import OFFSETS_PER_STEP
 from klamm.coordinator.rebalance import Rebalances
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.primitives import Steps
 from klamm.tasks import OnFailure
 from klamm.znodes.topics import TopicPartition
 
@@ -359,18 +361,30 @@ class GroupCoordinator:
             for partition in partitions
         }
         unsubscribed = [partition for partition, error in errors.items() if error is ErrorCode.NONE]
-        self._delete([group], unsubscribed)
+        if unsubscribed:
+            self._delete(group, dict.fromkeys(unsubscribed))
         if any(map(group.has_offset, unsubscribed)):
             return ErrorCode.NOT_COORDINATOR, {}
         return ErrorCode.NONE, errors
 
-    def partitions_deleted(self, partitions: Iterable[TopicPartition]) -> None:
-        """Nobody needs their offsets any more."""
-        self._delete(self._manager.groups(), list(partitions))
+    def partitions_deleted(self, partitions: Collection[TopicPartition]) -> Steps[None]:
+        """Nobody needs their offsets any more. To be done before one of the same name may come, and in steps."""
+        if not partitions:
+            return
+        deleted = dict.fromkeys(partitions)
+        self._manager.partitions_deleted(deleted)
+        looked_at = 0
+        for group in self._manager.groups():
+            if looked_at >= OFFSETS_PER_STEP:
+                looked_at = 0
+                yield
+            looked_at += 1 + self._delete(group, deleted)
 
-    def _delete(self, groups: Sequence[Group], partitions: Sequence[TopicPartition]) -> None:
-        if partitions:
-            self._cleanup(groups, lambda group: [partition for partition in partitions if group.has_offset(partition)])
+    def _delete(self, group: Group, partitions: Mapping[TopicPartition, object]) -> int:
+        """How many offsets were looked at."""
+        looked_at = partitions if len(partitions) <= group.offset_count else group.partitions
+        self._cleanup([group], lambda group: [one for one in looked_at if one in partitions and group.has_offset(one)])
+        return len(looked_at)
 
     def _cleanup(self, groups: Sequence[Group], select: Callable[[Group], list[TopicPartition]]) -> None:
         self._manager.cleanup(groups, select)

@@ -47,6 +47,8 @@ from klamm.znodes.topics import TopicPartition
 
 LOAD_RETRY_BACKOFF_MS = 500
 MAX_LOAD_RETRY_BACKOFF_MS = 30_000
+# What `partition_for` says while nobody knows how many partitions there are.
+UNKNOWN_PARTITION = -1
 # So many groups are told of, or looked at, before others have the loop.
 GROUPS_PER_STEP = 100
 
@@ -108,7 +110,8 @@ def java_hash(text: str) -> int:
 
 
 class GroupMetadataManager:
-    """Made while the loop runs. `partition_for` gives a group's partition; `clock_ms` is the wall clock."""
+    """Made while the loop runs. `partition_for` gives a group's partition, or UNKNOWN_PARTITION; `clock_ms` is the wall
+    clock."""
 
     def __init__(
         self,
@@ -127,6 +130,8 @@ class GroupMetadataManager:
         # The newest epoch in which each partition was won or lost.
         self._epochs: dict[int, int] = {}
         self._loading: dict[int, asyncio.Task[None]] = {}
+        # By partition that is loading: what was deleted meanwhile, so that its offsets are outdated.
+        self._deleted: dict[int, dict[TopicPartition, None]] = {}
         self._one_at_a_time = asyncio.Lock()
         # By partition, of those that are owned or have been read; and by id.
         self._groups: dict[int, dict[str, Group]] = {}
@@ -262,6 +267,7 @@ class GroupMetadataManager:
                 return
             self._epochs[partition] = coordinator_epoch
         load = self._loading.pop(partition, None)
+        self._deleted.pop(partition, None)
         if load is not None:
             load.cancel()
         groups = self._groups.pop(partition, {})
@@ -276,13 +282,26 @@ class GroupMetadataManager:
         if loaded is not None:
             groups = self._groups[partition] = {}
             for done, (group_id, group) in enumerate(loaded.items(), 1):
+                if self._belongs_elsewhere(group_id, partition):
+                    continue
                 groups[group_id] = group
                 on_loaded(group)
                 if done % GROUPS_PER_STEP == 0:
                     await asyncio.sleep(0)
+            deleted = self._deleted.pop(partition, {})
+            if deleted:
+                self.cleanup(list(groups.values()), lambda group: list(filter(group.has_offset, deleted)))
             took_ms = (self._loop.time() - began_s) * 1000
             _log.info("loaded %d groups of %s in %d ms", len(groups), _name(partition), took_ms)
         del self._loading[partition]
+
+    def _belongs_elsewhere(self, group_id: str, partition: int) -> bool:
+        """The topic had fewer partitions when this was written: what the group is now, another partition says."""
+        now_in = self._partition_for(group_id)
+        if now_in in (partition, UNKNOWN_PARTITION):
+            return False
+        _log.warning("%s holds group %s, which belongs to partition %d now", _name(partition), group_id, now_in)
+        return True
 
     async def _read(self, partition: int) -> dict[str, Group] | None:
         """None if it could not be read, and has another leader now."""
@@ -298,6 +317,12 @@ class GroupMetadataManager:
                 _log.error("%s could not be loaded; again in %d ms: %s", _name(partition), backoff_ms, error)
             await asyncio.sleep(backoff_ms / 1000)
             backoff_ms = min(2 * backoff_ms, MAX_LOAD_RETRY_BACKOFF_MS)
+
+    def partitions_deleted(self, partitions: Iterable[TopicPartition]) -> None:
+        """Groups that are being loaded will come without offsets of these."""
+        deleted = list(partitions)
+        for partition in self._loading:
+            self._deleted.setdefault(partition, {}).update(dict.fromkeys(deleted))
 
     # -- removing ---------------------------------------------------------------------------------------------------
 

@@ -345,6 +345,18 @@ def test_a_fault_of_the_program_is_heard():
     asyncio.run(main())
 
 
+def test_what_was_written_while_the_topic_had_fewer_partitions_is_left_alone(caplog):
+    async def scenario(broker):
+        broker.log.append_unacknowledged(0, [(offset_commit_key("a1", T0), offset_commit_value(at(99)))])
+        for partition in (1, 0):
+            await broker.elected(partition)
+        assert broker.loaded == ["a1", "a0"]
+        assert broker.offset("a1") == 10
+        assert "__consumer_offsets-0 holds group a1, which belongs to partition 1 now" in caplog.text
+
+    run(scenario, filled_log("a0", "a1"))
+
+
 # -- commits ----------------------------------------------------------------------------------------------------------
 
 

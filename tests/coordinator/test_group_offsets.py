@@ -8,6 +8,7 @@ from coordination import Coordination, G, after, in_virtual_time, settle
 from klamm.coordinator.group import GroupState, OffsetAndMetadata
 from klamm.coordinator.group_records import GroupKey, OffsetKey
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.primitives import in_one_go
 
 NONE = ErrorCode.NONE
 T0, T1, U0 = ("t", 0), ("t", 1), ("u", 0)
@@ -252,9 +253,9 @@ def test_offsets_go_with_their_topics() -> None:
         assert await c.commit(a, partition=U0) is NONE
         for group_id in ("e", "f"):
             await c.coordinator.commit_offsets(group_id, -1, "", None, {T1: c.an_offset(1)})
-        c.coordinator.partitions_deleted([])
+        in_one_go(c.coordinator.partitions_deleted([]))
         assert c.log.tombstones() == []
-        c.coordinator.partitions_deleted([T0, T1])
+        in_one_go(c.coordinator.partitions_deleted([T0, T1, *[("t", number) for number in range(2, 50)]]))
         assert committed(c, T0, U0) == [None, 1]
         # An Empty group without offsets is no group.
         assert [group.group_id for group in c.manager.groups()] == [G]
@@ -264,6 +265,45 @@ def test_offsets_go_with_their_topics() -> None:
 
 
 # -- looking -----------------------------------------------------------------------------------------------------------
+
+
+def test_offsets_of_topics_that_are_deleted_during_a_load_are_gone_after_it() -> None:
+    async def scenario(c: Coordination) -> None:
+        [a] = await c.stable()
+        assert await c.commit(a, partition=T0) is NONE
+        assert await c.commit(a, partition=U0) is NONE
+        c.resign(1)
+        c.log.readable.clear()
+        await c.elect(2)
+        in_one_go(c.coordinator.partitions_deleted([T0]))
+        c.log.readable.set()
+        await settle()
+        assert committed(c, T0, U0) == [None, 1]
+        assert c.log.tombstones() == [OffsetKey(G, T0)]
+        # What was deleted then says nothing of what is loaded later.
+        assert await c.commit(a, partition=T0) is NONE
+        c.resign(3)
+        await c.elect(4)
+        assert committed(c, T0, U0) == [1, 1]
+
+    run(scenario)
+
+
+def test_a_load_that_ends_early_takes_with_it_what_was_deleted_meanwhile() -> None:
+    async def scenario(c: Coordination) -> None:
+        [a] = await c.stable()
+        assert await c.commit(a, partition=T0) is NONE
+        c.resign(1)
+        c.log.readable.clear()
+        await c.elect(2)
+        in_one_go(c.coordinator.partitions_deleted([T0]))
+        # Another coordinator hears of it, too; then the topic comes anew, and so do commits.
+        c.resign(3)
+        c.log.readable.set()
+        await c.elect(4)
+        assert committed(c, T0) == [1]
+
+    run(scenario)
 
 
 def test_groups_are_listed_by_state() -> None:

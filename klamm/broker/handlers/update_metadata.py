@@ -6,10 +6,12 @@ broker's former life. Whoever waits for a topic to come or to go looks again aft
 
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
+from klamm.broker.services import Services
 from klamm.broker.topic_admin import OFFSETS_TOPIC
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.update_metadata import UpdateMetadataResponse
+from klamm.protocol.primitives import Steps
+from klamm.protocol.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
 
 
 def error_response(request: Request, error: KafkaError) -> Body:
@@ -27,9 +29,7 @@ async def handle(request: Request) -> Body:
     request.require_cluster()
     services.registrar.require_broker_epoch(body.broker_epoch)
     before = services.metadata_cache.snapshot
-    removed = await services.replica_manager.update_metadata(
-        body, lambda: services.metadata_cache.update_steps(body), request.correlation_id
-    )
+    await services.replica_manager.update_metadata(body, lambda: _apply(body, services), request.correlation_id)
     died = [broker_id for broker_id in before.brokers if broker_id not in services.metadata_cache.snapshot.brokers]
     if died:
         await services.replica_manager.brokers_died(died)
@@ -42,6 +42,10 @@ async def handle(request: Request) -> Body:
         services.leader_elections.metadata_changed(topic.topic)
     if OFFSETS_TOPIC in known:
         await services.offsets_topic.load()
-    if removed:
-        services.group_coordinator.partitions_deleted(removed)
     return UpdateMetadataResponse()
+
+
+def _apply(body: UpdateMetadataRequest, services: Services) -> Steps[None]:
+    """Nobody can commit offsets of what was deleted any more, nor yet of what comes in its place."""
+    deleted = yield from services.metadata_cache.update_steps(body)
+    yield from services.group_coordinator.partitions_deleted(deleted)
