@@ -1,1 +1,23 @@
-"""Topics as Arrow batches and Spark DataFrames, without a connector jar."""
+"""Topics as Arrow batches and Spark DataFrames, without a connector jar.
+
+Where klamm is installed beside PySpark, `spark.read.format("klamm")` works by itself: PySpark finds the package
+`pyspark_klamm`. Where it does not (Spark looks only once, and only in ordinary directories of the module path), call
+`klamm.spark.register(spark)` first.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def register(spark: "SparkSession", *, push_filters: bool = False) -> None:
+    """Makes the format `klamm` known to a session, also one of Spark Connect.
+
+    `push_filters` also sets spark.sql.python.filterPushdown.enabled, which the option pushFilters=true needs.
+    """
+    from klamm.spark.source import KlammDataSource
+
+    spark.dataSource.register(KlammDataSource)
+    if push_filters:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

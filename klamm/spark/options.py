@@ -300,6 +300,11 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     )
 
 
+def includes_headers(options: Mapping[str, str]) -> bool:
+    """Whether a reader's rows have the column headers. Raises OptionError."""
+    return _Given(options).boolean("includeHeaders", False)
+
+
 def parse_addresses(option: str, text: str) -> tuple[Address, ...]:
     """`host:port,host:port`; an IPv6 host stands in brackets. Raises OptionError."""
     addresses = []

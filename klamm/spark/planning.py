@@ -38,38 +38,61 @@ INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state")
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 CONSUMER = -1
 
-# No topic can have this name.
+# No topic can have these names.
 _TOPIC_IDS = "$topicIds"
+_BEGIN = "$begin"
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The next offset of each partition, and the topics' ids where the brokers tell them.
+    """How far a streaming query has come: the next offset of each partition.
 
-    As JSON it is what Spark's Kafka connector keeps in a query's checkpoint, `{"topic": {"0": 23}}`, and the ids under
-    a name that no topic can have: a checkpoint of that connector is read as well.
+    `topic_ids` are the topics' ids, where the brokers tell them. `begin` is where the micro-batch that ends here began,
+    of the partitions for which the position before it does not say so: new ones, and all of a query's first batch.
+    Spark writes the end of a batch down before it runs and, after a restart, asks for the begin of the first batch
+    anew; with `begin` it is the same batch nevertheless. An initial position is the end of an empty batch.
+
+    As JSON it is what Spark's Kafka connector keeps in a checkpoint, `{"topic": {"0": 23}}`, and the rest under names
+    that no topic can have: a checkpoint of that connector is read as well.
     """
 
     offsets: Offsets
     topic_ids: dict[str, str]
+    begin: Offsets
+
+    @property
+    def is_initial(self) -> bool:
+        return self.begin == self.offsets
 
     def to_json(self) -> dict[str, dict[str, Any]]:
-        json: dict[str, dict[str, Any]] = {}
-        for partition in sorted(self.offsets):
-            json.setdefault(partition.topic, {})[str(partition.partition)] = self.offsets[partition]
+        json: dict[str, dict[str, Any]] = _offsets_to_json(self.offsets)
         if self.topic_ids:
             json[_TOPIC_IDS] = dict(sorted(self.topic_ids.items()))
+        if self.begin:
+            json[_BEGIN] = _offsets_to_json(self.begin)
         return json
 
     @classmethod
     def from_json(cls, json: Mapping[str, Mapping[str, Any]]) -> "Position":
-        offsets = {
-            TopicPartition(topic, int(number)): offset
-            for topic, numbers in json.items()
-            if topic != _TOPIC_IDS
-            for number, offset in numbers.items()
-        }
-        return cls(offsets, dict(json.get(_TOPIC_IDS, {})))
+        offsets = {topic: numbers for topic, numbers in json.items() if topic not in (_TOPIC_IDS, _BEGIN)}
+        return cls(
+            _offsets_from_json(offsets), dict(json.get(_TOPIC_IDS, {})), _offsets_from_json(json.get(_BEGIN, {}))
+        )
+
+
+def _offsets_to_json(offsets: Offsets) -> dict[str, dict[str, Any]]:
+    json: dict[str, dict[str, Any]] = {}
+    for partition in sorted(offsets):
+        json.setdefault(partition.topic, {})[str(partition.partition)] = offsets[partition]
+    return json
+
+
+def _offsets_from_json(json: Mapping[str, Mapping[str, int]]) -> Offsets:
+    return {
+        TopicPartition(topic, int(number)): offset
+        for topic, numbers in json.items()
+        for number, offset in numbers.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,17 +169,17 @@ def initial_position(options: ReadOptions) -> Position:
     async def find(client: ClusterClient) -> Position:
         described = await _describe(client, options, must_exist=True)
         partitions = _partitions(options.topics, described)
-        return Position(await _resolve(client, options, options.starting, partitions), _topic_ids(described))
+        offsets = await _resolve(client, options, options.starting, partitions)
+        return Position(offsets, _topic_ids(described), offsets)
 
     return call(options.client, find)
 
 
-def latest_position(options: ReadOptions, start: Position) -> Position:
+def latest_position(options: ReadOptions, start: Position | None = None) -> Position:
     """The end of every partition that there is now.
 
-    Loss is told for topics and partitions of `start` that are gone, for topics that were created anew and for
-    partitions that end before `start`; the last only after a few attempts, because a new leader may not know its
-    end yet.
+    What `start` has and the brokers do not have any more is asked for again a few times, because a new leader may not
+    know its end yet.
     """
 
     async def find(client: ClusterClient) -> Position:
@@ -165,62 +188,60 @@ def latest_position(options: ReadOptions, start: Position) -> Position:
             described = await _describe(client, options, must_exist=False)
             partitions = _partitions(options.topics, described)
             ends = await _list_offsets(client, options, dict.fromkeys(partitions, LATEST))
-            latest = Position(ends, _topic_ids(described))
-            losses = _losses(start, latest)
-            if not losses or attempts_left == 0:
-                break
+            latest = Position(ends, _topic_ids(described), {})
+            if start is None or not _losses(start, latest) or attempts_left == 0:
+                return latest
             attempts_left -= 1
             await asyncio.sleep(options.fetch_offset_retry_interval_ms / 1000)
-        for loss in losses:
-            _report_loss(options, loss)
-        return latest
 
     return call(options.client, find)
 
 
-def limit_position(options: ReadOptions, start: Position, latest: Position, max_offsets: int) -> Position:
-    """The end of a micro-batch that begins at `start`, ends at the latest at `latest` and has about `max_offsets`.
+def with_begin(options: ReadOptions, start: Position, latest: Position) -> Position:
+    """`latest` as the end of the micro-batch that begins at `start`: it says where new partitions begin.
 
-    Each partition gets its share by what it has, and at least one offset.
+    Raises DataLoss for topics and partitions of `start` that are gone, for topics that were created anew and for
+    partitions that end before `start`; with failOnDataLoss=false these are warnings, and a topic that was created anew
+    is read from its beginning.
     """
-    begin = _begin(options, start, latest)
-    return Position(share(begin, latest.offsets, max_offsets), latest.topic_ids)
+    for loss in _losses(start, latest):
+        _report_loss(options, loss)
+    recreated = _recreated(start, latest)
+    known = {tp: start.offsets[tp] for tp in latest.offsets if tp in start.offsets and tp.topic not in recreated}
+    new = {tp: EARLIEST for tp in latest.offsets if tp not in known}
+    begin = call(options.client, lambda client: _list_offsets(client, options, new)) if new else {}
+    return replace(latest, begin={**known, **begin} if start.is_initial else begin)
 
 
-def share(start: Mapping[TopicPartition, int], end: Offsets, max_offsets: int) -> Offsets:
-    """The ends of partitions between `start` and `end` that divide `max_offsets` in proportion, at least 1 for each."""
-    sizes = {partition: max(0, offset - start[partition]) for partition, offset in end.items()}
-    total = sum(sizes.values())
-    return {
-        partition: min(end[partition], start[partition] + max(1, max_offsets * size // total))
-        if size
-        else end[partition]
-        for partition, size in sizes.items()
-    }
-
-
-def count_offsets(options: ReadOptions, start: Position, end: Position) -> int:
-    """How many offsets there are from `start` to `end`."""
-    begin = _begin(options, start, end)
+def count_offsets(start: Position, end: Position) -> int:
+    """How many offsets the micro-batch from `start` to `end` has."""
+    begin = _begin(start, end)
     return sum(max(0, offset - begin[partition]) for partition, offset in end.offsets.items())
 
 
+def limit_position(start: Position, end: Position, max_offsets: int) -> Position:
+    """An earlier end of the micro-batch from `start` to `end`, so that it has about `max_offsets`.
+
+    Each partition gets a share in proportion to what it has, and at least one offset.
+    """
+    begin = _begin(start, end)
+    sizes = {partition: max(0, offset - begin[partition]) for partition, offset in end.offsets.items()}
+    total = sum(sizes.values())
+    limited = {
+        partition: min(end.offsets[partition], begin[partition] + max(1, max_offsets * size // total))
+        for partition, size in sizes.items()
+        if size
+    }
+    return replace(end, offsets={**end.offsets, **limited})
+
+
 def plan_micro_batch(options: ReadOptions, start: Position, end: Position) -> list[PartitionRange]:
-    """The ranges of a micro-batch. Raises DataLoss, KafkaError and ClientError."""
-    for loss in _losses(start, end):
-        _report_loss(options, loss)
-    return split(_ranges(_begin(options, start, end), end.offsets, end.topic_ids), options)
+    """The ranges of a micro-batch: the same for the same `end`, because no broker is asked."""
+    return split(_ranges(_begin(start, end), end.offsets, end.topic_ids), options)
 
 
-def _begin(options: ReadOptions, start: Position, end: Position) -> Offsets:
-    """Where each partition of `end` begins: a new one, and one of a topic that was created anew, with its first."""
-    recreated = _recreated(start, end)
-    new = [tp for tp in end.offsets if tp not in start.offsets or tp.topic in recreated]
-    known = {tp: start.offsets[tp] for tp in end.offsets if tp in start.offsets and tp.topic not in recreated}
-    if not new:
-        return known
-    first = call(options.client, lambda client: _list_offsets(client, options, dict.fromkeys(new, EARLIEST)))
-    return {**known, **first}
+def _begin(start: Position, end: Position) -> Offsets:
+    return {**start.offsets, **end.begin}
 
 
 def _recreated(start: Position, end: Position) -> list[str]:

@@ -1,0 +1,63 @@
+"""Commits the offsets of a streaming query to a consumer group, so that Kafka's tools show how far it has come.
+
+Spark's checkpoint stays what a query goes by; nothing here reads the group's offsets. The commit is that of a consumer
+without membership, as of one that assigns its partitions itself.
+"""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from klamm.net.client import ClientError
+from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
+from klamm.spark.network import ClientOptions, call
+from klamm.spark.options import TopicPartition
+
+BACKOFF_MS = 100
+
+
+def commit_offsets(options: ClientOptions, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    """Commits the next offset of each partition. Raises KafkaError and ClientError, after the time for retries."""
+
+    async def commit(client: ClusterClient) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + options.retry_timeout_ms / 1000
+        while True:
+            try:
+                await _commit(client, group, offsets)
+            except (ClientError, KafkaError) as error:
+                passing = isinstance(error, ClientError) or error.code in RETRIABLE_ERRORS
+                if not passing or loop.time() >= deadline:
+                    raise
+            else:
+                return
+            await asyncio.sleep(BACKOFF_MS / 1000)
+
+    call(options, commit)
+
+
+async def _commit(client: ClusterClient, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    topics: dict[str, list[PartitionOffset]] = {}
+    for partition in sorted(offsets):
+        topics.setdefault(partition.topic, []).append(PartitionOffset(partition.partition, offsets[partition]))
+    found = await client.send_to_any(ApiKey.FIND_COORDINATOR, lambda version: _find_coordinator(version, group))
+    _check(found.error_code, f"the coordinator of group {group}")
+    await client.refresh_metadata(list(topics))
+    connection = await client.connection_to(found.node_id)
+    request = OffsetCommitRequest(group, list(topics.items()))
+    response = await connection.send(ApiKey.OFFSET_COMMIT, lambda _: request)
+    for topic, results in response.topics:
+        for result in results:
+            _check(result.error_code, f"the offset of {topic}-{result.partition} for group {group}")
+
+
+def _find_coordinator(version: int, group: str) -> Any:
+    return request_class(ApiKey.FIND_COORDINATOR)(version=version, key=group, key_type=0)
+
+
+def _check(code: int, what: str) -> None:
+    if code != ErrorCode.NONE:
+        raise KafkaError(ErrorCode(code), what)

@@ -1,0 +1,106 @@
+"""Streaming queries: how far a micro-batch goes, and what Spark keeps in its checkpoint.
+
+One `KlammStreamReader` lives in a process of the driver as long as its query and plans every micro-batch; copies of it
+in the workers only read. Positions travel as JSON (`planning.Position`).
+
+What must stay true:
+- What has been planned can be planned again: the ranges of a micro-batch follow from its end alone.
+- Without new records the position that Spark gave is returned as it was, or Spark would run an empty batch.
+- With the trigger availableNow nothing is read that came after the query had begun, and every batch comes nearer to
+  that end.
+"""
+
+import asyncio
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from klamm.net.cluster import ClusterClient
+from klamm.spark.network import call
+from klamm.spark.offset_commits import commit_offsets
+from klamm.spark.options import ReadOptions
+from klamm.spark.planning import (
+    Position,
+    count_offsets,
+    initial_position,
+    latest_position,
+    limit_position,
+    plan_micro_batch,
+    with_begin,
+)
+from klamm.spark.source import check_columns, read_partition
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Plans and reads micro-batches."""
+
+    def __init__(self, options: ReadOptions, schema: StructType) -> None:
+        check_columns(schema)
+        self._options = options
+        self._schema = schema
+        # Where an availableNow query ends.
+        self._target: Position | None = None
+        self._latest: Position | None = None
+        # When records were last let through, by the loop's clock; None: not yet.
+        self._triggered_s: float | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        return initial_position(self._options).to_json()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        limit = self._options.max_offsets_per_trigger
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = latest_position(self._options)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        position = Position.from_json(start)
+        self._latest = self._target or latest_position(self._options, position)
+        end = with_begin(self._options, position, self._latest)
+        if (end.offsets, end.topic_ids) == (position.offsets, position.topic_ids):
+            return start
+        # A query that ends by itself would wait for ever for enough records.
+        if self._target is None and self._is_too_early(count_offsets(position, end)):
+            return start
+        if isinstance(limit, ReadMaxRows):
+            end = limit_position(position, end, limit.max_rows)
+        return end.to_json()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return None if self._latest is None else self._latest.to_json()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
+        ranges = plan_micro_batch(self._options, Position.from_json(start), Position.from_json(end))
+        return [InputPartition(records) for records in ranges]
+
+    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
+        return read_partition(self._options, self._schema, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        group = self._options.commit_to_group
+        if group is not None:
+            commit_offsets(self._options.client, group, Position.from_json(end).offsets)
+
+    def _is_too_early(self, count: int) -> bool:
+        """Whether to wait for minOffsetsPerTrigger, which is not longer than maxTriggerDelay."""
+        minimum = self._options.min_offsets_per_trigger
+        if minimum is None:
+            return False
+        now_s = call(self._options.client, _now_s)
+        if count < minimum and self._triggered_s is not None:
+            waited_ms = (now_s - self._triggered_s) * 1000
+            if waited_ms < self._options.max_trigger_delay_ms:
+                return True
+        self._triggered_s = now_s
+        return False
+
+
+async def _now_s(_: ClusterClient) -> float:
+    return asyncio.get_running_loop().time()
