@@ -1,0 +1,371 @@
+"""Record batches, as a fetch brings them, into Arrow record batches. No Python object is made for a record.
+
+A `Decoder` is asked twice for each fetch: `scan` finds the batches, which is quick and tells where the next fetch
+begins, so that it can be under way while `decode` makes the columns.
+
+What must stay true:
+- Whatever the bytes are, the answer is records or a `KafkaError` that names topic, partition and offset; never a
+  crash of the process. The checksum of every batch of which records are handed out has been compared.
+- What is decoded is what `klamm.protocol.record_batch.decode_records` finds in the same batch.
+- A column that is not asked for is not built.
+- numba is imported when the first bytes are there, never by importing this module.
+
+Source: org.apache.kafka.clients.consumer.internals.Fetcher.CompletedFetch.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import crc32c
+import numpy as np
+import pyarrow as pa
+
+from klamm.protocol import record_batch
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.record_batch import Buffer, ControlRecordType
+from klamm.spark.schema import HEADERS, schema
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Table = NDArray[np.int64]
+
+_CODEC_MASK, _LOG_APPEND_TIME_FLAG, _TRANSACTIONAL_FLAG, _CONTROL_FLAG = 0x07, 0x08, 0x10, 0x20
+# What a row costs beside its key, value and headers, all columns chosen and without the topic's name.
+_FIXED_ROW_BYTES = 40
+
+
+class Batches(NamedTuple):
+    """The whole batches of one fetch. `table` has the columns of `decoding_kernels.scan`."""
+
+    records: memoryview
+    table: "Table"
+
+    @property
+    def next_offset(self) -> int | None:
+        """The offset after the last batch, None when there is no batch."""
+        return int(self.table[-1, _kernels().LAST_OFFSET]) + 1 if len(self.table) else None
+
+
+class Decoder:
+    """Makes record batches with `columns` of what is fetched from one partition.
+
+    `max_batch_bytes`: a record batch is no larger, unless it has one record only; and about as much memory is used for
+    records that are being decompressed, unless the brokers' batches are larger.
+    """
+
+    def __init__(self, topic: str, partition: int, columns: Sequence[str], max_batch_bytes: int) -> None:
+        self.schema = schema(columns)
+        self._topic = topic
+        self._partition = partition
+        self._max_batch_bytes = max_batch_bytes
+        self._constants: dict[str, pa.Array] = {}
+
+    def scan(self, records: Buffer) -> Batches:
+        """The batches in what a leader returned to a fetch, which may end within a batch.
+
+        Raises KafkaError: CORRUPT_MESSAGE, UNSUPPORTED_FOR_MESSAGE_FORMAT for message formats before v2.
+        """
+        kernels = _kernels()
+        view = memoryview(records)
+        table = np.empty((len(view) // kernels.HEADER_SIZE_BYTES + 1, kernels.BATCH_FIELDS), np.int64)
+        status, count, position = kernels.scan(np.frombuffer(view, np.uint8), len(view), table)
+        if status != kernels.FINE:
+            try:
+                record_batch.parse_header(view, position)
+            except KafkaError as error:
+                raise self._located(error, int.from_bytes(view[position : position + 8], "big", signed=True)) from None
+            raise AssertionError("a header is wrong, but nothing is wrong with it")
+        return Batches(view, table[:count])
+
+    def decode(
+        self, batches: Batches, start_offset: int, end_offset: int, aborted: Sequence[tuple[int, int]] = ()
+    ) -> Iterator[pa.RecordBatch]:
+        """The records from `start_offset` to before `end_offset`, without control records and aborted transactions.
+
+        `aborted` has (producer id, first offset) of the transactions that the leader said were aborted.
+        Raises KafkaError: CORRUPT_MESSAGE, UNSUPPORTED_COMPRESSION_TYPE, MESSAGE_TOO_LARGE (as `decode_records`), and
+        INVALID_TIMESTAMP when the column is asked for and a timestamp does not fit into it.
+        """
+        kernels = _kernels()
+        table = batches.table
+        wanted = table[
+            (table[:, kernels.LAST_OFFSET] >= start_offset)
+            & (table[:, kernels.BASE_OFFSET] < end_offset)
+            & (table[:, kernels.RECORD_COUNT] != 0)
+        ]
+        if aborted:
+            wanted = self._committed(batches.records, wanted, table, aborted)
+        wanted = wanted[wanted[:, kernels.ATTRIBUTES] & _CONTROL_FLAG == 0]
+        self._check(batches.records, wanted)
+        for data, bodies in self._uncompressed(batches.records, wanted):
+            yield from self._columns(data, bodies, start_offset, end_offset)
+
+    # -- batches --------------------------------------------------------------------------------------------------
+
+    def _check(self, records: memoryview, table: "Table") -> None:
+        """Raises KafkaError(CORRUPT_MESSAGE) for a wrong checksum."""
+        kernels = _kernels()
+        for position, size, crc in table[:, [kernels.POSITION, kernels.SIZE, kernels.CRC]].tolist():
+            if crc32c.crc32c(records[position + record_batch.CRC_COVERS_FROM : position + size]) != crc:
+                header = record_batch.parse_header(records, position)
+                self._at(header.base_offset, record_batch.check_crc, records, position, header)
+
+    def _committed(
+        self, records: memoryview, wanted: "Table", table: "Table", aborted: Sequence[tuple[int, int]]
+    ) -> "Table":
+        """Of the wanted batches those that belong to no aborted transaction.
+
+        A producer's transactional batches are aborted from the offset that the leader names to the abort marker.
+        """
+        kernels = _kernels()
+        upcoming = sorted(aborted, key=lambda transaction: transaction[1], reverse=True)
+        ending: set[int] = set()
+        dropped: list[int] = []
+        transactional = table[table[:, kernels.ATTRIBUTES] & (_TRANSACTIONAL_FLAG | _CONTROL_FLAG) != 0]
+        for batch in transactional.tolist():
+            while upcoming and upcoming[-1][1] <= batch[kernels.LAST_OFFSET]:
+                ending.add(upcoming.pop()[0])
+            if batch[kernels.ATTRIBUTES] & _CONTROL_FLAG:
+                if self._is_abort_marker(records, batch):
+                    ending.discard(batch[kernels.PRODUCER_ID])
+            elif batch[kernels.PRODUCER_ID] in ending:
+                dropped.append(batch[kernels.POSITION])
+        return wanted[~np.isin(wanted[:, kernels.POSITION], dropped)]
+
+    def _is_abort_marker(self, records: memoryview, batch: list[int]) -> bool:
+        position = batch[_kernels().POSITION]
+        header = record_batch.parse_header(records, position)
+        self._at(header.base_offset, record_batch.check_crc, records, position, header)
+        marker = self._at(header.base_offset, record_batch.decode_end_transaction_marker, records, position, header)
+        return marker is not None and marker.type is ControlRecordType.ABORT
+
+    def _uncompressed(self, records: memoryview, table: "Table") -> "Iterator[tuple[NDArray[np.uint8], Table]]":
+        """(bytes, where in them the records of each batch are), as much at a time as should be in memory."""
+        kernels = _kernels()
+        bodies = np.empty((len(table), kernels.BODY_FIELDS), np.int64)
+        bodies[:, kernels.BODY_START] = table[:, kernels.POSITION] + kernels.HEADER_SIZE_BYTES
+        bodies[:, kernels.BODY_END] = table[:, kernels.POSITION] + table[:, kernels.SIZE]
+        bodies[:, kernels.FIRST_OFFSET] = table[:, kernels.BASE_OFFSET]
+        bodies[:, kernels.FIRST_TIMESTAMP] = table[:, kernels.BASE_TIMESTAMP]
+        bodies[:, kernels.COMMON_TIMESTAMP] = table[:, kernels.MAX_TIMESTAMP]
+        bodies[:, kernels.TIMESTAMP_TYPE] = (table[:, kernels.ATTRIBUTES] & _LOG_APPEND_TIME_FLAG) != 0
+        bodies[:, kernels.COUNT] = table[:, kernels.RECORD_COUNT]
+        codecs = table[:, kernels.ATTRIBUTES] & _CODEC_MASK
+        if not codecs.any():
+            yield np.frombuffer(records, np.uint8), bodies
+            return
+        parts: list[Buffer] = []
+        size_bytes, first = 0, 0
+        for number, codec in enumerate(codecs.tolist()):
+            body = bodies[number]
+            compressed = records[body[kernels.BODY_START] : body[kernels.BODY_END]]
+            part = self._at(int(body[kernels.FIRST_OFFSET]), record_batch.decompress, codec, compressed)
+            if parts and size_bytes + len(part) > self._max_batch_bytes:
+                yield np.frombuffer(b"".join(parts), np.uint8), bodies[first:number]
+                parts, size_bytes, first = [], 0, number
+            parts.append(part)
+            body[kernels.BODY_START], size_bytes = size_bytes, size_bytes + len(part)
+            body[kernels.BODY_END] = size_bytes
+        if parts:
+            yield np.frombuffer(b"".join(parts), np.uint8), bodies[first:]
+
+    # -- columns --------------------------------------------------------------------------------------------------
+
+    def _columns(
+        self, data: "NDArray[np.uint8]", bodies: "Table", start_offset: int, end_offset: int
+    ) -> Iterator[pa.RecordBatch]:
+        kernels = _kernels()
+        sizes = bodies[:, kernels.BODY_END] - bodies[:, kernels.BODY_START]
+        counts = bodies[:, kernels.COUNT]
+        impossible = np.flatnonzero((counts < 0) | (counts > sizes // kernels.MIN_RECORD_SIZE_BYTES))
+        if len(impossible):
+            raise self._explained(data, bodies[impossible[0]])
+        rows, size_bytes = int(counts.sum()), int(sizes.sum())
+        names = set(self.schema.names)
+        keys = _BinaryColumn(rows, size_bytes, wanted="key" in names)
+        values = _BinaryColumn(rows, size_bytes, wanted="value" in names)
+        offsets = _numbers(rows, np.int64, wanted="offset" in names)
+        timestamps = _numbers(rows, np.int64, wanted="timestamp" in names)
+        timestamp_types = _numbers(rows, np.int32, wanted="timestampType" in names)
+        header_positions = _numbers(rows, np.int64, wanted=HEADERS in names)
+        header_counts = _numbers(rows, np.int32, wanted=HEADERS in names)
+        found = kernels.decode(
+            data, bodies, start_offset, end_offset,
+            keys.ends, keys.data, keys.validity, values.ends, values.data, values.validity,
+            offsets, timestamps, timestamp_types, header_positions, header_counts,
+        )  # fmt: skip
+        status, where, rows, key_bytes, value_bytes, null_keys, null_values, *header_sizes = found
+        if status == kernels.BAD_TIMESTAMP:
+            error = KafkaError(
+                ErrorCode.INVALID_TIMESTAMP,
+                "the timestamp is too far from 1970 for a column of microseconds; choose columns without timestamp",
+            )
+            raise self._located(error, where)
+        if status != kernels.FINE:
+            raise self._explained(data, bodies[where])
+        if rows == 0:
+            return
+        made: dict[str, Any] = {
+            "key": lambda: keys.array(rows, key_bytes, null_keys, pa.binary()),
+            "value": lambda: values.array(rows, value_bytes, null_values, pa.binary()),
+            "topic": lambda: self._constant("topic", pa.scalar(self._topic, pa.string()), rows),
+            "partition": lambda: self._constant("partition", pa.scalar(self._partition, pa.int32()), rows),
+            "offset": lambda: _fixed(offsets, rows, pa.int64()),
+            "timestamp": lambda: _fixed(timestamps, rows, self.schema.field("timestamp").type),
+            "timestampType": lambda: _fixed(timestamp_types, rows, pa.int32()),
+            HEADERS: lambda: _headers(data, rows, header_positions, header_counts, *header_sizes),
+        }
+        batch = pa.RecordBatch.from_arrays([made[name]() for name in self.schema.names], schema=self.schema)
+        yield from self._split(batch)
+
+    def _constant(self, name: str, value: pa.Scalar, rows: int) -> pa.Array:
+        """`rows` times the same; made once and shared by all record batches."""
+        array = self._constants.get(name)
+        if array is None or len(array) < rows:
+            array = self._constants[name] = pa.repeat(value, rows)
+        return array.slice(0, rows)
+
+    def _split(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """The batch, cut where it would be too large."""
+        fixed = _FIXED_ROW_BYTES + len(self._topic.encode())
+        ends = np.arange(1, batch.num_rows + 1) * fixed + _variable_ends(batch)
+        row = 0
+        while row < batch.num_rows:
+            before = int(ends[row - 1]) if row else 0
+            end = int(np.searchsorted(ends, before + self._max_batch_bytes, side="right"))
+            end = max(end, row + 1)
+            yield batch.slice(row, end - row)
+            row = end
+
+    # -- errors ---------------------------------------------------------------------------------------------------
+
+    def _at(self, offset: int, function: Any, *arguments: Any) -> Any:
+        """What the function returns; its KafkaErrors say where."""
+        try:
+            return function(*arguments)
+        except KafkaError as error:
+            raise self._located(error, offset) from None
+
+    def _explained(self, data: "NDArray[np.uint8]", body: "Table") -> KafkaError:
+        """What is wrong with the records of a batch, by the words of `decode_records`."""
+        kernels = _kernels()
+        start, end, base_offset = (
+            int(body[field]) for field in (kernels.BODY_START, kernels.BODY_END, kernels.FIRST_OFFSET)
+        )
+        header = record_batch.BatchHeader(
+            base_offset,
+            batch_length=end - start + record_batch.HEADER_SIZE_BYTES - record_batch.LOG_OVERHEAD_BYTES,
+            partition_leader_epoch=-1,
+            magic=2,
+            crc=0,
+            attributes=0,
+            last_offset_delta=0,
+            base_timestamp=0,
+            max_timestamp=0,
+            producer_id=-1,
+            producer_epoch=-1,
+            base_sequence=-1,
+            record_count=int(body[kernels.COUNT]),
+        )
+        try:
+            for _ in record_batch.decode_records(
+                bytes(record_batch.HEADER_SIZE_BYTES) + bytes(data[start:end]), 0, header
+            ):
+                pass
+        except KafkaError as error:
+            return self._located(error, base_offset)
+        raise AssertionError("records are wrong, but nothing is wrong with them")
+
+    def _located(self, error: KafkaError, offset: int) -> KafkaError:
+        return KafkaError(error.code, f"{self._topic}-{self._partition} at offset {offset}: {error.message}")
+
+
+class _BinaryColumn:
+    """Room for a binary column of at most `rows` rows and `size_bytes` bytes; none where it is not wanted."""
+
+    def __init__(self, rows: int, size_bytes: int, *, wanted: bool = True) -> None:
+        self.ends = np.empty(rows + 1 if wanted else 0, np.int32)
+        self.ends[:1] = 0
+        # Arrow's allocator keeps its pages between fetches; numpy's gives them back to the system and pays for it.
+        self._buffer = pa.allocate_buffer(size_bytes if wanted else 0)
+        self.data = np.frombuffer(self._buffer, np.uint8)
+        self.validity = _bitmap(rows if wanted else 0)
+
+    def array(self, rows: int, size_bytes: int, nulls: int, kind: pa.DataType) -> pa.Array:
+        validity = pa.py_buffer(self.validity) if nulls else None
+        buffers = [validity, pa.py_buffer(self.ends), self._buffer.slice(0, size_bytes)]
+        return pa.Array.from_buffers(kind, rows, buffers, nulls)
+
+
+def _bitmap(rows: int) -> "NDArray[np.uint8]":
+    """Ones: nothing is null yet."""
+    return np.full((rows + 7) // 8, 0xFF, np.uint8)
+
+
+def _numbers(rows: int, kind: Any, *, wanted: bool) -> "NDArray[Any]":
+    return np.empty(rows if wanted else 0, kind)
+
+
+def _fixed(values: "NDArray[Any]", rows: int, kind: pa.DataType) -> pa.Array:
+    return pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(values)], 0)
+
+
+def _headers(
+    data: "NDArray[np.uint8]",
+    rows: int,
+    positions: "NDArray[np.int64]",
+    counts: "NDArray[np.int32]",
+    headers: int,
+    key_bytes: int,
+    value_bytes: int,
+) -> pa.Array:
+    ends = np.zeros(rows + 1, np.int32)
+    validity = _bitmap(rows)
+    keys, values = _BinaryColumn(headers, key_bytes), _BinaryColumn(headers, value_bytes)
+    null_rows, null_values = _kernels().decode_headers(
+        data, rows, positions, counts, ends, validity, keys.ends, keys.data, values.ends, values.data, values.validity
+    )
+    key, value = schema([HEADERS]).field(HEADERS).type.value_type
+    names = _utf8(keys.array(headers, key_bytes, 0, pa.binary()))
+    pairs = pa.StructArray.from_arrays(
+        [names, values.array(headers, value_bytes, null_values, pa.binary())], fields=[key, value]
+    )
+    buffers = [pa.py_buffer(validity) if null_rows else None, pa.py_buffer(ends)]
+    return pa.Array.from_buffers(pa.list_(pairs.type), rows, buffers, null_rows, children=[pairs])
+
+
+def _utf8(keys: pa.Array) -> pa.Array:
+    """Headers' keys as text; what is no UTF-8 is replaced as Java does it, so that one such key stops no query."""
+    texts = keys.view(pa.string())
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        return pa.array([key.decode(errors="replace") for key in keys.to_pylist()], pa.string())
+    return texts
+
+
+def _variable_ends(batch: pa.RecordBatch) -> "NDArray[np.int64]":
+    """For each row, how many bytes of keys, values and headers it and the rows before it have."""
+    total = np.zeros(batch.num_rows, np.int64)
+    for name in batch.schema.names:
+        column = batch.column(name)
+        if name in ("key", "value"):
+            total += _ends(column)[1:]
+        elif name == HEADERS:
+            last = _ends(column)[1:]
+            for each in column.values.flatten():
+                total += _ends(each)[last]
+    return total
+
+
+def _ends(array: pa.Array) -> "NDArray[np.int32]":
+    """Arrow's offsets of a binary or list array that is no slice."""
+    return np.frombuffer(array.buffers()[1], np.int32)[: len(array) + 1]
+
+
+def _kernels() -> Any:
+    """The compiled loops; numba is imported here, at the first use."""
+    from klamm.spark import decoding_kernels
+
+    return decoding_kernels
