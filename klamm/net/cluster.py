@@ -198,10 +198,15 @@ class ClusterClient:
         )
         return await self._repeat(attempt, errors_of, repeatable)
 
-    async def refresh_metadata(self, topics: Iterable[str] | None = None) -> ClusterMetadata:
-        """Asks a broker for brokers, controller and the given topics (None: all). Topics are not created by this."""
+    async def refresh_metadata(
+        self, topics: Iterable[str] | None = None, *, elsewhere: bool = False
+    ) -> ClusterMetadata:
+        """Asks a broker for brokers, controller and the given topics (None: all). Topics are not created by this.
+
+        `elsewhere`: another broker than the last time, if there is one, because what that one said did not help.
+        """
         names = None if topics is None else list(topics)
-        await self._repeat(lambda: self._refresh(names, elsewhere=False), _no_errors)
+        await self._repeat(lambda: self._refresh(names, elsewhere=elsewhere), _no_errors)
         return self.metadata
 
     async def connection_to(self, broker_id: int) -> Connection:

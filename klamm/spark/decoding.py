@@ -61,6 +61,10 @@ class Decoder:
         self._max_batch_bytes = max_batch_bytes
         self._constants: dict[str, pa.Array] = {}
 
+    def prepare(self) -> None:
+        """Loads the compiled loops, which takes a second at the first time in a process; after that, no time."""
+        _kernels()
+
     def scan(self, records: Buffer) -> Batches:
         """The batches in what a leader returned to a fetch, which may end within a batch.
 

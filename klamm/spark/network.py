@@ -19,6 +19,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
+import uvloop
+
 from klamm.net.client import Address, ConnectionOptions
 from klamm.net.cluster import ClusterClient, RetryPolicy
 
@@ -42,7 +44,7 @@ class _Network:
     """The loop, its thread and the clients of one process."""
 
     def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
+        self.loop = uvloop.new_event_loop()
         self._clients: dict[ClientOptions, ClusterClient] = {}
         threading.Thread(target=self.loop.run_forever, name="klamm-network", daemon=True).start()
 

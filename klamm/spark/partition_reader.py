@@ -1,15 +1,48 @@
-"""Reads a range of one partition's offsets as Arrow record batches."""
+"""Reads a range of one partition's offsets as Arrow record batches, whatever happens to the partition meanwhile.
 
+While the caller has the records of one fetch decoded, and uses them, the next fetch is under way.
+
+What must stay true:
+- Every record of the range that the partition still has is handed out once, in the order of the offsets. Offsets that
+  have no record (compaction, control records, aborted transactions) are passed over in silence; records that were
+  removed, or that belong to another topic of the same name, never are.
+- Removed means: a leader that the newest metadata names says that its log begins behind the offset. What a broker says
+  that may only be behind (a shorter log, an unknown topic, another topic id) is believed after `GRACE_MS`.
+- At most two fetches are in memory, beside the record batches that the caller holds.
+
+Source: org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer; KIP-320, KIP-516.
+"""
+
+import asyncio
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
-from klamm.spark.network import ClientOptions
+from klamm.net.client import ClientError, Connection, UnsupportedVersion
+from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse, FetchResponsePartition
+from klamm.protocol.messages import ApiKey, request_class
+from klamm.spark.decoding import Decoder
+from klamm.spark.network import ClientOptions, Work, start
+
+logger = logging.getLogger(__name__)
+
+# How long a broker may know less than others: as long as it takes to hear of a deletion or of its own dismissal.
+GRACE_MS = 10_000
+# The first fetch of a range; the next ones are as large as the rest of the range seems to be.
+FIRST_FETCH_BYTES = 1024 * 1024
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
+
+_CONSUMER = -1
+_EARLIEST, _LATEST = -2, -1
+_READ_UNCOMMITTED, _READ_COMMITTED = 0, 1
 
 
 class DataLoss(Exception):
-    """Records that were to be read are gone; the message says which and why."""
+    """Records that were to be read are not there any more. The message says which and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +64,9 @@ class PartitionRange:
 class FetchOptions:
     """How records are fetched.
 
-    - `poll_timeout_ms`: how long to wait for the next record of a range before giving up.
-    - `fetch_max_bytes`: of one fetch; at most two fetches are in memory, beside the records that are handed out.
+    - `poll_timeout_ms`: how long to wait for the next records of a range before giving up.
+    - `fail_on_data_loss`: whether loss raises DataLoss, or is logged and what is left is read.
+    - `fetch_max_bytes`: of one fetch, unless a single batch is larger.
     - `max_batch_bytes`: of one Arrow record batch, unless a single record is larger.
     """
 
@@ -48,8 +82,212 @@ class FetchOptions:
 def read_range(options: FetchOptions, records: PartitionRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """The records of a range, in the order of their offsets, with these columns (`schema.schema(columns)`).
 
-    Offsets that compaction, transaction markers or (with `read_committed`) aborted transactions left without a record
-    are passed over. Raises `DataLoss` when records of the range were removed, or the topic was deleted and created
-    again, KafkaError and ClientError when the cluster does not give them within `poll_timeout_ms`.
+    Raises DataLoss when records of the range were removed, or the topic was deleted (and perhaps created again); and
+    KafkaError or ClientError when the cluster does not give them within `poll_timeout_ms`, or they are corrupt.
     """
-    raise NotImplementedError
+    decoder = Decoder(records.topic, records.partition, columns, options.max_batch_bytes)
+    fetcher = _Fetcher(options, records)
+    offset, max_bytes = records.start_offset, min(FIRST_FETCH_BYTES, options.fetch_max_bytes)
+    under_way = start(options.client, fetcher.fetch(offset, max_bytes))
+    try:
+        # The loops take longer to load, or even to compile, than a fetch.
+        decoder.prepare()
+        while (fetched := under_way.result()) is not None:
+            batches = decoder.scan(fetched.records or b"")
+            if batches.next_offset is None or batches.next_offset <= offset:
+                raise KafkaError(
+                    ErrorCode.CORRUPT_MESSAGE,
+                    f"{fetcher} at offset {offset}: the leader returned no batch that reaches this offset",
+                )
+            first, offset = offset, min(batches.next_offset, records.end_offset)
+            bytes_per_offset = len(batches.records) / (offset - first)
+            rest_bytes = int(FIRST_FETCH_BYTES + bytes_per_offset * (records.end_offset - offset))
+            under_way = start(options.client, fetcher.fetch(offset, min(rest_bytes, options.fetch_max_bytes)))
+            yield from decoder.decode(batches, first, offset, fetched.aborted_transactions or ())
+    finally:
+        under_way.cancel()
+
+
+class _Passing(Exception):
+    """What may be gone at the next attempt; after `timeout_ms` (None: all the time there is), `error` is the end."""
+
+    def __init__(self, error: Exception, timeout_ms: int | None = None) -> None:
+        super().__init__(str(error))
+        self.error = error
+        self.timeout_ms = timeout_ms
+
+
+class _Fetcher:
+    """The fetches of one range; they run on the network's loop, one at a time."""
+
+    def __init__(self, options: FetchOptions, records: PartitionRange) -> None:
+        self._options = options
+        self._range = records
+        self._partition = records.partition
+
+    def __str__(self) -> str:
+        return f"{self._range.topic}-{self._partition}"
+
+    def fetch(self, offset: int, max_bytes: int) -> Work[FetchResponsePartition | None]:
+        """What a leader has from `offset` on; None when the range has no further record.
+
+        At both ends of the range the metadata is read, so that no record of another topic of this name gets between.
+        """
+        return lambda client: self._fetch(client, offset, max_bytes)
+
+    async def _fetch(self, client: ClusterClient, offset: int, max_bytes: int) -> FetchResponsePartition | None:
+        loop = asyncio.get_running_loop()
+        began, backoff_s = loop.time(), MIN_BACKOFF_S
+        refresh, again = offset in (self._range.start_offset, self._range.end_offset), False
+        while True:
+            timeout_ms = self._options.poll_timeout_ms
+            error: Exception
+            try:
+                if refresh:
+                    await client.refresh_metadata([self._range.topic], elsewhere=again)
+                    self._check_topic(client, at_end=offset >= self._range.end_offset)
+                if offset >= self._range.end_offset:
+                    return None
+                found = await self._attempt(client, offset, max_bytes, is_fresh=refresh)
+                if not isinstance(found, int):
+                    return found
+                # What is between is not there, and it was told; or the range is over.
+                offset, refresh = found, found >= self._range.end_offset
+                continue
+            except _Passing as passing:
+                error, timeout_ms = passing.error, min(timeout_ms, passing.timeout_ms or timeout_ms)
+            except UnsupportedVersion:
+                raise
+            except ClientError as failure:
+                error = failure
+            if loop.time() - began >= timeout_ms / 1000:
+                if not isinstance(error, DataLoss):
+                    raise error
+                self._lose(str(error))
+                return None
+            refresh = again = True
+            await asyncio.sleep(backoff_s)
+            backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+
+    def _check_topic(self, client: ClusterClient, *, at_end: bool) -> None:
+        """That the topic is the one that was planned. At the end of the range it may have been deleted."""
+        name, planned = self._range.topic, self._range.topic_id
+        topic = client.metadata.topics.get(name)
+        if topic is None or topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+            if not at_end:
+                raise _Passing(DataLoss(f"topic {name} does not exist any more"), GRACE_MS)
+        elif topic.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
+            raise self._error(topic.error_code, "the cluster does not tell the topic's partitions")
+        elif planned is not None and topic.topic_id is not None and topic.topic_id.hex != planned:
+            raise _Passing(
+                DataLoss(f"topic {name} was deleted and created again: its id was {planned}, now {topic.topic_id.hex}"),
+                GRACE_MS,
+            )
+        elif self._partition not in topic.partitions:
+            raise _Passing(DataLoss(f"topic {name} has no partition {self._partition} any more"), GRACE_MS)
+
+    async def _attempt(
+        self, client: ClusterClient, offset: int, max_bytes: int, *, is_fresh: bool
+    ) -> FetchResponsePartition | int:
+        """One fetch: records, or the next offset that may have some."""
+        state = self._state(client)
+        connection = await self._connection(client, state)
+        answer = _only(await connection.send(ApiKey.FETCH, lambda _: self._request(state, offset, max_bytes)))
+        if answer is None:
+            # A response without the partition is that of a broker that throttles us.
+            raise self._error(ErrorCode.THROTTLING_QUOTA_EXCEEDED, "the leader answers without records")
+        if answer.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            if not is_fresh:
+                raise _Passing(self._out_of_range_error(offset))
+            return await self._out_of_range(connection, state, offset)
+        if answer.error_code != ErrorCode.NONE:
+            raise self._error(answer.error_code, f"broker {state.leader} refuses to fetch from offset {offset}")
+        if answer.records:
+            return answer
+        readable = answer.last_stable_offset if self._options.read_committed else answer.high_watermark
+        if readable >= self._range.end_offset:
+            # A leader returns at least one batch where there is one, so compaction has left none.
+            return self._range.end_offset
+        what = "last stable offset" if self._options.read_committed else "high watermark"
+        raise self._error(
+            ErrorCode.REQUEST_TIMED_OUT,
+            f"nothing to read at offset {offset} of a range that ends at {self._range.end_offset}:"
+            f" the {what} is {readable}",
+        )
+
+    async def _out_of_range(self, connection: Connection, state: PartitionMetadata, offset: int) -> int:
+        """Where reading goes on when the leader has no such offset."""
+        first = await self._log_offset(connection, state, _EARLIEST)
+        if offset < first:
+            lost = min(first, self._range.end_offset)
+            self._lose(
+                f"{self}: the records from offset {offset} to {lost - 1} were removed, the log begins at {first}"
+            )
+            return lost
+        end = await self._log_offset(connection, state, _LATEST)
+        if offset > end:
+            message = f"{self}: the log ends at offset {end}, but {offset} to {self._range.end_offset - 1} were there"
+            raise _Passing(DataLoss(message), GRACE_MS)
+        raise _Passing(self._out_of_range_error(offset))
+
+    async def _log_offset(self, connection: Connection, state: PartitionMetadata, which: int) -> int:
+        request = request_class(ApiKey.LIST_OFFSETS)
+        topic = request.ListOffsetsTopic
+        partition = topic.ListOffsetsPartition(
+            partition_index=self._partition, current_leader_epoch=state.leader_epoch, timestamp=which
+        )
+        response = await connection.send(
+            ApiKey.LIST_OFFSETS,
+            lambda version: request(
+                version=version,
+                replica_id=_CONSUMER,
+                isolation_level=_READ_UNCOMMITTED,
+                topics=[topic(name=self._range.topic, partitions=[partition])],
+            ),
+        )
+        (answer,) = response.topics[0].partitions
+        if answer.error_code != ErrorCode.NONE:
+            raise self._error(answer.error_code, f"broker {state.leader} does not tell where the log begins and ends")
+        offset: int = answer.offset
+        return offset
+
+    def _request(self, state: PartitionMetadata, offset: int, max_bytes: int) -> FetchRequest:
+        wanted = FetchPartition(self._partition, state.leader_epoch, offset, -1, -1, max_bytes)
+        return FetchRequest(
+            replica_id=_CONSUMER,
+            max_wait_ms=self._options.fetch_max_wait_ms,
+            min_bytes=1,
+            max_bytes=max_bytes,
+            isolation_level=_READ_COMMITTED if self._options.read_committed else _READ_UNCOMMITTED,
+            topics=[(self._range.topic, [wanted])],
+        )
+
+    def _state(self, client: ClusterClient) -> PartitionMetadata:
+        topic = client.metadata.topics.get(self._range.topic)
+        state = topic.partitions.get(self._partition) if topic is not None else None
+        if state is None or state.leader < 0:
+            raise _Passing(KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"{self} has no leader"))
+        return state
+
+    async def _connection(self, client: ClusterClient, state: PartitionMetadata) -> Connection:
+        try:
+            return await client.connection_to(state.leader)
+        except KafkaError as error:
+            raise _Passing(error) from None
+
+    def _error(self, code: int, message: str) -> Exception:
+        error = KafkaError(ErrorCode(code), f"{self}: {message}")
+        return _Passing(error) if code in RETRIABLE_ERRORS else error
+
+    def _out_of_range_error(self, offset: int) -> KafkaError:
+        return KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{self}: the leader has no offset {offset}")
+
+    def _lose(self, message: str) -> None:
+        if self._options.fail_on_data_loss:
+            raise DataLoss(f"{message}; with failOnDataLoss=false what is left is read")
+        logger.warning("%s; what is left is read (failOnDataLoss=false)", message)
+
+
+def _only(response: FetchResponse) -> FetchResponsePartition | None:
+    """The answer for the one partition that was asked for."""
+    return next((partition for _, partitions in response.topics for partition in partitions), None)
