@@ -1,0 +1,162 @@
+"""Writes Arrow batches to topics, from plain threads: rows are given partitions, encoded and handed to a producer.
+
+What must stay true:
+- The sequence number of a batch is given here, in the order in which batches are handed over; so a writer whose work
+  was broken off is never used again.
+- A writer that has written everything is kept for the next task of this process, with its producer id: every id that a
+  partition has seen stays in its brokers' memory for days.
+"""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from klamm.environment import Environment, SystemEnvironment
+from klamm.net.cluster import ClusterClient
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.record_batch import HEADER_SIZE_BYTES, advance_sequence
+from klamm.spark import network
+from klamm.spark.encoding import SLAB_BYTES, Columns, Integers, encode, record_sizes
+from klamm.spark.options import WriteOptions
+from klamm.spark.partitioning import Topic, assign
+from klamm.spark.producer import PartitionBatch, Producer
+
+# Small Arrow batches are gathered until they are this large, so that each partition's batches are worth sending.
+GATHERED_BYTES = 8 * 1024 * 1024
+
+
+class RecordWriter:
+    """Writes the columns `key`, `value`, `topic`, `partition` and `headers` of Arrow batches as records of this time.
+
+    Only `value` and (unless the options name the topic) `topic` are required; other columns are passed over. When
+    something cannot be written, any method raises KafkaError or ClientError, and the writer is of no use any more.
+    """
+
+    def __init__(self, options: WriteOptions, environment: Environment) -> None:
+        self._topic = options.topic
+        self._options = options.producer
+        self._environment = environment
+        self._producer, (self._producer_id, self._producer_epoch) = network.call(self._options.client, self._begin)
+        self._sequences: dict[tuple[str, int], int] = {}
+        self._topics: dict[str, Topic] = {}
+        self._gathered: list[pa.RecordBatch] = []
+        self._gathered_bytes = 0
+        self._limits: dict[str, int] = {}
+
+    def forget_topics(self) -> None:
+        """What is known of the partitions of topics is asked for again."""
+        self._topics.clear()
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Takes the rows."""
+        self._gathered.append(batch)
+        self._gathered_bytes += batch.nbytes
+        if self._gathered_bytes >= GATHERED_BYTES:
+            self._send_gathered()
+
+    def flush(self) -> None:
+        """Returns when all in-sync replicas have all records."""
+        self._send_gathered()
+        network.call(self._options.client, lambda _: self._producer.flush())
+
+    def close(self) -> None:
+        """Gives up what is not acknowledged."""
+        network.call(self._options.client, lambda _: self._producer.close())
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _begin(self, client: ClusterClient) -> tuple[Producer, tuple[int, int]]:
+        producer = Producer(client, self._options)
+        return producer, await producer.init_producer_id()
+
+    def _send_gathered(self) -> None:
+        if self._gathered:
+            table = pa.Table.from_batches(self._gathered).combine_chunks()
+            self._gathered, self._gathered_bytes = [], 0
+            for batch in table.to_batches():
+                self._send(batch)
+
+    def _send(self, batch: pa.RecordBatch) -> None:
+        columns = {name: batch.column(name) for name in batch.schema.names}
+        rows = batch.num_rows
+        topics, topic_of = self._topics_of(columns.get("topic"), rows)
+        timestamps = np.full(rows, self._environment.now_ms(), np.int64)
+        records = Columns.from_arrow(columns.get("key"), columns["value"], columns.get("headers"), timestamps)
+        sizes = record_sizes(records)
+        self._check_sizes(sizes)
+        assignment = assign(topics, topic_of, columns.get("partition"), records.keys, sizes)
+        sealed: list[PartitionBatch] = []
+        size_bytes = 0
+        for encoded in encode(records, assignment.targets, sizes, assignment.limits):
+            key = assignment.partitions[encoded.target]
+            sequence = self._sequences.get(key, 0)
+            self._sequences[key] = advance_sequence(sequence, encoded.record_count)
+            data = encoded.seal(self._options.compression, self._producer_id, self._producer_epoch, sequence)
+            sealed.append(PartitionBatch(*key, data, len(encoded.data)))
+            size_bytes += len(data)
+            if size_bytes >= SLAB_BYTES:
+                self._append(sealed)
+                sealed, size_bytes = [], 0
+        self._append(sealed)
+
+    def _append(self, batches: Sequence[PartitionBatch]) -> None:
+        self._limits = network.call(self._options.client, lambda _: self._producer.append(batches))
+        for name, limit in self._limits.items():
+            if name in self._topics:
+                self._topics[name].limit_bytes = min(limit, self._topics[name].limit_bytes)
+
+    def _topics_of(self, column: pa.Array | None, rows: int) -> tuple[list[Topic], Integers]:
+        """Topics, and which of them each row goes to."""
+        if self._topic is not None:
+            names, topic_of = [self._topic], np.zeros(rows, np.int64)
+        elif column is None:
+            raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, "rows have no column topic, and no option topic is set")
+        elif column.null_count:
+            raise KafkaError(
+                ErrorCode.INVALID_TOPIC_EXCEPTION,
+                "the column topic is null in a row; the option topic sets the topic of all rows",
+            )
+        else:
+            encoded = pc.dictionary_encode(column)
+            names = encoded.dictionary.to_pylist()
+            topic_of = np.array(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
+        unknown = [name for name in names if name not in self._topics]
+        if unknown:
+            described = network.call(self._options.client, lambda _: self._producer.describe(unknown))
+            limit_bytes = min(self._options.batch_size_bytes, self._options.max_request_size_bytes)
+            for name, partitions in described.items():
+                first = self._environment.random.randrange(len(partitions.available))
+                limit = min(limit_bytes, self._limits.get(name, limit_bytes))
+                self._topics[name] = Topic(name, partitions.count, partitions.available, limit, first)
+        return [self._topics[name] for name in names], topic_of
+
+    def _check_sizes(self, sizes: Integers) -> None:
+        limit = self._options.max_request_size_bytes - HEADER_SIZE_BYTES
+        if len(sizes) and sizes.max() > limit:
+            raise KafkaError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"a record needs {sizes.max() + HEADER_SIZE_BYTES} bytes, kafka.max.request.size"
+                f" allows {self._options.max_request_size_bytes}",
+            )
+
+
+_idle: dict[WriteOptions, list[RecordWriter]] = {}
+os.register_at_fork(after_in_child=_idle.clear)
+
+
+@contextmanager
+def record_writer(options: WriteOptions, environment: Environment | None = None) -> Iterator[RecordWriter]:
+    """A writer for one task, which ends with `flush`."""
+    idle = _idle.setdefault(options, [])
+    writer = idle.pop() if idle else RecordWriter(options, environment or SystemEnvironment())
+    writer.forget_topics()
+    try:
+        yield writer
+    except BaseException:
+        writer.close()
+        raise
+    idle.append(writer)
