@@ -74,7 +74,7 @@ class FetchOptions:
     read_committed: bool = False
     fail_on_data_loss: bool = True
     poll_timeout_ms: int = 120_000
-    fetch_max_bytes: int = 8 * 1024 * 1024
+    fetch_max_bytes: int = 4 * 1024 * 1024
     fetch_max_wait_ms: int = 500
     max_batch_bytes: int = 32 * 1024 * 1024
 
