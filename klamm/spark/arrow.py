@@ -1,0 +1,87 @@
+"""Topics as Arrow record batches for pandas, Polars, DuckDB and whatever else takes Arrow: no Spark, no JVM.
+
+With pandas:
+
+    from klamm.spark import arrow
+
+    orders = arrow.read("127.0.0.1:9092", subscribe="orders").read_pandas()
+    print(orders.groupby("partition").size())
+
+With Polars, and only two columns:
+
+    import polars
+    from klamm.spark import arrow
+
+    records = arrow.read("127.0.0.1:9092", subscribe="orders", columns=["key", "timestamp"])
+    print(polars.DataFrame(records).group_by("key").len().sort("key"))
+
+With DuckDB, which takes one record batch after another, so that a topic may be larger than the memory:
+
+    import duckdb
+    from klamm.spark import arrow
+
+    records = arrow.read("127.0.0.1:9092", subscribe="orders", starting_offsets={"orders": {"0": 1, "1": -2}})
+    print(duckdb.sql("select partition, max(\"offset\") from records group by partition order by partition").fetchall())
+
+The Spark data source is built on the same reader, so options and columns mean the same here and there.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+import pyarrow as pa
+
+from klamm.spark import schema
+from klamm.spark.options import read_options
+from klamm.spark.partition_reader import FetchOptions, PartitionRange, read_range
+from klamm.spark.planning import plan_batch
+
+PartitionOffsets = Mapping[str, Mapping[str | int, int]]
+
+
+def read(
+    bootstrap_servers: str,
+    *,
+    subscribe: str | Sequence[str] | None = None,
+    subscribe_pattern: str | None = None,
+    assign: Mapping[str, Sequence[int]] | None = None,
+    starting_offsets: str | PartitionOffsets | None = None,
+    ending_offsets: str | PartitionOffsets | None = None,
+    columns: Sequence[str] | None = None,
+    include_headers: bool = False,
+    options: Mapping[str, object] | None = None,
+) -> pa.RecordBatchReader:
+    """The records of topics, partition after partition, from where reading begins to where it ends at this moment.
+
+    - `subscribe` (topics), `subscribe_pattern` or `assign` (`{"orders": [0, 1]}`): exactly one of them.
+    - `starting_offsets` (default "earliest"), `ending_offsets` (default "latest"): or `{"orders": {"0": 23}}` with an
+      offset for each partition; -2 is the earliest, -1 the latest.
+    - `columns`: those of `klamm.spark.schema`, in any order; all by default, `headers` only with `include_headers`.
+    - `options`: the other options of the data source, by their names there.
+
+    The plan is made at once, the records are fetched as the reader is read. Raises ValueError for wrong arguments
+    (naming what is allowed), KafkaError and ClientError when the cluster does not answer; the reader raises what
+    `read_range` raises.
+    """
+    given: dict[str, object | None] = {
+        "kafka.bootstrap.servers": bootstrap_servers,
+        "subscribe": subscribe if subscribe is None or isinstance(subscribe, str) else ",".join(subscribe),
+        "subscribePattern": subscribe_pattern,
+        "assign": None if assign is None else json.dumps({topic: list(numbers) for topic, numbers in assign.items()}),
+        "startingOffsets": _offsets(starting_offsets),
+        "endingOffsets": _offsets(ending_offsets),
+    }
+    texts = {name: str(value) for name, value in {**(options or {}), **given}.items() if value is not None}
+    parsed = read_options(texts, streaming=False)
+    with_headers = include_headers or parsed.include_headers
+    names = schema.columns(include_headers=with_headers) if columns is None else tuple(columns)
+    return pa.RecordBatchReader.from_batches(schema.schema(names), _read(parsed.fetch, plan_batch(parsed), names))
+
+
+def _read(fetch: FetchOptions, ranges: Sequence[PartitionRange], columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    for records in ranges:
+        yield from read_range(fetch, records, columns)
+
+
+def _offsets(limit: str | PartitionOffsets | None) -> str | None:
+    return limit if limit is None or isinstance(limit, str) else json.dumps(limit)
