@@ -222,13 +222,13 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """The options of a reader. Raises OptionError."""
     given = _Given(options)
     topics = _topics(given)
-    starting = _limit(given, "starting", LATEST if streaming else EARLIEST)
-    ending = _limit(given, "ending", LATEST)
     if streaming:
         for name in ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"):
             if given.text(name) is not None:
                 raise OptionError(f"option {name} is for batch queries; a streaming query has no end")
-    else:
+    starting = _limit(given, "starting", LATEST if streaming else EARLIEST)
+    ending = _limit(given, "ending", LATEST)
+    if not streaming:
         _forbid(starting, LATEST, "a batch query cannot begin at latest")
         _forbid(ending, EARLIEST, "a batch query cannot end at earliest")
         _check_order(starting, ending)

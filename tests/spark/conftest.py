@@ -1,0 +1,83 @@
+"""One Spark session for all tests of a run, and one klamm cluster that they share: use topics of your own.
+
+Starting a session costs several seconds of both cores, a topic milliseconds.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from klamm.testing.cluster import Cluster
+from klamm.tools.helper import Helper
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+
+_topic_numbers = count()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents and {"spark", "java"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.java)
+
+
+@pytest.fixture(scope="session")
+def spark_environment(java: None) -> dict[str, str]:
+    """What Spark and its workers need to find this Python and these packages, however they are installed."""
+    environment = {
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        # PySpark looks for pyspark_klamm in ordinary directories only, where an editable install does not put it.
+        "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    os.environ.update(environment)
+    return environment
+
+
+@pytest.fixture(scope="session")
+def spark(spark_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
+    """A local session with two cores. The format klamm is not registered: PySpark must find it."""
+    from pyspark.sql import SparkSession
+
+    session = (
+        SparkSession.builder.master("local[2]")
+        .appName("klamm tests")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.streaming.checkpointLocation", str(tmp_path_factory.mktemp("checkpoints")))
+        .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
+        .getOrCreate()
+    )
+    session.sparkContext.setLogLevel("OFF")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
+    """A cluster of one broker that stays up."""
+    with Cluster(1, helper=klamm_helper) as running:
+        yield running
+
+
+@pytest.fixture
+def topic(cluster: Cluster) -> Callable[..., str]:
+    """Makes a topic that no other test uses, and returns its name: `topic(partitions=2, **{"retention.ms": 1})`."""
+
+    def create(partitions: int = 1, **configs: object) -> str:
+        name = f"topic-{next(_topic_numbers)}"
+        cluster.create_topic(name, partitions=partitions, configs=configs)
+        return name
+
+    return create
