@@ -1,10 +1,14 @@
 """Batch queries through Spark, against a klamm cluster."""
 
+import subprocess
+import sys
 from collections.abc import Callable
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from producing import produce
+import pytest
+from producing import numbered, produce
+from pyspark.errors import PySparkException
 
 from klamm.testing.cluster import Cluster
 
@@ -34,15 +38,30 @@ def test_all_columns_of_a_record(spark: "SparkSession", cluster: Cluster, topic:
             {"key": None, "value": None, "partition": 1, "timestamp": 5},
         ],
     )
-    rows = read(spark, cluster, name, includeHeaders="true").orderBy("offset").collect()
-    assert [row.asDict(recursive=True) for row in rows] == [
+    frame = read(spark, cluster, name, includeHeaders="true")
+    assert frame.dtypes == [
+        ("key", "binary"),
+        ("value", "binary"),
+        ("topic", "string"),
+        ("partition", "int"),
+        ("offset", "bigint"),
+        ("timestamp", "timestamp"),
+        ("timestampType", "int"),
+        ("headers", "array<struct<key:string,value:binary>>"),
+    ]
+    rows = [row.asDict(recursive=True) for row in frame.orderBy("offset").collect()]
+    instants = [row.pop("timestamp").astimezone(UTC) for row in rows]
+    assert instants == [
+        datetime(2023, 11, 14, 22, 13, 20, 123000, UTC),
+        datetime(1970, 1, 1, 0, 0, 0, 5000, UTC),
+    ]
+    assert rows == [
         {
             "key": b"k",
             "value": b"v",
             "topic": name,
             "partition": 1,
             "offset": 0,
-            "timestamp": datetime(2023, 11, 14, 22, 13, 20, 123000),
             "timestampType": 0,
             "headers": [{"key": "trace", "value": b"\x00\xff"}, {"key": "empty", "value": None}],
         },
@@ -52,8 +71,76 @@ def test_all_columns_of_a_record(spark: "SparkSession", cluster: Cluster, topic:
             "topic": name,
             "partition": 1,
             "offset": 1,
-            "timestamp": datetime(1970, 1, 1, 0, 0, 0, 5000),
             "timestampType": 0,
             "headers": None,
         },
     ]
+
+
+def test_a_schema_chooses_columns_and_their_order(spark: "SparkSession", cluster: Cluster, topic: MakeTopic) -> None:
+    name = topic()
+    produce(cluster.bootstrap, name, [{**record, "headers": [("h", b"x")]} for record in numbered(3)])
+    frame = read(spark, cluster, name, "offset BIGINT, value BINARY")
+    assert [tuple(row) for row in frame.orderBy("offset").collect()] == [(0, b"0"), (1, b"1"), (2, b"2")]
+    headers = read(spark, cluster, name, "headers ARRAY<STRUCT<key: STRING, value: BINARY>>, offset BIGINT NOT NULL")
+    assert headers.first().asDict(recursive=True) == {"headers": [{"key": "h", "value": b"x"}], "offset": 0}
+
+
+def test_a_topic_without_records_and_one_that_is_cut_into_many_tasks(
+    spark: "SparkSession", cluster: Cluster, topic: MakeTopic
+) -> None:
+    name = topic(partitions=2)
+    assert read(spark, cluster, name).collect() == []
+    produce(cluster.bootstrap, name, [*numbered(100), *numbered(7, partition=1)], **{"batch.num.messages": 9})
+    frame = read(spark, cluster, name, "partition INT, offset BIGINT", minPartitions="5")
+    assert frame.rdd.getNumPartitions() == 5
+    assert sorted(map(tuple, frame.collect())) == [*((0, n) for n in range(100)), *((1, n) for n in range(7))]
+
+
+def test_filters_are_pushed_only_where_it_is_asked_for(
+    spark: "SparkSession", cluster: Cluster, topic: MakeTopic
+) -> None:
+    name = topic(partitions=3)
+    produce(cluster.bootstrap, name, [record for number in range(3) for record in numbered(10, number)])
+    condition = "partition IN (0, 2) AND offset >= 4 AND offset < 8 AND timestamp >= timestamp_millis(1006)"
+    expected = [(partition, offset) for partition in (0, 2) for offset in (6, 7)]
+
+    def rows(**options: str) -> tuple[list[tuple[int, int]], int]:
+        frame = read(spark, cluster, name, "partition INT, offset BIGINT, timestamp TIMESTAMP", **options)
+        chosen = frame.where(condition).select("partition", "offset")
+        return sorted(map(tuple, chosen.collect())), chosen.rdd.getNumPartitions()
+
+    assert rows() == (expected, 3)
+    with pytest.raises(PySparkException, match=r"spark\.sql\.python\.filterPushdown\.enabled"):
+        rows(pushFilters="true")
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        assert rows(pushFilters="true") == (expected, 2)
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+@pytest.mark.parametrize(
+    ("options", "schema", "told"),
+    [
+        ({"startingOffsets": "latest"}, None, "a batch query cannot begin at latest"),
+        ({"startingOfsets": "latest"}, None, "did you mean startingOffsets?"),
+        ({"includeHeaders": "maybe"}, None, "allowed: true, false"),
+        ({}, "value STRING", "the schema has value string; allowed: key binary, value binary, topic string"),
+        ({}, "values BINARY", "the schema has a column values; allowed: key binary"),
+    ],
+)
+def test_what_is_wrong_is_told_in_sparks_error(
+    spark: "SparkSession", cluster: Cluster, options: dict[str, str], schema: str | None, told: str
+) -> None:
+    with pytest.raises(PySparkException) as caught:
+        read(spark, cluster, "any", schema, **options).collect()
+    assert told in str(caught.value)
+
+
+def test_planning_imports_no_decoder() -> None:
+    code = (
+        "import sys, klamm.spark.source, klamm.spark.stream; print([m for m in ('numba', 'kafka') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
