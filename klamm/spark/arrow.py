@@ -21,7 +21,7 @@ With DuckDB, which takes one record batch after another, so that a topic may be 
     from klamm.spark import arrow
 
     records = arrow.read("127.0.0.1:9092", subscribe="orders", starting_offsets={"orders": {"0": 1, "1": -2}})
-    print(duckdb.sql("select partition, max(\"offset\") from records group by partition order by partition").fetchall())
+    print(duckdb.sql("select partition, count(*) from records group by partition order by partition").fetchall())
 
 The Spark data source is built on the same reader, so options and columns mean the same here and there.
 """

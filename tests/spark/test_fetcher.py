@@ -1,0 +1,228 @@
+"""What leaders may answer to a fetch, one answer after another, from a cluster that is made up here."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from klamm.net.client import Disconnected, UnsupportedVersion
+from klamm.net.cluster import ClusterMetadata, PartitionMetadata, TopicMetadata
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.fetch import FetchRequest, FetchResponse, FetchResponsePartition
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.record_batch import Record, build_batch
+from klamm.spark import partition_reader
+from klamm.spark.network import ClientOptions
+from klamm.spark.partition_reader import DataLoss, FetchOptions, PartitionRange, _Fetcher, read_range
+
+ID, OTHER_ID = UUID(int=1), UUID(int=2)
+RANGE = PartitionRange("t", 0, 10, 20, ID.hex)
+RECORDS = bytes(build_batch([Record(None, b"v")], base_offset=10))
+OPTIONS = FetchOptions(ClientOptions((("nowhere", 1),)), poll_timeout_ms=400)
+
+Answer = FetchResponsePartition | Exception | None
+
+
+@dataclass
+class FakeCluster:
+    """A ClusterClient and its connections: `answers` to fetches, in turn, the last one for ever."""
+
+    answers: list[Answer]
+    log: tuple[int, int] = (0, 100)
+    topics: list[TopicMetadata] = field(default_factory=lambda: [topic()])
+    requests: list[FetchRequest] = field(default_factory=list)
+    refreshes: list[bool] = field(default_factory=list)
+    metadata: ClusterMetadata = field(default_factory=ClusterMetadata)
+
+    async def refresh_metadata(self, topics: list[str], *, elsewhere: bool = False) -> ClusterMetadata:
+        self.refreshes.append(elsewhere)
+        self.metadata.topics["t"] = self.topics.pop(0) if len(self.topics) > 1 else self.topics[0]
+        return self.metadata
+
+    async def connection_to(self, broker_id: int) -> "FakeCluster":
+        return self
+
+    async def send(self, api_key: ApiKey, build: Callable[[int], Any]) -> Any:
+        if api_key is ApiKey.LIST_OFFSETS:
+            request = build(5)
+            wanted = request.topics[0].partitions[0].timestamp
+            (answered,) = [_Offset(0, self.log[0] if wanted == -2 else self.log[1])]
+            return _Offsets([_OffsetTopic([answered])])
+        self.requests.append(build(12))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return FetchResponse(topics=[("t", [answer])] if answer is not None else [])
+
+
+@dataclass
+class _Offset:
+    error_code: int
+    offset: int
+
+
+@dataclass
+class _OffsetTopic:
+    partitions: list[_Offset]
+
+
+@dataclass
+class _Offsets:
+    topics: list[_OffsetTopic]
+
+
+def topic(leader: int = 1, epoch: int = 3, identity: UUID | None = ID, error: int = 0) -> TopicMetadata:
+    return TopicMetadata(error, {0: PartitionMetadata(0, leader, epoch, [1], [1])}, identity)
+
+
+def found(records: bytes = RECORDS) -> FetchResponsePartition:
+    return FetchResponsePartition(0, 0, 100, 100, 0, None, records=records)
+
+
+def failed(code: ErrorCode) -> FetchResponsePartition:
+    return FetchResponsePartition(0, code)
+
+
+def nothing(high_watermark: int, last_stable_offset: int) -> FetchResponsePartition:
+    return FetchResponsePartition(0, 0, high_watermark, last_stable_offset)
+
+
+def fetch(cluster: FakeCluster, offset: int = 10, options: FetchOptions = OPTIONS) -> FetchResponsePartition | None:
+    return asyncio.run(_Fetcher(options, RANGE).fetch(offset, 1000)(cluster))  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition_reader, "GRACE_MS", 100)
+
+
+def test_a_fetch_names_the_leader_epoch_and_isolation_level() -> None:
+    cluster = FakeCluster([found()])
+    answer = fetch(cluster)
+    assert answer is not None
+    assert answer.records == RECORDS
+    (request,) = cluster.requests
+    (partition,) = request.topics[0][1]
+    assert (partition.current_leader_epoch, partition.fetch_offset, partition.partition_max_bytes) == (3, 10, 1000)
+    assert (request.isolation_level, request.replica_id, request.max_bytes) == (0, -1, 1000)
+    committed = FetchOptions(OPTIONS.client, read_committed=True)
+    cluster = FakeCluster([found()])
+    fetch(cluster, options=committed)
+    assert cluster.requests[0].isolation_level == 1
+
+
+@pytest.mark.parametrize(
+    "passing",
+    [
+        failed(ErrorCode.NOT_LEADER_OR_FOLLOWER),
+        failed(ErrorCode.FENCED_LEADER_EPOCH),
+        failed(ErrorCode.UNKNOWN_LEADER_EPOCH),
+        failed(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        failed(ErrorCode.OFFSET_OUT_OF_RANGE),
+        Disconnected("gone"),
+        None,
+        nothing(15, 15),
+    ],
+    ids=str,
+)
+def test_what_passes_is_tried_again_with_new_metadata_from_elsewhere(passing: Answer) -> None:
+    cluster = FakeCluster([passing, found()])
+    assert fetch(cluster) is not None
+    assert cluster.refreshes[-1] is True
+    assert len(cluster.requests) == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [failed(ErrorCode.TOPIC_AUTHORIZATION_FAILED), UnsupportedVersion("Fetch")],
+    ids=str,
+)
+def test_what_does_not_pass_is_an_error_at_once(answer: Answer) -> None:
+    cluster = FakeCluster([answer])
+    with pytest.raises((KafkaError, UnsupportedVersion)):
+        fetch(cluster)
+    assert len(cluster.requests) == 1
+
+
+def test_what_should_pass_and_does_not() -> None:
+    with pytest.raises(KafkaError, match="NOT_LEADER_OR_FOLLOWER: t-0: broker 1 refuses to fetch from offset 10"):
+        fetch(FakeCluster([failed(ErrorCode.NOT_LEADER_OR_FOLLOWER)]))
+    with pytest.raises(Disconnected, match="gone"):
+        fetch(FakeCluster([Disconnected("gone")]))
+    with pytest.raises(KafkaError, match="LEADER_NOT_AVAILABLE: t-0 has no leader"):
+        fetch(FakeCluster([found()], topics=[topic(leader=-1)]))
+
+
+def test_nothing_is_left_of_the_rest_of_the_range() -> None:
+    """As after compaction: the high watermark has passed the range, and the leader has no batch in it."""
+    assert fetch(FakeCluster([nothing(20, 20)])) is None
+    assert fetch(FakeCluster([found()]), offset=20) is None
+
+
+def test_read_committed_waits_for_the_last_stable_offset() -> None:
+    committed = FetchOptions(OPTIONS.client, read_committed=True, poll_timeout_ms=100)
+    with pytest.raises(KafkaError, match="the last stable offset is 15"):
+        fetch(FakeCluster([nothing(20, 15)]), options=committed)
+    assert fetch(FakeCluster([nothing(20, 15), nothing(20, 20)]), options=committed) is None
+
+
+def test_another_topic_id_is_believed_when_it_stays() -> None:
+    assert fetch(FakeCluster([found()], topics=[topic(identity=OTHER_ID), topic()])) is not None
+    with pytest.raises(DataLoss, match="deleted and created again"):
+        fetch(FakeCluster([found()], topics=[topic(identity=OTHER_ID)]))
+    # Brokers before 2.8 tell no id.
+    assert fetch(FakeCluster([found()], topics=[topic(identity=None)])) is not None
+
+
+def test_the_id_is_compared_at_both_ends_of_the_range() -> None:
+    with pytest.raises(DataLoss, match="deleted and created again"):
+        fetch(FakeCluster([found()], topics=[topic(identity=OTHER_ID)]), offset=20)
+    # What was read before it was deleted, was read.
+    assert fetch(FakeCluster([found()], topics=[topic(error=3)]), offset=20) is None
+    cluster = FakeCluster([found()])
+    cluster.metadata.topics["t"] = topic()
+    fetch(cluster, offset=12)
+    assert cluster.refreshes == []
+
+
+def test_an_offset_behind_the_end_is_believed_when_it_stays_there() -> None:
+    out_of_range = failed(ErrorCode.OFFSET_OUT_OF_RANGE)
+    assert fetch(FakeCluster([out_of_range, out_of_range, found()], log=(0, 5))) is not None
+    with pytest.raises(DataLoss, match="t-0: the log ends at offset 5, but 10 to 19 were there"):
+        fetch(FakeCluster([out_of_range], log=(0, 5)))
+
+
+def test_without_fail_on_data_loss_reading_goes_on_where_the_log_begins() -> None:
+    tolerant = FetchOptions(OPTIONS.client, fail_on_data_loss=False)
+    out_of_range = failed(ErrorCode.OFFSET_OUT_OF_RANGE)
+    cluster = FakeCluster([out_of_range, found()], log=(13, 100))
+    assert fetch(cluster, options=tolerant) is not None
+    assert [request.topics[0][1][0].fetch_offset for request in cluster.requests] == [10, 13]
+    assert fetch(FakeCluster([out_of_range], log=(50, 100)), options=tolerant) is None
+
+
+def test_a_leader_that_returns_other_offsets_than_those_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def answering(cluster: FakeCluster) -> list[int]:
+        from concurrent.futures import Future
+
+        def start(_: ClientOptions, work: Callable[[Any], Any]) -> "Future[Any]":
+            future: Future[Any] = Future()
+            future.set_result(asyncio.run(work(cluster)))
+            return future
+
+        monkeypatch.setattr(partition_reader, "start", start)
+        made = read_range(OPTIONS, RANGE, ("offset",))
+        return [offset for batch in made for offset in batch.column("offset").to_pylist()]
+
+    earlier = bytes(build_batch([Record(None, b"v")], base_offset=3))
+    with pytest.raises(KafkaError, match="t-0 at offset 10: the leader returned no batch that reaches this offset"):
+        answering(FakeCluster([found(earlier)]))
+    with pytest.raises(KafkaError, match="t-0 at offset 10: the leader returned no batch that reaches this offset"):
+        answering(FakeCluster([found(RECORDS[:-1])]))
+    # A batch may begin before the offset and end after the range, and offsets may be missing.
+    offsets = (7, 9, 10, 12, 19, 20, 22)
+    batch = bytes(build_batch([Record(None, b"v", 1, (), offset) for offset in offsets], base_offset=7))
+    assert answering(FakeCluster([found(batch)])) == [10, 12, 19]
