@@ -234,6 +234,14 @@ class _Partition:
     async def _send_first(self) -> None:
         """Sends the first batch once, with the client's patience, and waits a little if that was not enough."""
         batch = self.batches[0]
+        why = "the leader did not answer"
+
+        def error_of(response: ProduceResponse) -> list[int]:
+            nonlocal why
+            code = _result(response).error_code
+            why = ErrorCode(code).name
+            return [code]
+
         try:
             async with asyncio.timeout_at(batch.deadline):
                 response = await self.client.send_to_leader(
@@ -241,10 +249,10 @@ class _Partition:
                     self.number,
                     ApiKey.PRODUCE,
                     self._request(batch),
-                    errors_of=lambda response: [_result(response).error_code],
+                    errors_of=error_of,
                 )
         except TimeoutError:
-            raise self._timed_out("no answer") from None
+            raise self._timed_out(why) from None
         except (NotSent, Disconnected) as error:
             why = str(error)
         except KafkaError as error:
@@ -252,10 +260,8 @@ class _Partition:
                 raise
             why = str(error)
         else:
-            result = _result(response)
-            if self._settle(batch, result):
+            if self._settle(batch, _result(response)):
                 return
-            why = ErrorCode(result.error_code).name
         if asyncio.get_running_loop().time() + BACKOFF_S >= batch.deadline:
             raise self._timed_out(why)
         await asyncio.sleep(BACKOFF_S)
