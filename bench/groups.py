@@ -115,6 +115,9 @@ class Cluster:
             broker.launch()
         for broker in self.brokers:
             broker.wait_ready()
+        # librdkafka, told that there is no controller yet, would not ask again for minutes: each look is a new client's.
+        while AdminClient({"bootstrap.servers": self.bootstrap}).list_topics(timeout=30).controller_id < 0:
+            time.sleep(0.1)
 
     def kill(self) -> None:
         for broker in self.brokers:
