@@ -115,7 +115,7 @@ class Cluster:
             broker.launch()
         for broker in self.brokers:
             broker.wait_ready()
-        # librdkafka, told that there is no controller yet, would not ask again for minutes: each look is a new client's.
+        # librdkafka, told that there is no controller yet, would not ask again for minutes: each look is a new one's.
         while AdminClient({"bootstrap.servers": self.bootstrap}).list_topics(timeout=30).controller_id < 0:
             time.sleep(0.1)
 
