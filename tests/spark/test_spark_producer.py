@@ -49,7 +49,7 @@ class Batches:
         return PartitionBatch(TOPIC, partition, bytes(data), len(data))
 
 
-# -- in a cluster -------------------------------------------------------------------------------------------------------
+# -- in a cluster ----------------------------------------------------------------------------------------------------
 
 
 async def produce_under_faults(world: World, *, rounds: int = 60, steps: int = 8) -> None:
@@ -86,10 +86,10 @@ async def produce_under_faults(world: World, *, rounds: int = 60, steps: int = 8
 @pytest.mark.parametrize("seed", range(6))
 def test_nothing_is_lost_repeated_or_moved_under_faults(seed):
     world = World(seed)
-    world.run(produce_under_faults(world))
+    world.run(produce_under_faults(world), time_limit_s=3_600)
 
 
-# -- against answers -----------------------------------------------------------------------------------------------------
+# -- against answers -------------------------------------------------------------------------------------------------
 
 
 class Leader:
@@ -100,8 +100,15 @@ class Leader:
         self.values: list[bytes] = []
         self.max_batch_bytes = 1_000_000
         self.answered = 0
+        self._asked = asyncio.Event()
         self.node_address = ("", 0)
         self._sequences: dict[tuple[int, int], int] = {}
+
+    async def asked(self, times: int) -> None:
+        """Returns when so many batches have come."""
+        while self.answered < times:
+            self._asked.clear()
+            await self._asked.wait()
 
     def answer(self, header, body):
         if header.api_key is ApiKey.METADATA:
@@ -112,6 +119,7 @@ class Leader:
         assert (body.acks, body.transactional_id) == (-1, None)
         ((topic, ((partition, data),)),) = body.topics
         self.answered += 1
+        self._asked.set()
         error = self.errors.pop(0) if self.errors else ErrorCode.NONE
         if error is None:
             return None
@@ -222,13 +230,11 @@ def test_the_first_batch_is_alone_and_the_others_are_not():
 
     async def scenario(producer, batches):
         await producer.append([batches.make(0, 1) for _ in range(20)])
-        while not leader.answered:
-            await asyncio.sleep(0.001)
+        await leader.asked(1)
         await asyncio.sleep(0.05)
         alone = leader.answered
         leader.errors = [ErrorCode.NONE, *[None] * 100]
-        while leader.answered < 2 + MAX_IN_FLIGHT:
-            await asyncio.sleep(0.001)
+        await leader.asked(2 + MAX_IN_FLIGHT)
         await asyncio.sleep(0.05)
         together = leader.answered - 2
         leader.errors = []
@@ -267,9 +273,8 @@ def test_memory_is_bounded():
     options = ProducerOptions(OPTIONS.client, buffer_memory_bytes=1_000)
 
     async def scenario(producer, batches):
-        appending = asyncio.ensure_future(producer.append([batches.make(0, 1) for _ in range(100)]))
-        while not leader.answered:
-            await asyncio.sleep(0.001)
+        appending = asyncio.create_task(producer.append([batches.make(0, 1) for _ in range(100)]))
+        await leader.asked(1)
         await asyncio.sleep(0.05)
         waits = not appending.done()
         leader.errors = []
@@ -285,7 +290,7 @@ def test_closing_ends_who_waits():
 
     async def scenario(producer, batches):
         await producer.append([batches.make(0, 1)])
-        flushing = asyncio.ensure_future(producer.flush())
+        flushing = asyncio.create_task(producer.flush())
         await asyncio.sleep(0)
         await producer.close()
         with pytest.raises(KafkaError, match="the producer is closed"):
