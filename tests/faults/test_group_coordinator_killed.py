@@ -14,10 +14,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, TopicPartition
+from committed_offsets import OFFSETS_TOPIC, check_no_commit_goes_back, logged_commits
+from confluent_kafka import Consumer, TopicPartition
 
 from klamm.coordinator.group_metadata_manager import partition_for
-from klamm.coordinator.group_records import OffsetKey, read_key, read_offset_value
 from klamm.net.cluster import ClusterClient
 from klamm.protocol.messages import ApiKey
 from klamm.simulation.group_workload import GroupMember, GroupWorkload
@@ -25,7 +25,6 @@ from klamm.testing.async_cluster import AsyncCluster
 from klamm.testing.cluster import Cluster
 
 TIMEOUT_S = 240
-OFFSETS_TOPIC = "__consumer_offsets"
 OFFSETS_PARTITIONS = 5
 GROUP = "workers"
 COORDINATED_BY = partition_for(GROUP, OFFSETS_PARTITIONS)
@@ -147,33 +146,12 @@ async def stage(seed: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Sta
         await prepared.works()
         await prepared.group.stop()
         acknowledged = prepared.group.ledger.acknowledged
-        logged = await asyncio.to_thread(logged_commits, cluster.bootstrap)
-        for partition, offsets in logged.items():
-            assert offsets == sorted(offsets), f"commits of {partition} go back: {offsets}"
+        logged = await asyncio.to_thread(logged_commits, cluster.bootstrap, GROUP, OFFSETS_PARTITIONS)
+        check_no_commit_goes_back(logged)
         assert {partition: offsets[-1] for partition, offsets in logged.items()} == acknowledged
         # Whoever comes with nothing but the group's id begins where the last one has ended.
         found = await asyncio.to_thread(committed, cluster.bootstrap)
         assert found == acknowledged
-
-
-def logged_commits(bootstrap: str) -> dict[tuple[str, int], list[int]]:
-    """What stands in the log of the group's coordinator, in the order of the log."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "enable.partition.eof": True})
-    found: dict[tuple[str, int], list[int]] = {}
-    try:
-        consumer.assign([TopicPartition(OFFSETS_TOPIC, COORDINATED_BY, 0)])
-        while True:
-            message = consumer.poll(30)
-            assert message is not None
-            error = message.error()
-            if error is not None:
-                assert error.code() == KafkaError._PARTITION_EOF, error
-                return found
-            key, value = read_key(message.key() or b""), message.value()
-            if isinstance(key, OffsetKey) and value is not None:
-                found.setdefault(key.partition, []).append(read_offset_value(value).offset)
-    finally:
-        consumer.close()
 
 
 def committed(bootstrap: str) -> dict[tuple[str, int], int]:
