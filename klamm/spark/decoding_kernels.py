@@ -15,8 +15,9 @@ Source: org.apache.kafka.common.record.DefaultRecordBatch, DefaultRecord.
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+from numba import types
 
+from klamm.spark.compiling import compiled, inlined
 from klamm.spark.memcpy import copy_bytes
 
 # The table of batches that `scan` fills.
@@ -41,11 +42,10 @@ _bytes = types.uint8[::1]
 _int32s = types.int32[::1]
 _int64s = types.int64[::1]
 _table = types.int64[:, ::1]
-_number, _flag = types.int64, types.boolean
-_OPTIONS: dict[str, Any] = {"cache": True, "nogil": True, "boundscheck": False}
+_number = types.int64
 
 
-@njit(_number(_read, _number, _number), inline="always", **_OPTIONS)
+@inlined
 def _big_endian(data: Any, position: int, size_bytes: int) -> Any:
     """A signed number of `size_bytes` bytes."""
     value = np.int64(np.int8(data[position]))
@@ -54,7 +54,7 @@ def _big_endian(data: Any, position: int, size_bytes: int) -> Any:
     return value
 
 
-@njit(types.UniTuple(_number, 2)(_read, _number, _number, _number), inline="always", **_OPTIONS)
+@inlined
 def _varint(data: Any, position: int, end: int, max_size_bytes: int) -> tuple[Any, int]:
     """(number, position after it); the position is -1 where there is no number, or was none before."""
     if position < 0:
@@ -70,7 +70,7 @@ def _varint(data: Any, position: int, end: int, max_size_bytes: int) -> tuple[An
     return 0, -1
 
 
-@njit(types.UniTuple(_number, 2)(_read, _number, _number), inline="always", **_OPTIONS)
+@inlined
 def _field(data: Any, position: int, end: int) -> tuple[int, int]:
     """(length of the bytes that follow, -1 for null; position where they begin, -1 where they do not fit)."""
     length, position = _varint(data, position, end, 5)
@@ -79,7 +79,7 @@ def _field(data: Any, position: int, end: int) -> tuple[int, int]:
     return length, position
 
 
-@njit(types.UniTuple(_number, 3)(_read, _number, _table), **_OPTIONS)
+@compiled(types.UniTuple(_number, 3)(_read, _number, _table))
 def scan(data: Any, size_bytes: int, batches: Any) -> tuple[int, int, int]:
     """Fills the table with the headers of the whole batches in `data`.
 
@@ -108,7 +108,7 @@ def scan(data: Any, size_bytes: int, batches: Any) -> tuple[int, int, int]:
     return FINE, count, position
 
 
-@njit(types.UniTuple(_number, 3)(_read, _number, _number, _number), **_OPTIONS)
+@inlined
 def _skip_headers(data: Any, position: int, end: int, count: int) -> tuple[int, int, int]:
     """(position after a record's headers, bytes of their keys, bytes of their values); position -1 for no headers."""
     key_bytes, value_bytes = 0, 0
@@ -126,13 +126,12 @@ def _skip_headers(data: Any, position: int, end: int, count: int) -> tuple[int, 
     return position, key_bytes, value_bytes
 
 
-@njit(
+@compiled(
     types.UniTuple(_number, 10)(
         _read, _table, _number, _number,
         _int32s, _bytes, _bytes, _int32s, _bytes, _bytes,
         _int64s, _int64s, _int32s, _int64s, _int32s,
     ),
-    **_OPTIONS,
 )  # fmt: skip
 def decode(
     data: Any,
@@ -230,11 +229,10 @@ def decode(
     )  # fmt: skip
 
 
-@njit(
+@compiled(
     types.UniTuple(_number, 2)(
         _read, _number, _int64s, _int32s, _int32s, _bytes, _int32s, _bytes, _int32s, _bytes, _bytes
     ),
-    **_OPTIONS,
 )
 def decode_headers(
     data: Any,

@@ -1,0 +1,38 @@
+"""How the loops over bytes are compiled: by numba, once for each installation where that is possible.
+
+What numba has compiled it keeps on disk: beside the module, or, where that may not be written, in the user's cache
+directory (or in NUMBA_CACHE_DIR). An executor may run as a user who may write to none of them; there it is compiled in
+each process.
+
+Importing this module imports numba.
+"""
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from numba import njit
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False}
+
+
+def compiled(signature: Any) -> Callable[[Function], Function]:
+    """Compiles a function for these types, at once. It runs without the GIL, and no index in it is checked."""
+
+    def compile_(function: Function) -> Function:
+        try:
+            made: Function = njit(signature, cache=True, **_OPTIONS)(function)
+        except RuntimeError as error:
+            if "cannot cache" not in str(error):
+                raise
+            made = njit(signature, **_OPTIONS)(function)
+        return made
+
+    return compile_
+
+
+def inlined(function: Function) -> Function:
+    """For a function that compiled functions call: it becomes a part of each, and is not compiled on its own."""
+    made: Function = njit(**_OPTIONS)(function)
+    return made
