@@ -407,7 +407,7 @@ class BrokerKeys:
         600000, "How often expired offsets are looked for.", at_least(1), importance=HIGH
     )
     offsets_commit_timeout_ms: int = integer(5000, "Longest wait of an offset commit.", at_least(1), importance=HIGH)
-    offsets_commit_required_acks: int = short(-1, "Acks of an offset commit.", importance=HIGH)
+    offsets_commit_required_acks: int = short(-1, "Acks of an offset commit.", between(-1, 1), importance=HIGH)
 
     # -- transactions ---------------------------------------------------------------------------------------------
     transactional_id_expiration_ms: int = integer(
