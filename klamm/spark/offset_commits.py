@@ -1,10 +1,13 @@
 """Commits the offsets of a streaming query to a consumer group, so that Kafka's tools show how far it has come.
 
-Spark's checkpoint stays what a query goes by; nothing here reads the group's offsets. The commit is that of a consumer
-without membership, as of one that assigns its partitions itself.
+The commit is that of a consumer without membership, as of one that assigns its partitions itself.
+
+What must stay true: Spark's checkpoint is what a query goes by. Nothing here reads the group's offsets, and a
+coordinator that cannot be reached does not stop a query; one that refuses does.
 """
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,25 +19,29 @@ from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
 from klamm.spark.network import ClientOptions, call
 from klamm.spark.options import TopicPartition
 
+logger = logging.getLogger(__name__)
+
+TIMEOUT_MS = 5_000
 BACKOFF_MS = 100
 
 
 def commit_offsets(options: ClientOptions, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-    """Commits the next offset of each partition. Raises KafkaError and ClientError, after the time for retries."""
+    """Commits the next offset of each partition. Raises KafkaError when the coordinator refuses."""
 
     async def commit(client: ClusterClient) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + options.retry_timeout_ms / 1000
-        while True:
-            try:
-                await _commit(client, group, offsets)
-            except (ClientError, KafkaError) as error:
-                passing = isinstance(error, ClientError) or error.code in RETRIABLE_ERRORS
-                if not passing or loop.time() >= deadline:
-                    raise
-            else:
-                return
-            await asyncio.sleep(BACKOFF_MS / 1000)
+        failed: Exception | None = None
+        try:
+            async with asyncio.timeout(TIMEOUT_MS / 1000):
+                while True:
+                    try:
+                        return await _commit(client, group, offsets)
+                    except (ClientError, KafkaError) as error:
+                        if isinstance(error, KafkaError) and error.code not in RETRIABLE_ERRORS:
+                            raise
+                        failed = error
+                    await asyncio.sleep(BACKOFF_MS / 1000)
+        except TimeoutError:
+            logger.warning("group %s is not told how far the query has come: %s", group, failed or "no answer in time")
 
     call(options, commit)
 

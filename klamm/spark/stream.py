@@ -23,6 +23,7 @@ from klamm.spark.network import call
 from klamm.spark.offset_commits import commit_offsets
 from klamm.spark.options import ReadOptions
 from klamm.spark.planning import (
+    Offsets,
     Position,
     count_offsets,
     initial_position,
@@ -47,6 +48,8 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Where an availableNow query ends.
         self._target: Position | None = None
         self._latest: Position | None = None
+        # What the group was told last.
+        self._committed: Offsets | None = None
         # When records were last let through, by the loop's clock; None: not yet.
         self._triggered_s: float | None = None
 
@@ -62,6 +65,9 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         position = Position.from_json(start)
+        if not position.is_initial:
+            # A batch begins where a finished one ended, and Spark calls `commit` for a query's last batch too late.
+            self._commit(position)
         self._latest = self._target or latest_position(self._options, position)
         end = with_begin(self._options, position, self._latest)
         if (end.offsets, end.topic_ids) == (position.offsets, position.topic_ids):
@@ -84,9 +90,14 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(self._options, self._schema, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
+        self._commit(Position.from_json(end))
+
+    def _commit(self, position: Position) -> None:
+        """Shows the group how far the query has come, if it is asked for and has not been done."""
         group = self._options.commit_to_group
-        if group is not None:
-            commit_offsets(self._options.client, group, Position.from_json(end).offsets)
+        if group is not None and position.offsets != self._committed:
+            self._committed = position.offsets
+            commit_offsets(self._options.client, group, position.offsets)
 
     def _is_too_early(self, count: int) -> bool:
         """Whether to wait for minOffsetsPerTrigger, which is not longer than maxTriggerDelay."""

@@ -66,8 +66,8 @@ def spark(spark_environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="session")
 def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
-    """A cluster of one broker that stays up."""
-    with Cluster(1, helper=klamm_helper) as running:
+    """A cluster of one broker that stays up, and keeps records however old their timestamps are."""
+    with Cluster(1, helper=klamm_helper, properties={"log.retention.ms": -1}) as running:
         yield running
 
 
