@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructField, StructType
 
-from klamm.spark.options import WriteOptions
+from klamm.spark.options import OptionError, WriteOptions
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,7 +44,7 @@ class Written(WriterCommitMessage):
 
 
 class KlammWriter(DataSourceArrowWriter):
-    """Writes a DataFrame. Raises ValueError when `schema` lacks a column, or has one of another type."""
+    """Writes a DataFrame. Raises OptionError when `schema` lacks a column, or has one of another type."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._options = options
@@ -69,14 +69,14 @@ def _columns(options: WriteOptions, schema: StructType) -> list[str]:
     """The columns that become records."""
     names = [name for name in _ALLOWED if name in schema.names and not (name == "topic" and options.topic is not None)]
     if "value" not in names:
-        raise ValueError(f"the column value is required; the columns are {', '.join(schema.names)}")
+        raise OptionError(f"the column value is required; the columns are {', '.join(schema.names)}")
     if options.topic is None and "topic" not in names:
-        raise ValueError("the option topic is required where there is no column topic")
+        raise OptionError("the option topic is required where there is no column topic")
     for name in names:
         found, allowed = schema[name].dataType, _ALLOWED[name]
         if not any(_same(found, one) for one in allowed):
             texts = " or ".join(one.simpleString() for one in allowed)
-            raise ValueError(f"the column {name} is of type {found.simpleString()}; allowed: {texts}")
+            raise OptionError(f"the column {name} is of type {found.simpleString()}; allowed: {texts}")
     return names
 
 

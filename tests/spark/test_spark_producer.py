@@ -273,7 +273,8 @@ def test_memory_is_bounded():
     options = ProducerOptions(OPTIONS.client, buffer_memory_bytes=1_000)
 
     async def scenario(producer, batches):
-        appending = asyncio.create_task(producer.append([batches.make(0, 1) for _ in range(100)]))
+        many = [batches.make(0, 1) for _ in range(100)]
+        appending = asyncio.create_task(producer.append(many))
         await leader.asked(1)
         await asyncio.sleep(0.05)
         waits = not appending.done()
