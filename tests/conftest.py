@@ -53,6 +53,12 @@ def zookeeper39_jars(java: None) -> Path:
     return oracles.zookeeper39_jars()
 
 
+@pytest.fixture(scope="session")
+def kafka_clients4_jars(java: None) -> Path:
+    """Directory with the jars of the Java clients of Apache Kafka 4.4."""
+    return oracles.kafka_clients4_jars()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield

@@ -34,7 +34,13 @@ class ManagedProcess:
     """
 
     def __init__(
-        self, name: str, command: Sequence[str | Path], log: Path, *, env: dict[str, str] | None = None
+        self,
+        name: str,
+        command: Sequence[str | Path],
+        log: Path,
+        *,
+        env: dict[str, str] | None = None,
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
         self.name, self.log = name, log
         self._lines: list[str] = []
@@ -43,7 +49,7 @@ class ManagedProcess:
         guard = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         self.popen = subprocess.Popen(
             [*guard, *map(str, command)],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -60,11 +66,15 @@ class ManagedProcess:
             for line in output:
                 log.write(line)
                 log.flush()
-                with self._changed:
-                    self._lines.append(line)
-                    self._changed.notify_all()
+                self._take(line)
         with self._changed:
             self._ended = True
+            self._changed.notify_all()
+
+    def _take(self, line: str) -> None:
+        """A line of the output, in the thread that reads it."""
+        with self._changed:
+            self._lines.append(line)
             self._changed.notify_all()
 
     @property

@@ -33,6 +33,7 @@ ZOOKEEPER_3_9 = (
     "org.xerial.snappy:snappy-java:1.1.10.5",
     "ch.qos.logback:logback-classic:1.3.15",
 )
+KAFKA_CLIENTS_4 = ("org.apache.kafka:kafka-clients:4.4.0", "org.slf4j:slf4j-nop:1.7.36")
 
 SMALL_HEAP = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
@@ -94,6 +95,11 @@ def kafka_jars() -> Path:
 def zookeeper39_jars() -> Path:
     """Apache ZooKeeper 3.9, server and client."""
     return bring_jars("zookeeper-3.9", ZOOKEEPER_3_9)
+
+
+def kafka_clients4_jars() -> Path:
+    """The Java clients of Apache Kafka 4.4."""
+    return bring_jars("kafka-clients-4.4", KAFKA_CLIENTS_4)
 
 
 def java_command(jars: Path, main: str, *arguments: str | Path, options: Sequence[str] = SMALL_HEAP) -> list[str]:
