@@ -1,6 +1,7 @@
 """Groups when their partition of __consumer_offsets gets another leader: two brokers in one loop."""
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import group_wire as wire
@@ -145,3 +146,21 @@ def test_a_commit_that_the_followers_do_not_get_is_not_acknowledged(tmp_path):
         assert await committed(two.clients[former]) == OFFSETS
 
     run_two(tmp_path, scenario, offsets_commit_timeout_ms=300)
+
+
+def test_with_too_few_replicas_in_sync_nothing_is_committed(tmp_path):
+    async def scenario(two: Two) -> None:
+        former = await two.coordinator()
+        client = two.clients[former]
+        assert await commit(client, OFFSETS) == {("t", 0): NONE}
+        partition = two.brokers[former]._replica_manager.hosted_partition((OFFSETS_TOPIC, 0))
+        partition.topic_config = replace(partition.topic_config, min_insync_replicas=3)
+        assert await commit(client, {("t", 0): 8}) == {("t", 0): ErrorCode.COORDINATOR_NOT_AVAILABLE}
+        joined = await join_fully(client)
+        assert joined.error_code == NONE
+        synced = await sync(client, joined, {joined.member_id: b"all"})
+        assert (synced.error_code, synced.assignment) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, b"")
+        assert await wire.heartbeat(client, joined) == ErrorCode.REBALANCE_IN_PROGRESS
+        assert await committed(client) == OFFSETS
+
+    run_two(tmp_path, scenario)

@@ -313,6 +313,32 @@ def test_offsets_of_a_deleted_topic_are_gone(tmp_path):
     run_with_topic(tmp_path, scenario)
 
 
+def test_the_offsets_topic_is_deleted_and_comes_again(tmp_path):
+    async def scenario(cluster, client):
+        joined = await become_stable(client)
+        assert await commit(client, {("t", 0): 5}, joined=joined) == {("t", 0): NONE}
+        other = await cluster.connect()
+        waiting = asyncio.create_task(join_fully(other))
+        await wire.until_state(client, "PreparingRebalance")
+        offsets_topic = messages.request_class(ApiKey.DELETE_TOPICS).DeleteTopicState(name=OFFSETS_TOPIC, topic_id=None)
+        await client.ask(ApiKey.DELETE_TOPICS, topics=[offsets_topic], timeout_ms=10_000)
+        assert (await waiting).error_code == ErrorCode.NOT_COORDINATOR
+        assert await wire.heartbeat(client, joined) == ErrorCode.NOT_COORDINATOR
+        assert await commit(client, {("t", 0): 6}, joined=joined) == {("t", 0): ErrorCode.NOT_COORDINATOR}
+        assert (await find_coordinator(client)).error_code == NONE
+        assert await committed(client) == {}
+        assert await wire.heartbeat(client, joined) == ErrorCode.UNKNOWN_MEMBER_ID
+        joined = await become_stable(client)
+        assert joined.generation_id == 1
+        assert await commit(client, {("t", 0): 6}, joined=joined) == {("t", 0): NONE}
+        await cluster.restart_broker()
+        client = await cluster.connect()
+        await find_coordinator(client)
+        assert await committed(client) == {("t", 0): 6}
+
+    run_with_topic(tmp_path, scenario)
+
+
 # -- members that wait
 
 
