@@ -1,7 +1,7 @@
 """Reads a topic with a Spark session that is not the tests' own; run as a program by test_deployments.py.
 
 Arguments: how the session is made (`master` or `remote`), its URL, the bootstrap address and the topic. Prints the
-sorted rows of a batch query and of an availableNow query as JSON. With Spark Connect the format is registered, otherwise
+sorted rows of a batch query and of an availableNow query as JSON. With Spark Connect the format is registered; else
 PySpark must find it.
 """
 
