@@ -93,6 +93,15 @@ class OffsetsLog:
         queued = self._queued.pop(partition, None)
         if queued is None:
             return
+        try:
+            self._append_in_batches(partition, queued)
+        except Exception as error:
+            # A fault of the program. The loop would only log it; those who wait pass it on.
+            for append in queued:
+                if not append.result.done():
+                    append.result.set_exception(error)
+
+    def _append_in_batches(self, partition: int, queued: Sequence[_Append]) -> None:
         if len(queued) == 1:
             self._append_together(partition, queued)
             return

@@ -130,6 +130,21 @@ def test_a_caller_that_goes_takes_nobody_with_it(tmp_path):
     run_log(tmp_path, scenario)
 
 
+def test_a_fault_of_the_program_is_heard_by_those_who_wait(tmp_path, monkeypatch):
+    async def scenario(cluster, log):
+        def fail(*_: Any) -> None:
+            raise RuntimeError("a fault")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(cluster.broker._replica_manager, "append_records", fail)
+            appends = [log.append(0, [(b"a", b"1")]), log.append(0, [(b"b", b"2")])]
+            ended = await asyncio.wait_for(asyncio.gather(*appends, return_exceptions=True), 10)
+            assert [str(one) for one in ended] == ["a fault", "a fault"]
+        assert await log.append(0, [(b"a", b"1")]) == Appended(NONE, 0)
+
+    run_log(tmp_path, scenario)
+
+
 def transactional(producer_id: int, key: bytes, offset: int) -> bytearray:
     return build_batch(
         [Record(key, b"value", 1000)],
