@@ -541,8 +541,11 @@ class _Reader:
 # Compression
 
 
-def decompress(codec: int, data: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Buffer:
-    """The uncompressed bytes (`data` itself when there is no compression). Raises KafkaError as `decode_records`."""
+def decompress(codec: int, data: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES, *, expected_bytes: int = 0) -> Buffer:
+    """The uncompressed bytes (`data` itself when there is no compression). Raises KafkaError as `decode_records`.
+
+    Who knows that they will be many, says so in `expected_bytes`: where room is short, all is done again with more.
+    """
     if codec == CompressionType.NONE:
         return data
     if codec == CompressionType.SNAPPY:
@@ -552,7 +555,7 @@ def decompress(codec: int, data: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES
         raise KafkaError(
             ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression type {codec} is unknown, allowed are 0 to 4"
         )
-    return _decompress_bounded(decompress_into, data, max_bytes)
+    return _decompress_bounded(decompress_into, data, max_bytes, expected_bytes)
 
 
 # cramjam has no limit of its own: it writes into a buffer whose size is the limit.
@@ -564,8 +567,10 @@ _DECOMPRESS_INTO: dict[int, Callable[[Any, bytearray], int]] = {
 _OUTPUT_FULL = "failed to write whole buffer"
 
 
-def _decompress_bounded(decompress_into: Callable[[Any, bytearray], int], data: Buffer, max_bytes: int) -> Buffer:
-    size_bytes = min(max_bytes, max(4 * len(data), 16 * 1024))
+def _decompress_bounded(
+    decompress_into: Callable[[Any, bytearray], int], data: Buffer, max_bytes: int, expected_bytes: int
+) -> Buffer:
+    size_bytes = min(max_bytes, max(4 * len(data), 16 * 1024, expected_bytes))
     while True:
         out = bytearray(size_bytes)
         try:

@@ -59,6 +59,7 @@ class Decoder:
         self._topic = topic
         self._partition = partition
         self._max_batch_bytes = max_batch_bytes
+        self._compression_ratio = 1.0
         self._constants: dict[str, pa.Array] = {}
 
     def prepare(self) -> None:
@@ -159,20 +160,25 @@ class Decoder:
         if not codecs.any():
             yield np.frombuffer(records, np.uint8), bodies
             return
-        parts: list[Buffer] = []
-        size_bytes, first = 0, 0
+        data, first = bytearray(), 0
         for number, codec in enumerate(codecs.tolist()):
             body = bodies[number]
             compressed = records[body[kernels.BODY_START] : body[kernels.BODY_END]]
-            part = self._at(int(body[kernels.FIRST_OFFSET]), record_batch.decompress, codec, compressed)
-            if parts and size_bytes + len(part) > self._max_batch_bytes:
-                yield np.frombuffer(b"".join(parts), np.uint8), bodies[first:number]
-                parts, size_bytes, first = [], 0, number
-            parts.append(part)
-            body[kernels.BODY_START], size_bytes = size_bytes, size_bytes + len(part)
-            body[kernels.BODY_END] = size_bytes
-        if parts:
-            yield np.frombuffer(b"".join(parts), np.uint8), bodies[first:]
+            part = self._at(int(body[kernels.FIRST_OFFSET]), self._decompressed, codec, compressed)
+            if data and len(data) + len(part) > self._max_batch_bytes:
+                yield np.frombuffer(data, np.uint8), bodies[first:number]
+                data, first = bytearray(), number
+            body[kernels.BODY_START] = len(data)
+            data += part
+            body[kernels.BODY_END] = len(data)
+        yield np.frombuffer(data, np.uint8), bodies[first:]
+
+    def _decompressed(self, codec: int, compressed: memoryview) -> Buffer:
+        """As `record_batch.decompress`; batches are taken to be compressed about as much as the one before."""
+        expected_bytes = int(1.25 * self._compression_ratio * len(compressed))
+        body = record_batch.decompress(codec, compressed, expected_bytes=expected_bytes)
+        self._compression_ratio = len(body) / max(len(compressed), 1)
+        return body
 
     # -- columns --------------------------------------------------------------------------------------------------
 
