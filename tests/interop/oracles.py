@@ -34,6 +34,7 @@ ZOOKEEPER_3_9 = (
     "ch.qos.logback:logback-classic:1.3.15",
 )
 KAFKA_CLIENTS_4 = ("org.apache.kafka:kafka-clients:4.4.0", "org.slf4j:slf4j-nop:1.7.36")
+SPARK_KAFKA_4 = ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",)
 
 SMALL_HEAP = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
@@ -100,6 +101,13 @@ def zookeeper39_jars() -> Path:
 def kafka_clients4_jars() -> Path:
     """The Java clients of Apache Kafka 4.4."""
     return bring_jars("kafka-clients-4.4", KAFKA_CLIENTS_4)
+
+
+def spark_kafka_jars() -> list[Path]:
+    """Spark's own Kafka connector, and what it needs that Spark does not have."""
+    directory = bring_jars("spark-kafka-4.0.0", SPARK_KAFKA_4)
+    needed = ("spark-sql-kafka", "spark-token-provider-kafka", "kafka-clients", "commons-pool2")
+    return sorted(jar for jar in directory.glob("*.jar") if jar.name.startswith(needed))
 
 
 def java_command(jars: Path, main: str, *arguments: str | Path, options: Sequence[str] = SMALL_HEAP) -> list[str]:
