@@ -1,0 +1,174 @@
+"""DataFrames and streams written through Spark, read back by librdkafka."""
+
+import pickle
+import subprocess
+import sys
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql.types import StructType
+from test_spark_writing import read, values_read
+
+from klamm.spark.options import OptionError, write_options
+from klamm.spark.sink import KlammStreamWriter, KlammWriter, Written
+
+SCHEMA = "topic string, partition int, key string, value binary, headers array<struct<key:string,value:binary>>"
+
+
+def write(frame, cluster, topic=None, **options):
+    writer = frame.write.format("klamm").mode("append").option("kafka.bootstrap.servers", cluster.bootstrap)
+    if topic is not None:
+        writer = writer.option("topic", topic)
+    writer.options(**options).save()
+
+
+def test_every_column(spark, cluster, topic):
+    name, other = topic(partitions=2), topic()
+    rows = [
+        (name, 1, "k", b"v", [("h", b"1"), ("h", None)]),
+        (name, 1, None, None, None),
+        (name, 0, "", b"", []),
+        (other, None, "é", b"\x00", None),
+    ]
+    write(spark.createDataFrame(rows, SCHEMA).coalesce(1), cluster)
+    found = {
+        name: {number: [(m.key(), m.value(), m.headers()) for m in messages] for number, messages in read_back.items()}
+        for name, read_back in ((name, read(cluster, name)), (other, read(cluster, other)))
+    }
+    assert found == {
+        name: {0: [(b"", b"", None)], 1: [(b"k", b"v", [("h", b"1"), ("h", None)]), (None, None, None)]},
+        other: {0: [("é".encode(), b"\x00", None)]},
+    }
+
+
+def test_a_hundred_thousand_rows_of_several_tasks(spark, cluster, topic):
+    name = topic(partitions=3)
+    frame = spark.range(0, 100_000, 1, 4).selectExpr("cast(id as string) as key", "cast(id * 2 as string) as value")
+    write(frame, cluster, name, **{"kafka.compression.type": "lz4"})
+    pairs = [(m.key(), m.value()) for messages in read(cluster, name).values() for m in messages]
+    assert Counter(pairs) == Counter((b"%d" % number, b"%d" % (number * 2)) for number in range(100_000))
+
+
+def test_the_option_topic_goes_before_the_column(spark, cluster, topic):
+    wanted, unwanted = topic(), topic()
+    write(spark.createDataFrame([(unwanted, "x", 1.5)], "topic string, value string, other double"), cluster, wanted)
+    assert (values_read(cluster, wanted), values_read(cluster, unwanted)) == ({0: [b"x"]}, {0: []})
+
+
+def test_what_was_read_can_be_written(spark, cluster, topic):
+    source, target = topic(partitions=2), topic(partitions=2)
+    write(spark.createDataFrame([(0, "a"), (1, "b"), (1, None)], "partition int, value string"), cluster, source)
+    reader = spark.read.format("klamm").option("kafka.bootstrap.servers", cluster.bootstrap)
+    write(reader.option("subscribe", source).option("includeHeaders", "true").load(), cluster, target)
+    assert values_read(cluster, target) == values_read(cluster, source)
+
+
+def test_a_row_that_cannot_be_written_fails_the_query(spark, cluster, topic):
+    name = topic()
+    with pytest.raises(PySparkException, match=f"topic {name} has 1 partitions, numbered from 0; a row names 7"):
+        write(spark.createDataFrame([(7, "a")], "partition int, value string"), cluster, name)
+    with pytest.raises(PySparkException, match=r"a record needs \d+ bytes, kafka\.max\.request\.size allows 1000"):
+        write(
+            spark.createDataFrame([("a" * 2_000,)], "value string"), cluster, name, **{"kafka.max.request.size": 1000}
+        )
+
+
+def test_a_stream(spark, cluster, topic, tmp_path):
+    name = topic(partitions=2)
+    for number in range(3):
+        spark.range(number * 100, number * 100 + 100, 1, 1).write.mode("append").parquet(str(tmp_path / "in"))
+    frame = spark.readStream.schema("id long").option("maxFilesPerTrigger", 1).parquet(str(tmp_path / "in"))
+    query = (
+        frame.selectExpr("cast(id as string) as value", "cast(id % 2 as int) as partition")
+        .writeStream.format("klamm")
+        .option("kafka.bootstrap.servers", cluster.bootstrap)
+        .option("topic", name)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    assert len(query.recentProgress) >= 3
+    assert {number: Counter(values) for number, values in values_read(cluster, name).items()} == {
+        odd: Counter(b"%d" % number for number in range(odd, 300, 2)) for odd in (0, 1)
+    }
+
+
+REPEATED_TASK = """
+import os, sys
+from pyspark.sql import SparkSession
+bootstrap, topic, marker = sys.argv[1:]
+
+def fail_once(batches):
+    for number, batch in enumerate(batches):
+        yield batch
+        if number == 1 and not os.path.exists(marker):
+            open(marker, "w").close()
+            raise RuntimeError("the first attempt fails")
+
+spark = (SparkSession.builder.master("local[1,2]").config("spark.ui.enabled", "false")
+         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "5000").getOrCreate())
+spark.sparkContext.setLogLevel("OFF")
+frame = spark.range(0, 20_000, 1, 1).selectExpr("repeat(cast(id as string), 300) as value")
+(frame.mapInArrow(fail_once, "value string").write.format("klamm").mode("append")
+ .option("kafka.bootstrap.servers", bootstrap).option("topic", topic).save())
+spark.stop()
+"""
+
+
+def test_a_repeated_task_writes_at_least_once(spark_environment, cluster, topic, tmp_path):
+    """What the failed attempt wrote stays, and comes before all rows, in order, once."""
+    name = topic()
+    arguments = [sys.executable, "-c", REPEATED_TASK, cluster.bootstrap, name, str(tmp_path / "failed")]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "failed").exists()
+    every = [b"%d" % number * 300 for number in range(20_000)]
+    found = values_read(cluster, name)[0]
+    first_attempt, second_attempt = found[: -len(every)], found[-len(every) :]
+    assert second_attempt == every
+    assert first_attempt == every[: len(first_attempt)]
+
+
+def test_a_worker_gets_the_writer_and_sends_what_it_has_written(cluster, topic):
+    name = topic()
+    options = write_options({"kafka.bootstrap.servers": cluster.bootstrap, "topic": name})
+    schema = StructType.fromDDL("value string, other int")
+    for kind in (KlammWriter, KlammStreamWriter):
+        writer = pickle.loads(pickle.dumps(kind(options, schema)))
+        written = writer.write(iter([pa.record_batch({"value": ["a"] * 3, "other": [1, 2, 3]})] * 2))
+        assert pickle.loads(pickle.dumps(written)) == Written(6)
+        assert writer.write(iter([])) == Written(0)
+    assert values_read(cluster, name) == {0: [b"a"] * 12}
+
+
+@pytest.mark.parametrize(
+    ("topic_option", "schema", "message"),
+    [
+        ("t", "key string", "the column value is required; the columns are key"),
+        (None, "value string", "the option topic is required where there is no column topic"),
+        ("t", "value int", "the column value is of type int; allowed: string or binary"),
+        ("t", "value string, key struct<a:int>", "the column key is of type struct<a:int>; allowed: string or binary"),
+        (None, "value string, topic int", "the column topic is of type int; allowed: string"),
+        ("t", "value string, partition bigint", "the column partition is of type bigint; allowed: int"),
+        (
+            "t",
+            "value string, headers map<string,binary>",
+            r"headers is of type map<string,binary>; allowed: array<struct<key:string,value:binary>>",
+        ),
+    ],
+)
+def test_columns_that_cannot_be_written(topic_option, schema, message):
+    given = {"kafka.bootstrap.servers": "127.0.0.1:1", **({"topic": topic_option} if topic_option else {})}
+    for kind in (KlammWriter, KlammStreamWriter):
+        with pytest.raises(OptionError) as error:
+            kind(write_options(given), StructType.fromDDL(schema))
+        assert message in str(error.value)
+
+
+def test_types_that_are_as_good():
+    options = write_options({"kafka.bootstrap.servers": "127.0.0.1:1", "topic": "t"})
+    schema = "value binary, headers array<struct<key:string not null,value:binary not null>>, topic int"
+    KlammWriter(options, StructType.fromDDL(schema))
