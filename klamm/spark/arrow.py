@@ -71,8 +71,8 @@ def read(
         "startingOffsets": _offsets(starting_offsets),
         "endingOffsets": _offsets(ending_offsets),
     }
-    texts = {name: str(value) for name, value in {**(options or {}), **given}.items() if value is not None}
-    parsed = read_options(texts, streaming=False)
+    chosen = {**(options or {}), **{name: value for name, value in given.items() if value is not None}}
+    parsed = read_options({name: str(value) for name, value in chosen.items()}, streaming=False)
     with_headers = include_headers or parsed.include_headers
     names = schema.columns(include_headers=with_headers) if columns is None else tuple(columns)
     return pa.RecordBatchReader.from_batches(schema.schema(names), _read(parsed.fetch, plan_batch(parsed), names))

@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 GRACE_MS = 10_000
 # The first fetch of a range; the next ones are as large as the rest of the range seems to be.
 FIRST_FETCH_BYTES = 1024 * 1024
+# Well below the largest response that the client takes, which a batch larger than this may still need.
+LARGEST_FETCH_BYTES = 64 * 1024 * 1024
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 
 _CONSUMER = -1
@@ -66,7 +68,7 @@ class FetchOptions:
 
     - `poll_timeout_ms`: how long to wait for the next records of a range before giving up.
     - `fail_on_data_loss`: whether loss raises DataLoss, or is logged and what is left is read.
-    - `fetch_max_bytes`: of one fetch, unless a single batch is larger.
+    - `fetch_max_bytes`: of one fetch, unless a single batch is larger; more than 64 MB count as 64 MB.
     - `max_batch_bytes`: of one Arrow record batch, unless a single record is larger.
     """
 
@@ -87,8 +89,8 @@ def read_range(options: FetchOptions, records: PartitionRange, columns: Sequence
     """
     decoder = Decoder(records.topic, records.partition, columns, options.max_batch_bytes)
     fetcher = _Fetcher(options, records)
-    offset, max_bytes = records.start_offset, min(FIRST_FETCH_BYTES, options.fetch_max_bytes)
-    under_way = start(options.client, fetcher.fetch(offset, max_bytes))
+    offset, most_bytes = records.start_offset, min(options.fetch_max_bytes, LARGEST_FETCH_BYTES)
+    under_way = start(options.client, fetcher.fetch(offset, min(FIRST_FETCH_BYTES, most_bytes)))
     try:
         # The loops take longer to load, or even to compile, than a fetch.
         decoder.prepare()
@@ -102,7 +104,7 @@ def read_range(options: FetchOptions, records: PartitionRange, columns: Sequence
             first, offset = offset, min(batches.next_offset, records.end_offset)
             bytes_per_offset = len(batches.records) / (offset - first)
             rest_bytes = int(FIRST_FETCH_BYTES + bytes_per_offset * (records.end_offset - offset))
-            under_way = start(options.client, fetcher.fetch(offset, min(rest_bytes, options.fetch_max_bytes)))
+            under_way = start(options.client, fetcher.fetch(offset, min(rest_bytes, most_bytes)))
             yield from decoder.decode(batches, first, offset, fetched.aborted_transactions or ())
     finally:
         under_way.cancel()

@@ -66,6 +66,7 @@ def test_where_reading_begins_and_ends(cluster: Cluster, orders: str) -> None:
     assert read(assign={orders: [1]}, ending_offsets={orders: {1: 2}}) == [(1, 0), (1, 1)]
     assert read(subscribe_pattern="ord.*", starting_offsets={orders: {0: 4, 1: 3}}) == [(0, 4)]
     assert read(subscribe=orders, options={"startingTimestamp": 1002}) == [(0, 2), (0, 3), (0, 4), (1, 2)]
+    assert read(subscribe=orders, options={"startingOffsets": '{"orders": {"0": 4, "1": 3}}'}) == [(0, 4)]
     assert read(subscribe=orders, options={"maxRecordsPerPartition": 2})[:3] == [(0, 0), (0, 1), (0, 2)]
 
 
