@@ -17,8 +17,11 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 _OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False}
 
 
-def compiled(signature: Any) -> Callable[[Function], Function]:
-    """Compiles a function for these types, at once. It runs without the GIL, and no index in it is checked."""
+def compiled(signature: Any = None) -> Callable[[Function], Function]:
+    """Compiles a function for these types at once, without any for those of its first call.
+
+    It runs without the GIL, and no index in it is checked.
+    """
 
     def compile_(function: Function) -> Function:
         try:

@@ -13,15 +13,14 @@ Source: org.apache.kafka.common.record.DefaultRecord, org.apache.kafka.common.ut
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import njit
 
+from klamm.spark.compiling import compiled, inlined
 from klamm.spark.memcpy import copy_bytes
 
 if TYPE_CHECKING:
     from klamm.spark.encoding import Columns
     from klamm.spark.partitioning import Layout, Sticky
 
-_OPTIONS = {"cache": True, "nogil": True, "boundscheck": False}
 # A record's attributes, and the most that the difference of two offsets needs.
 _FIXED_BYTES = 1 + 5
 _MAX_VARLONG_BYTES = 10
@@ -35,7 +34,7 @@ _32_BITS = 0xFFFFFFFF
 NO_PARTITION = -(2**31) - 1
 
 
-@njit(**_OPTIONS)
+@inlined
 def _varint_size(number: int) -> int:
     value = np.uint64((number << 1) ^ (number >> 63))
     size = 1
@@ -45,7 +44,7 @@ def _varint_size(number: int) -> int:
     return size
 
 
-@njit(**_OPTIONS)
+@inlined
 def _write_varint(out: Any, at: int, number: int) -> int:
     """Writes a zigzag varint or varlong; returns the position after it."""
     value = np.uint64((number << 1) ^ (number >> 63))
@@ -57,12 +56,12 @@ def _write_varint(out: Any, at: int, number: int) -> int:
     return at + 1
 
 
-@njit(**_OPTIONS)
+@inlined
 def _string_size(size: int) -> int:
     return _varint_size(size) + max(size, 0)
 
 
-@njit(**_OPTIONS)
+@inlined
 def _write_string(out: Any, at: int, strings: Any, index: int) -> int:
     size = strings.sizes[index]
     at = _write_varint(out, at, size)
@@ -72,7 +71,7 @@ def _write_string(out: Any, at: int, strings: Any, index: int) -> int:
     return at
 
 
-@njit(**_OPTIONS)
+@inlined
 def _headers_size(headers: Any, row: int) -> int:
     first, count = headers.starts[row], headers.counts[row]
     size = _varint_size(count)
@@ -81,7 +80,7 @@ def _headers_size(headers: Any, row: int) -> int:
     return size
 
 
-@njit(**_OPTIONS)
+@compiled()
 def measure(sizes: Any, columns: "Columns", same_timestamp: bool) -> None:
     """Puts into `sizes` how many bytes the record of each row needs, or a few more."""
     fixed = _FIXED_BYTES + (1 if same_timestamp else _MAX_VARLONG_BYTES)
@@ -91,7 +90,7 @@ def measure(sizes: Any, columns: "Columns", same_timestamp: bool) -> None:
         sizes[row] = size + _varint_size(size)
 
 
-@njit(**_OPTIONS)
+@compiled()
 def split(
     targets: Any, target_count: int, sizes: Any, limits: Any, order: Any, first: Any, batch_targets: Any, needs: Any
 ) -> int:
@@ -122,7 +121,7 @@ def split(
     return batch + 1
 
 
-@njit(**_OPTIONS)
+@compiled()
 def write(out: Any, starts: Any, ends: Any, max_timestamps: Any, order: Any, first: Any, columns: "Columns") -> None:
     """Writes the records of each batch b into `out` from `starts[b]`, and the position after them into `ends[b]`."""
     for batch in range(len(starts)):
@@ -151,7 +150,7 @@ def write(out: Any, starts: Any, ends: Any, max_timestamps: Any, order: Any, fir
         ends[batch], max_timestamps[batch] = at, max_timestamp
 
 
-@njit(**_OPTIONS)
+@inlined
 def murmur2(data: Any, start: int, size: int) -> int:
     """The hash of Kafka's default partitioner, as a number of 32 bits without sign."""
     value = (_SEED ^ size) & _32_BITS
@@ -171,7 +170,7 @@ def murmur2(data: Any, start: int, size: int) -> int:
     return value ^ (value >> 15)
 
 
-@njit(**_OPTIONS)
+@compiled()
 def assign(
     targets: Any, topics: Any, partitions: Any, keys: Any, sizes: Any, layout: "Layout", sticky: "Sticky"
 ) -> int:
