@@ -34,7 +34,11 @@ ZOOKEEPER_3_9 = (
     "ch.qos.logback:logback-classic:1.3.15",
 )
 KAFKA_CLIENTS_4 = ("org.apache.kafka:kafka-clients:4.4.0", "org.slf4j:slf4j-nop:1.7.36")
-SPARK_KAFKA_4 = ("org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0",)
+# Streaming queries of PySpark 4.3 need a connector later than 4.0, whose part for tokens has not changed since.
+SPARK_KAFKA_4 = (
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+)
 
 SMALL_HEAP = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
@@ -84,6 +88,8 @@ def _pom(coordinates: Iterable[str]) -> str:
     return (
         '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
         "<groupId>klamm</groupId><artifactId>oracles</artifactId><version>1</version>"
+        # What is named here is not taken in the version, either, that something else names.
+        f"<dependencyManagement><dependencies>{dependencies}</dependencies></dependencyManagement>"
         f"<dependencies>{dependencies}</dependencies></project>"
     )
 
@@ -105,7 +111,7 @@ def kafka_clients4_jars() -> Path:
 
 def spark_kafka_jars() -> list[Path]:
     """Spark's own Kafka connector, and what it needs that Spark does not have."""
-    directory = bring_jars("spark-kafka-4.0.0", SPARK_KAFKA_4)
+    directory = bring_jars("spark-kafka-4.2.0", SPARK_KAFKA_4)
     needed = ("spark-sql-kafka", "spark-token-provider-kafka", "kafka-clients", "commons-pool2")
     return sorted(jar for jar in directory.glob("*.jar") if jar.name.startswith(needed))
 

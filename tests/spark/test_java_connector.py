@@ -1,0 +1,115 @@
+"""The same rows as Spark's own Kafka connector reads, of everything that a topic can hold.
+
+Batches are read from Apache Kafka, because librdkafka writes transactions only where there is a coordinator for them.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import oracles
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+from producing import numbered, produce
+
+from klamm.testing.cluster import Cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MakeTopic = Callable[..., str]
+
+ALL_COLUMNS = ["topic", "partition", "offset", "timestamp", "timestampType", "key", "value", "headers"]
+
+
+@pytest.fixture(scope="module")
+def java_connector(spark: "SparkSession") -> None:
+    """Spark's own connector in the session of the tests."""
+    for jar in oracles.spark_kafka_jars():
+        spark.sql(f"ADD JAR '{jar}'")
+
+
+def write_everything(bootstrap: str, name: str) -> None:
+    """All codecs, nulls, headers (of one key twice, too), large records, and transactions that end either way."""
+    for partition, codec in enumerate(("none", "gzip", "snappy", "lz4", "zstd")):
+        records = [
+            {
+                "key": None if number % 3 == 0 else b"k" * (number % 50),
+                "value": None if number % 7 == 0 else bytes([number % 256]) * (number * 13 % 900),
+                "partition": partition,
+                "timestamp": 1_600_000_000_000 + number * 77,
+                "headers": [("h", b"1"), ("h", None), ("ü", b"\xff" * number)] if number % 5 == 0 else [],
+            }
+            for number in range(300)
+        ]
+        produce(bootstrap, name, records, **{"compression.type": codec, "batch.num.messages": 40})
+    produce(bootstrap, name, [{"value": b"x" * 900_000, "partition": 0}, {"value": b"", "key": b"", "partition": 0}])
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": name})
+    producer.init_transactions()
+    for ends_well in (True, False, True):
+        producer.begin_transaction()
+        for record in numbered(5, partition=1):
+            producer.produce(name, **record)
+        (producer.commit_transaction if ends_well else producer.abort_transaction)()
+
+
+@pytest.fixture(scope="module")
+def kafka(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The bootstrap address of an Apache Kafka 2.8.2 broker with the topic `everything`."""
+    zookeeper = oracles.RealZooKeeper(kafka_jars, tmp_path_factory.mktemp("zookeeper"))
+    zookeeper.start()
+    broker = oracles.RealKafka(kafka_jars, tmp_path_factory.mktemp("kafka"), zookeeper.connect)
+    try:
+        broker.start()
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+        admin.create_topics([NewTopic("everything", 5, 1)])["everything"].result(30)
+        write_everything(broker.bootstrap, "everything")
+        yield broker.bootstrap
+    finally:
+        broker.kill()
+        zookeeper.kill()
+
+
+@pytest.mark.usefixtures("java_connector")
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+@pytest.mark.parametrize("splitting", [{}, {"minPartitions": "13"}])
+def test_a_batch_has_the_same_rows(
+    spark: "SparkSession", kafka: str, isolation: str, splitting: dict[str, str]
+) -> None:
+    def rows(source: str) -> "DataFrame":
+        options = {"includeHeaders": "true", "kafka.isolation.level": isolation, "startingTimestamp": "0", **splitting}
+        reader = spark.read.format(source).option("kafka.bootstrap.servers", kafka)
+        return reader.option("subscribe", "everything").options(**options).load().select(ALL_COLUMNS)
+
+    ours, theirs = rows("klamm").collect(), rows("kafka").collect()
+    assert len(ours) == len(theirs) == 5 * 300 + 2 + (15 if isolation == "read_uncommitted" else 10)
+    assert sorted(ours, key=_place) == sorted(theirs, key=_place)
+
+
+@pytest.mark.usefixtures("java_connector")
+def test_a_stream_has_the_same_rows_and_takes_over_a_checkpoint(
+    spark: "SparkSession", cluster: Cluster, topic: MakeTopic, tmp_path: Path
+) -> None:
+    """What the Java connector's query has read, klamm's does not read again; what it has not, it does."""
+    name = topic(partitions=2)
+    produce(cluster.bootstrap, name, [*numbered(50), *numbered(30, partition=1)])
+
+    def run(source: str, to: str) -> None:
+        reader = spark.readStream.format(source).option("kafka.bootstrap.servers", cluster.bootstrap)
+        frame = reader.option("subscribe", name).option("startingOffsets", "earliest").load()
+        writer = frame.writeStream.format("parquet").option("checkpointLocation", f"{tmp_path}/{to}.checkpoint")
+        assert writer.trigger(availableNow=True).start(f"{tmp_path}/{to}").awaitTermination(100)
+
+    run("klamm", "ours")
+    run("kafka", "theirs")
+    ours, theirs = spark.read.parquet(f"{tmp_path}/ours"), spark.read.parquet(f"{tmp_path}/theirs")
+    assert sorted(ours.collect(), key=_place) == sorted(theirs.collect(), key=_place)
+    produce(cluster.bootstrap, name, numbered(5, partition=1, first=30))
+    run("klamm", "theirs")
+    offsets = sorted((row.partition, row.offset) for row in spark.read.parquet(f"{tmp_path}/theirs").collect())
+    assert offsets == [*((0, offset) for offset in range(50)), *((1, offset) for offset in range(35))]
+
+
+def _place(row: object) -> tuple[int, int]:
+    return row.partition, row.offset  # type: ignore[attr-defined]
