@@ -97,7 +97,8 @@ class Decoder:
         wanted = table[
             (table[:, kernels.LAST_OFFSET] >= start_offset)
             & (table[:, kernels.BASE_OFFSET] < end_offset)
-            & (table[:, kernels.RECORD_COUNT] != 0)
+            # A batch of which compaction has left the header only.
+            & ((table[:, kernels.RECORD_COUNT] != 0) | (table[:, kernels.SIZE] != kernels.HEADER_SIZE_BYTES))
         ]
         if aborted:
             wanted = self._committed(batches.records, wanted, table, aborted)

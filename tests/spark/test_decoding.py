@@ -121,6 +121,7 @@ def test_a_batch_with_a_right_checksum_and_wrong_records(records: list[Record], 
 @example(b"\xfe\xff\xff\xff\x0f" + bytes(20), 0, 1)
 @example(b"\x01" + bytes(20), 0, 1)
 @example(b"", 0, 1)
+@example(bytes(7), 0, 0)
 def test_any_bytes_as_records(body: bytes, attributes: int, record_count: int) -> None:
     batch = bytearray(build_batch([Record(None, None)])[:61]) + body
     struct.pack_into(">i", batch, 8, len(batch) - 12)
