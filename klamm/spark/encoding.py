@@ -5,7 +5,7 @@ size. `klamm.protocol.record_batch.build_batch` does the same one record at a ti
 
 What must stay true:
 - A null is not an empty byte string, neither as key nor as value nor as a header's value.
-- What is handed out is never written to again: it goes to a transport as it is.
+- A sealed batch has memory of its own and is never written to again: it goes to a transport as it is.
 
 Source: org.apache.kafka.common.record.DefaultRecordBatch, DefaultRecord.
 """
@@ -22,7 +22,6 @@ from klamm.protocol.record_batch import (
     HEADER_SIZE_BYTES,
     LOG_OVERHEAD_BYTES,
     BatchHeader,
-    Buffer,
     CompressionType,
     recompress,
     write_header,
@@ -31,8 +30,8 @@ from klamm.spark import encoding_kernels as kernels
 
 Integers = npt.NDArray[np.int64]
 
-# Batches are written side by side into memory of about this size, which lives until the last of them is acknowledged.
-SLAB_BYTES = 4 * 1024 * 1024
+# Batches are written side by side into memory of about this size: one call of compiled code makes many of them.
+SLAB_BYTES = 2 * 1024 * 1024
 
 
 class Strings(NamedTuple):
@@ -86,8 +85,10 @@ class EncodedBatch(NamedTuple):
     base_timestamp: int
     max_timestamp: int
 
-    def seal(self, codec: CompressionType, producer_id: int, producer_epoch: int, base_sequence: int) -> Buffer:
-        """The batch as it goes to a broker. To be called once."""
+    def seal(
+        self, codec: CompressionType, producer_id: int, producer_epoch: int, base_sequence: int
+    ) -> bytes | bytearray:
+        """The batch as it goes to a broker, in memory of its own: one that waits long keeps no others alive."""
         header = BatchHeader(
             0,
             len(self.data) - LOG_OVERHEAD_BYTES,
@@ -104,7 +105,7 @@ class EncodedBatch(NamedTuple):
             self.record_count,
         )
         write_header(self.data, 0, header)
-        return self.data if codec == CompressionType.NONE else recompress(self.data, header, codec)
+        return bytes(self.data) if codec == CompressionType.NONE else recompress(self.data, header, codec)
 
 
 def record_sizes(columns: Columns) -> Integers:

@@ -20,13 +20,15 @@ from klamm.net.cluster import ClusterClient
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import HEADER_SIZE_BYTES, advance_sequence
 from klamm.spark import network
-from klamm.spark.encoding import SLAB_BYTES, Columns, Integers, encode, record_sizes
+from klamm.spark.encoding import Columns, Integers, encode, record_sizes
 from klamm.spark.options import WriteOptions
 from klamm.spark.partitioning import Topic, assign
 from klamm.spark.producer import PartitionBatch, Producer
 
 # Small Arrow batches are gathered until they are this large, so that each partition's batches are worth sending.
 GATHERED_BYTES = 8 * 1024 * 1024
+# As soon as this much of them is encoded it is handed to the producer, which sends it while more is encoded.
+HANDED_OVER_BYTES = 2 * 1024 * 1024
 
 
 class RecordWriter:
@@ -98,7 +100,7 @@ class RecordWriter:
             data = encoded.seal(self._options.compression, self._producer_id, self._producer_epoch, sequence)
             sealed.append(PartitionBatch(*key, data, len(encoded.data)))
             size_bytes += len(data)
-            if size_bytes >= SLAB_BYTES:
+            if size_bytes >= HANDED_OVER_BYTES:
                 self._append(sealed)
                 sealed, size_bytes = [], 0
         self._append(sealed)

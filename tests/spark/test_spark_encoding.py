@@ -103,6 +103,15 @@ def test_a_record_of_20_mb_is_a_batch_of_its_own(codec):
     assert [[record.value for record in records] for _, _, records, _ in found] == [[b"1"], [large], [b"2"]]
 
 
+@pytest.mark.parametrize("codec", CompressionType)
+def test_a_batch_that_waits_keeps_no_others_in_memory(codec):
+    columns = columns_of([(None, b"x" * 100, None, NOW_MS, 0)] * 1_000)
+    batches = encode(columns, np.zeros(1_000, np.int64), record_sizes(columns), [1_000])
+    sealed = [batch.seal(codec, 7, 3, 0) for batch in batches]
+    assert len(sealed) > 100
+    assert all(isinstance(data, bytes | bytearray) for data in sealed)
+
+
 def test_more_than_a_slab():
     values = [b"%08d" % number * 64 for number in range(20_000)]
     columns = columns_of([(None, value, None, NOW_MS, 0) for value in values])
