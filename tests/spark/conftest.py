@@ -53,6 +53,7 @@ def spark(spark_environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
         SparkSession.builder.master("local[2]")
         .appName("klamm tests")
         .config("spark.ui.enabled", "false")
+        .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.sql.streaming.checkpointLocation", str(tmp_path_factory.mktemp("checkpoints")))
