@@ -2,6 +2,8 @@
 
 import contextlib
 import pickle
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -232,6 +234,28 @@ def test_a_wrong_option_of_a_writer_is_named_with_what_is_allowed(wrong: dict[st
     with pytest.raises(OptionError) as caught:
         write_options({**SERVERS, **wrong})
     assert told in str(caught.value)
+
+
+def test_the_documentation_has_every_option_and_no_other() -> None:
+    """What a table names in its first column is an option, and what the messages allow is in a table."""
+    text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+    documented = {
+        name
+        for line in text.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`([^`]+)`", line.split("|")[1])
+    }
+    with pytest.raises(OptionError) as caught:
+        read_options({"nonsense": ""}, streaming=False)
+    own = set(str(caught.value).rpartition("allowed: ")[2].split(", ")) - {"kafka.*"}
+    with pytest.raises(OptionError) as caught:
+        read_options({"kafka.nonsense": ""}, streaming=False)
+    passed = set(str(caught.value).rpartition("allowed: ")[2].split(", "))
+    assert {name for name in documented if not name.startswith("kafka.")} == own
+    assert passed <= documented
+    for name in documented - own - passed - {"kafka.*"}:
+        with pytest.raises(OptionError, match="is not supported"):
+            read_options({name: "x"}, streaming=False)
 
 
 def test_headers_are_asked_for_before_anything_else_is_known() -> None:
