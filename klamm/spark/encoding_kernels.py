@@ -62,31 +62,35 @@ def _string_size(size: int) -> int:
 
 
 @inlined
-def _write_string(out: Any, at: int, strings: Any, index: int) -> int:
-    size = strings.sizes[index]
+def _write_string(out: Any, at: int, data: Any, start: int, size: int) -> int:
     at = _write_varint(out, at, size)
     if size > 0:
-        copy_bytes(out, at, strings.data, strings.starts[index], size)
+        copy_bytes(out, at, data, start, size)
         at += size
     return at
 
 
 @inlined
-def _headers_size(headers: Any, row: int) -> int:
-    first, count = headers.starts[row], headers.counts[row]
+def _headers_size(name_sizes: Any, value_sizes: Any, first: int, count: int) -> int:
     size = _varint_size(count)
     for index in range(first, first + count):
-        size += _string_size(headers.names.sizes[index]) + _string_size(headers.values.sizes[index])
+        size += _string_size(name_sizes[index]) + _string_size(value_sizes[index])
     return size
+
+
+# Arrays are taken out of their tuples before a loop: inside of it, that costs as much as a record.
 
 
 @compiled()
 def measure(sizes: Any, columns: "Columns", same_timestamp: bool) -> None:
     """Puts into `sizes` how many bytes the record of each row needs, or a few more."""
+    key_sizes, value_sizes = columns.keys.sizes, columns.values.sizes
+    header_starts, header_counts = columns.headers.starts, columns.headers.counts
+    name_sizes, text_sizes = columns.headers.names.sizes, columns.headers.values.sizes
     fixed = _FIXED_BYTES + (1 if same_timestamp else _MAX_VARLONG_BYTES)
     for row in range(len(sizes)):
-        strings = _string_size(columns.keys.sizes[row]) + _string_size(columns.values.sizes[row])
-        size = fixed + strings + _headers_size(columns.headers, row)
+        size = fixed + _string_size(key_sizes[row]) + _string_size(value_sizes[row])
+        size += _headers_size(name_sizes, text_sizes, header_starts[row], header_counts[row])
         sizes[row] = size + _varint_size(size)
 
 
@@ -124,29 +128,34 @@ def split(
 @compiled()
 def write(out: Any, starts: Any, ends: Any, max_timestamps: Any, order: Any, first: Any, columns: "Columns") -> None:
     """Writes the records of each batch b into `out` from `starts[b]`, and the position after them into `ends[b]`."""
+    keys, key_starts, key_sizes = columns.keys
+    values, value_starts, value_sizes = columns.values
+    header_starts, header_counts, header_names, header_values = columns.headers
+    names, name_starts, name_sizes = header_names
+    texts, text_starts, text_sizes = header_values
+    timestamps = columns.timestamps
     for batch in range(len(starts)):
         at = starts[batch]
-        base_timestamp = columns.timestamps[order[first[batch]]]
+        base_timestamp = timestamps[order[first[batch]]]
         max_timestamp = base_timestamp
         for index in range(first[batch], first[batch + 1]):
             row = order[index]
-            timestamp = columns.timestamps[row]
-            max_timestamp = max(max_timestamp, timestamp)
-            headers_size = _headers_size(columns.headers, row)
-            offset_delta = index - first[batch]
-            size = 1 + _varint_size(timestamp - base_timestamp) + _varint_size(offset_delta) + headers_size
-            size += _string_size(columns.keys.sizes[row]) + _string_size(columns.values.sizes[row])
+            max_timestamp = max(max_timestamp, timestamps[row])
+            timestamp_delta, offset_delta = timestamps[row] - base_timestamp, index - first[batch]
+            first_header, header_count = header_starts[row], header_counts[row]
+            size = 1 + _varint_size(timestamp_delta) + _varint_size(offset_delta)
+            size += _string_size(key_sizes[row]) + _string_size(value_sizes[row])
+            size += _headers_size(name_sizes, text_sizes, first_header, header_count)
             at = _write_varint(out, at, size)
             out[at] = 0
-            at = _write_varint(out, at + 1, timestamp - base_timestamp)
+            at = _write_varint(out, at + 1, timestamp_delta)
             at = _write_varint(out, at, offset_delta)
-            at = _write_string(out, at, columns.keys, row)
-            at = _write_string(out, at, columns.values, row)
-            header, count = columns.headers.starts[row], columns.headers.counts[row]
-            at = _write_varint(out, at, count)
-            for number in range(header, header + count):
-                at = _write_string(out, at, columns.headers.names, number)
-                at = _write_string(out, at, columns.headers.values, number)
+            at = _write_string(out, at, keys, key_starts[row], key_sizes[row])
+            at = _write_string(out, at, values, value_starts[row], value_sizes[row])
+            at = _write_varint(out, at, header_count)
+            for header in range(first_header, first_header + header_count):
+                at = _write_string(out, at, names, name_starts[header], name_sizes[header])
+                at = _write_string(out, at, texts, text_starts[header], text_sizes[header])
         ends[batch], max_timestamps[batch] = at, max_timestamp
 
 
@@ -179,20 +188,22 @@ def assign(
     The partition is the row's own, else that of its key, else (null keys) that which the topic keeps to until a batch
     is full. Returns the first row whose own partition its topic does not have, -1 when there is none.
     """
+    counts, first_targets, limits, available, first_available, available_counts = layout
+    key_data, key_starts, key_sizes = keys
+    current, filled = sticky
     for row in range(len(targets)):
         topic = topics[row]
         partition = partitions[row]
         if partition != NO_PARTITION:
-            if not 0 <= partition < layout.counts[topic]:
+            if not 0 <= partition < counts[topic]:
                 return row
-        elif keys.sizes[row] >= 0:
-            hashed = murmur2(keys.data, keys.starts[row], keys.sizes[row])
-            partition = (hashed & 0x7FFFFFFF) % layout.counts[topic]
+        elif key_sizes[row] >= 0:
+            partition = (murmur2(key_data, key_starts[row], key_sizes[row]) & 0x7FFFFFFF) % counts[topic]
         else:
-            if sticky.filled[topic] + sizes[row] > layout.limits[topic] and sticky.filled[topic] > 0:
-                sticky.filled[topic] = 0
-                sticky.current[topic] = (sticky.current[topic] + 1) % layout.available_counts[topic]
-            sticky.filled[topic] += sizes[row]
-            partition = layout.available[layout.first_available[topic] + sticky.current[topic]]
-        targets[row] = layout.first_targets[topic] + partition
+            if filled[topic] + sizes[row] > limits[topic] and filled[topic] > 0:
+                filled[topic] = 0
+                current[topic] = (current[topic] + 1) % available_counts[topic]
+            filled[topic] += sizes[row]
+            partition = available[first_available[topic] + current[topic]]
+        targets[row] = first_targets[topic] + partition
     return -1
