@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+import tracemalloc
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
@@ -110,6 +111,28 @@ def test_records_of_a_byte_and_of_many_megabytes(
     produce(cluster.bootstrap, name, [{"value": bytes(size)} for size in sizes], **{"message.max.bytes": 30_000_000})
     made = list(read_range(options, PartitionRange(name, 0, 0, len(sizes)), ("value",)))
     assert [len(value or b"") for value in values(made)] == sizes
+
+
+def test_memory_is_bounded_by_the_size_of_a_fetch(
+    cluster: Cluster, topic: Callable[..., str], options: FetchOptions
+) -> None:
+    name = topic()
+    produce(cluster.bootstrap, name, [{"value": bytes(10_000)}] * 3000, **{"batch.num.messages": 20})
+    small = replace(options, fetch_max_bytes=1_000_000)
+    # Loading the loops takes much more memory than using them.
+    assert len(values(read_range(small, PartitionRange(name, 0, 0, 1), ALL))) == 1
+    before = pa.total_allocated_bytes()
+    most = rows = 0
+    tracemalloc.start()
+    for batch in read_range(small, PartitionRange(name, 0, 0, 3000), ALL):
+        rows += batch.num_rows
+        most = max(most, pa.total_allocated_bytes() - before)
+    frames = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert rows == 3000
+    # The records that are handed out and those of the batch before, and two fetches with a third under way.
+    assert most < 5_000_000
+    assert frames < 10_000_000
 
 
 def test_a_reader_that_is_left_early_stops_fetching(
@@ -266,8 +289,8 @@ assert count() == 10
 child = os.fork()
 if child == 0:
     os._exit(count())
-assert count() == 10
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 10
+assert count() == 10
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
