@@ -1,5 +1,10 @@
-"""Where PySpark looks for data sources: packages named pyspark_* that have a `DefaultSource`."""
+"""Where PySpark looks for data sources: packages named pyspark_* that have a `DefaultSource`.
 
-from klamm.spark.source import KlammDataSource as DefaultSource
+PySpark imports all of them before it looks for any one, so this must never fail: where klamm was installed without its
+extra `spark`, or beside an older PySpark, there is no `DefaultSource`, and other data sources work as before.
+"""
 
-__all__ = ["DefaultSource"]
+import contextlib
+
+with contextlib.suppress(ImportError):
+    from klamm.spark.source import KlammDataSource as DefaultSource  # noqa: F401  # PySpark asks for it

@@ -56,6 +56,7 @@ def spark(spark_environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
         .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.streaming.noDataProgressEventInterval", "100ms")
         .config("spark.sql.streaming.checkpointLocation", str(tmp_path_factory.mktemp("checkpoints")))
         .config("spark.sql.warehouse.dir", str(tmp_path_factory.mktemp("warehouse")))
         .getOrCreate()

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 MakeTopic = Callable[..., str]
+ROOT = Path(__file__).parents[2]
 
 
 def read(
@@ -144,3 +146,12 @@ def test_planning_imports_no_decoder() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_pyspark_can_look_for_data_sources_where_the_extra_is_not_installed() -> None:
+    code = (
+        "import sys; sys.modules['pyarrow'] = None\n"
+        "import pyspark_klamm; print(hasattr(pyspark_klamm, 'DefaultSource'))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "False"

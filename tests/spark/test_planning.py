@@ -254,3 +254,14 @@ def test_what_is_gone_is_a_loss(cluster: Cluster, filled: str, caplog: pytest.Lo
         goes_on = options(cluster.bootstrap, streaming=True, subscribe=filled, failOnDataLoss="false")
         planning.with_begin(goes_on, Position(offsets, {}, {}), latest)
         assert told in caplog.text
+
+
+def test_a_plan_survives_the_death_of_a_leader(klamm_cluster_factory: Callable[..., Cluster]) -> None:
+    cluster = klamm_cluster_factory(2, zookeeper_session_timeout_ms=1000)
+    cluster.create_topic("t", partitions=2, replication_factor=2)
+    produce(cluster.bootstrap, "t", [*numbered(3), *numbered(4, partition=1)])
+    given_ = options(cluster.bootstrap)
+    # Now the client knows the leaders, one of which it will not find again.
+    assert spans(plan_batch(given_)) == [(0, 0, 3), (1, 0, 4)]
+    cluster.kill(cluster.leader("t", 0))
+    assert spans(plan_batch(given_)) == [(0, 0, 3), (1, 0, 4)]

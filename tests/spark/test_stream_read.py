@@ -25,7 +25,7 @@ class Query:
 
     def __init__(self, spark: "SparkSession", cluster: Cluster, topic: str, directory: Path, **options: object) -> None:
         self._spark = spark
-        self._options = {
+        self.options = {
             "kafka.bootstrap.servers": cluster.bootstrap,
             "subscribe": topic,
             "startingOffsets": "earliest",
@@ -36,7 +36,7 @@ class Query:
         self.fail_in_batch: int | None = None
 
     def start(self, **trigger: Any) -> "StreamingQuery":
-        frame = self._spark.readStream.format("klamm").options(**self._options).load()
+        frame = self._spark.readStream.format("klamm").options(**self.options).load()
         writer = frame.select("partition", "offset", "value").writeStream.foreachBatch(self._keep)
         return writer.option("checkpointLocation", self._checkpoint).trigger(**trigger).start()
 
@@ -71,20 +71,23 @@ def test_what_is_available_now_in_batches_and_on_after_a_restart(
     assert query.run() == rows(5, partition=1, first=20)
 
 
-def test_a_first_batch_that_failed_is_the_same_batch_after_a_restart(
-    spark: "SparkSession", cluster: Cluster, topic: MakeTopic, tmp_path: Path
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_batch_that_failed_is_repeated_and_nothing_is_missed(
+    spark: "SparkSession", cluster: Cluster, topic: MakeTopic, tmp_path: Path, failing: int
 ) -> None:
-    """It began at latest; asked anew, latest is somewhere else."""
+    """The query begins at latest. When Spark asks for the begin of the first batch anew, latest is somewhere else."""
     name = topic()
     produce(cluster.bootstrap, name, numbered(3))
     query = Query(spark, cluster, name, tmp_path, startingOffsets="latest")
-    query.fail_in_batch = 1
+    query.fail_in_batch = failing
     running = query.start(processingTime="0 seconds")
-    cluster.until(lambda: 0 in query.batches)
-    produce(cluster.bootstrap, name, numbered(4, first=3))
+    if failing == 1:
+        cluster.until(lambda: 0 in query.batches)
+        produce(cluster.bootstrap, name, numbered(4, first=3))
     with pytest.raises(StreamingQueryException, match="this batch is to fail"):
         running.awaitTermination(60)
-    assert query.batches == {0: []}
+    if failing == 0:
+        produce(cluster.bootstrap, name, numbered(4, first=3))
     produce(cluster.bootstrap, name, numbered(2, first=7))
     query.fail_in_batch = None
     assert query.run() == rows(6, first=3)
@@ -104,6 +107,24 @@ def test_a_topic_that_is_created_anew_between_runs(
         query.run()
     goes_on = Query(spark, cluster, name, tmp_path, failOnDataLoss="false")
     assert goes_on.run() == [*rows(4, first=10, first_offset=0), *rows(1, partition=1)]
+
+
+def test_topics_that_come_later_are_read_from_their_first_record(
+    spark: "SparkSession", cluster: Cluster, topic: MakeTopic, tmp_path: Path
+) -> None:
+    first = topic()
+    produce(cluster.bootstrap, first, numbered(3))
+    query = Query(spark, cluster, first, tmp_path)
+    del query.options["subscribe"]
+    query.options.update(subscribePattern=f"{first}(-later)?", startingOffsets="latest")
+    running = query.start(processingTime="0 seconds")
+    cluster.until(lambda: 0 in query.batches)
+    cluster.create_topic(f"{first}-later", partitions=2)
+    produce(cluster.bootstrap, f"{first}-later", [*numbered(2), *numbered(2, partition=1)])
+    cluster.until(lambda: sum(map(len, query.batches.values())) >= 4)
+    running.stop()
+    assert query.batches.pop(0) == []
+    assert sorted(row for batch in query.batches.values() for row in batch) == [*rows(2), *rows(2, partition=1)]
 
 
 def test_offsets_are_committed_to_a_group(
