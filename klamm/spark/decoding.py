@@ -13,7 +13,7 @@ What must stay true:
 Source: org.apache.kafka.clients.consumer.internals.Fetcher.CompletedFetch.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import crc32c
@@ -217,37 +217,51 @@ class Decoder:
             raise self._explained(data, bodies[where])
         if rows == 0:
             return
-        made: dict[str, Any] = {
+        # Only what was asked for is made; topic and partition, which are the same in all rows, follow below.
+        make: dict[str, Callable[[], pa.Array]] = {
             "key": lambda: keys.array(rows, key_bytes, null_keys, pa.binary()),
             "value": lambda: values.array(rows, value_bytes, null_values, pa.binary()),
-            "topic": lambda: self._constant("topic", pa.scalar(self._topic, pa.string()), rows),
-            "partition": lambda: self._constant("partition", pa.scalar(self._partition, pa.int32()), rows),
             "offset": lambda: _fixed(offsets, rows, pa.int64()),
             "timestamp": lambda: _fixed(timestamps, rows, self.schema.field("timestamp").type),
             "timestampType": lambda: _fixed(timestamp_types, rows, pa.int32()),
             HEADERS: lambda: _headers(data, rows, header_positions, header_counts, *header_sizes),
         }
-        batch = pa.RecordBatch.from_arrays([made[name]() for name in self.schema.names], schema=self.schema)
-        yield from self._split(batch)
+        made = {name: make[name]() for name in self.schema.names if name in make}
+        for start, end in self._cuts(made, rows):
+            count = end - start
+            arrays = [
+                made[name].slice(start, count) if name in made else self._constant(name, count)
+                for name in self.schema.names
+            ]
+            yield pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
-    def _constant(self, name: str, value: pa.Scalar, rows: int) -> pa.Array:
-        """`rows` times the same; made once and shared by all record batches."""
+    def _cuts(self, columns: Mapping[str, pa.Array], rows: int) -> Iterator[tuple[int, int]]:
+        """(first row, row after the last) of record batches that are not too large."""
+        ends = np.arange(1, rows + 1) * (_FIXED_ROW_BYTES + len(self._topic)) + _variable_ends(columns, rows)
+        start = 0
+        while start < rows:
+            before = int(ends[start - 1]) if start else 0
+            end = int(np.searchsorted(ends, before + self._max_batch_bytes, side="right"))
+            end = max(end, start + 1)
+            yield start, end
+            start = end
+
+    def _constant(self, name: str, rows: int) -> pa.Array:
+        """The column topic or partition; made once and shared by all record batches.
+
+        `pyarrow.repeat` would do, but a value from Python makes it import pandas.
+        """
         array = self._constants.get(name)
         if array is None or len(array) < rows:
-            array = self._constants[name] = pa.repeat(value, rows)
+            if name == "topic":
+                text = np.frombuffer(self._topic.encode(), np.uint8)
+                ends = np.arange(rows + 1, dtype=np.int32) * np.int32(len(text))
+                buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.tile(text, rows))]
+                array = pa.Array.from_buffers(pa.string(), rows, buffers, 0)
+            else:
+                array = _fixed(np.full(rows, self._partition, np.int32), rows, pa.int32())
+            self._constants[name] = array
         return array.slice(0, rows)
-
-    def _split(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-        """The batch, cut where it would be too large."""
-        fixed = _FIXED_ROW_BYTES + len(self._topic.encode())
-        ends = np.arange(1, batch.num_rows + 1) * fixed + _variable_ends(batch)
-        row = 0
-        while row < batch.num_rows:
-            before = int(ends[row - 1]) if row else 0
-            end = int(np.searchsorted(ends, before + self._max_batch_bytes, side="right"))
-            end = max(end, row + 1)
-            yield batch.slice(row, end - row)
-            row = end
 
     # -- errors ---------------------------------------------------------------------------------------------------
 
@@ -356,17 +370,16 @@ def _utf8(keys: pa.Array) -> pa.Array:
     return texts
 
 
-def _variable_ends(batch: pa.RecordBatch) -> "NDArray[np.int64]":
+def _variable_ends(columns: Mapping[str, pa.Array], rows: int) -> "NDArray[np.int64]":
     """For each row, how many bytes of keys, values and headers it and the rows before it have."""
-    total = np.zeros(batch.num_rows, np.int64)
-    for name in batch.schema.names:
-        column = batch.column(name)
-        if name in ("key", "value"):
-            total += _ends(column)[1:]
-        elif name == HEADERS:
-            last = _ends(column)[1:]
-            for each in column.values.flatten():
-                total += _ends(each)[last]
+    total = np.zeros(rows, np.int64)
+    for name in ("key", "value"):
+        if name in columns:
+            total += _ends(columns[name])[1:]
+    if HEADERS in columns:
+        last = _ends(columns[HEADERS])[1:]
+        for each in columns[HEADERS].values.flatten():
+            total += _ends(each)[last]
     return total
 
 

@@ -317,6 +317,21 @@ def test_planning_does_not_import_numba() -> None:
     assert run("import sys, klamm.spark.planning, klamm.spark.arrow; print('numba' in sys.modules)") == "False\n"
 
 
+def test_decoding_does_not_import_pandas() -> None:
+    """A third of a second, which pyarrow spends for some innocent calls."""
+    program = """
+import sys
+from klamm.spark.decoding import Decoder
+from klamm.spark.schema import columns
+from klamm.protocol.record_batch import Record, build_batch
+decoder = Decoder("t", 0, columns(include_headers=True), 1000)
+batch = build_batch([Record(b"key", b"value", 1, (("a", b"b"),))])
+assert [each.num_rows for each in decoder.decode(decoder.scan(batch), 0, 1)] == [1]
+print('pandas' in sys.modules)
+"""
+    assert run(program) == "False\n"
+
+
 def test_where_nothing_can_be_kept_on_disk_the_loops_are_compiled_nevertheless() -> None:
     program = """
 from numba.core import caching
