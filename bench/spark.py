@@ -1,0 +1,382 @@
+"""klamm's Spark source and sink beside Spark's own Kafka connector, on this machine, as ratios.
+
+Both run in the same Spark session, on the same topics of the same broker: one of Apache Kafka 2.8.2, then one of klamm.
+Rows that are read go to Spark's `noop` sink. Before any rate of a topic counts, the rows that both read there are shown
+to be the same ones, by a hash over all columns.
+
+| what        | from                                             | until                                           |
+|-------------|--------------------------------------------------|-------------------------------------------------|
+| read        | the query is written down                        | its last row has been read; batch, availableNow |
+| plain API   | `klamm.spark.arrow.read`, no JVM, one thread     | the last record batch                           |
+| write       | the rows are in the JVM's memory                 | all are acknowledged by all in-sync replicas    |
+| first query | a session that has just begun, 1,000 records     | the query's end                                 |
+| scaling     | as read, for 1 to 8 partitions and for all cores |                                                 |
+
+A record has a key of 8 bytes; half of its value is the same in all records, half are random hexadecimal digits. Topics
+have four partitions and one replica. Options are the defaults, except for the codec. In local[1] klamm's source has a
+core for Python beside the JVM's, where there are two.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka.admin import AdminClient, NewTopic
+from rich.console import Console
+from rich.table import Table
+from sides import ROOT, Kafka, Klamm, Side, number
+
+from klamm.spark.options import write_options
+from klamm.spark.writing import record_writer
+
+SESSION = Path(__file__).with_name("spark_session.py")
+PARTS = ("read", "write", "first", "scaling")
+# Size of a value, and how many records there are of it.
+SIZES = {100: 5_000_000, 1000: 1_000_000}
+CODECS = ("none", "lz4", "zstd")
+PARTITIONS = 4
+CONNECTORS = ("kafka", "klamm")
+CHOSEN = (["value"], ["key", "value"])
+SCALING_RECORDS = 2_000_000
+SCALING_PARTITIONS = (1, 2, 4, 8)
+FIRST_RECORDS = 1000
+CHUNK_RECORDS = 50_000
+SEED = 7
+
+READ_TARGET, CHOSEN_TARGET, WRITE_TARGET, FIRST_TARGET = 2.5, 3.0, 1.0, 1.0
+
+# What was done, by whom (a connector, or the plain API), and on which side's broker: samples in seconds.
+Key = tuple[str, str, str]
+
+
+class SparkSession:
+    """A session of bench/spark_session.py in a process of its own."""
+
+    def __init__(self, log: Path, cores: int, environment: dict[str, str] | None = None) -> None:
+        command = [sys.executable, str(SESSION), "--cores", str(cores)]
+        paths = os.pathsep.join(map(str, (ROOT / "tests", ROOT / "tests" / "interop", ROOT / "bench")))
+        self._log = log
+        with log.open("w") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env=os.environ | {"PYTHONPATH": paths} | (environment or {}),
+            )
+        self._answer()
+
+    def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
+        self._in.write(json.dumps({"do": do, **arguments}) + "\n")
+        self._in.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        self._in.close()
+        self._process.wait()
+
+    @property
+    def _in(self) -> IO[str]:
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the Spark session has ended:\n{self._log.read_text()[-4000:]}")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+@contextlib.contextmanager
+def session(directory: Path, cores: int, **environment: str) -> Iterator[SparkSession]:
+    made = SparkSession(directory / "session.log", cores, environment)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+# -- the topics -------------------------------------------------------------------------------------------------------
+
+
+def create_topic(bootstrap: str, name: str, partitions: int = PARTITIONS) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+
+
+def delete_topic(bootstrap: str, name: str) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.delete_topics([name])[name].result(30)
+
+
+def fill(bootstrap: str, name: str, count: int, size_bytes: int, codec: str, partitions: int = PARTITIONS) -> None:
+    """A topic of so many records, which are the same each time."""
+    create_topic(bootstrap, name, partitions)
+    options = {"kafka.bootstrap.servers": bootstrap, "topic": name, "kafka.compression.type": codec}
+    random = np.random.default_rng(SEED)
+    with record_writer(write_options(options)) as writer:
+        for first in range(0, count, CHUNK_RECORDS):
+            writer.write(chunk(random, first, min(CHUNK_RECORDS, count - first), size_bytes))
+        writer.flush()
+
+
+def chunk(random: np.random.Generator, first: int, count: int, size_bytes: int) -> pa.RecordBatch:
+    keys = np.arange(first, first + count, dtype=">i8").view(np.uint8)
+    values = np.empty((count, size_bytes), np.uint8)
+    digits = size_bytes // 2
+    values[:, :digits] = np.frombuffer(b"0123456789abcdef", np.uint8)[random.integers(0, 16, (count, digits))]
+    values[:, digits:] = np.resize(
+        np.frombuffer(b'{"customer": "name", "amount": 12.50}', np.uint8), size_bytes - digits
+    )
+    return pa.record_batch({"key": binary(keys, 8), "value": binary(values, size_bytes)})
+
+
+def binary(data: np.ndarray[Any, Any], size_bytes: int) -> pa.Array:
+    """Bytes as an array of values of one size."""
+    fixed = pa.Array.from_buffers(pa.binary(size_bytes), data.size // size_bytes, [None, pa.py_buffer(data.tobytes())])
+    return fixed.cast(pa.binary())
+
+
+# -- the measurements -------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """Measures on one side at a time."""
+
+    def __init__(self, directory: Path, scale: float, rounds: int, console: Console) -> None:
+        self._directory, self._scale, self._rounds, self._console = directory, scale, rounds, console
+        self.seconds: dict[Key, list[float]] = defaultdict(list)
+
+    def measure(self, side: Side, parts: list[str]) -> None:
+        side.launch()
+        try:
+            side.wait_ready()
+            if "read" in parts or "write" in parts:
+                with session(self._directory, os.cpu_count() or 1) as spark:
+                    for size_bytes in SIZES:
+                        for codec in CODECS:
+                            self._topic(spark, side, size_bytes, codec, parts)
+            if "first" in parts:
+                self._first(side)
+            if "scaling" in parts:
+                self._scaling(side)
+        finally:
+            side.kill()
+
+    def count(self, size_bytes: int) -> int:
+        return int(SIZES[size_bytes] * self._scale)
+
+    def scaling_count(self) -> int:
+        return int(SCALING_RECORDS * self._scale)
+
+    def _topic(self, spark: SparkSession, side: Side, size_bytes: int, codec: str, parts: list[str]) -> None:
+        name, count = f"{size_bytes}-{codec}", self.count(size_bytes)
+        fill(side.bootstrap, name, count, size_bytes, codec)
+        self._same_rows(spark, side, name, count)
+        if "read" in parts:
+            for _ in range(self._rounds):
+                self._read(spark, side, name, count)
+        if "write" in parts:
+            self._write(spark, side, name, codec, count)
+        delete_topic(side.bootstrap, name)
+
+    def _same_rows(self, spark: SparkSession, side: Side, name: str, count: int) -> None:
+        theirs, ours = (
+            spark.ask("digest", connector=connector, bootstrap=side.bootstrap, topic=name) for connector in CONNECTORS
+        )
+        if not theirs["rows"] == ours["rows"] == count or theirs["digest"] != ours["digest"]:
+            raise SystemExit(f"{name} of {side.name}, {count} records: the connector reads {theirs}, klamm {ours}")
+        self._console.print(f"{side.name}, {name}: the same {count} rows, {ours['digest']}")
+
+    def _read(self, spark: SparkSession, side: Side, name: str, count: int) -> None:
+        place = {"bootstrap": side.bootstrap, "topic": name}
+        for columns in (None, *CHOSEN):
+            what = read_title(name, columns)
+            for connector in CONNECTORS:
+                self._note(what, connector, side, spark.ask("read", connector=connector, columns=columns, **place))
+            self._note(f"{what}, plain API", "klamm", side, spark.ask("arrow", columns=columns, **place), count)
+        for connector in CONNECTORS:
+            answer = spark.ask("stream", connector=connector, **place)
+            self._note(f"{name} stream", connector, side, answer, count)
+
+    def _write(self, spark: SparkSession, side: Side, name: str, codec: str, count: int) -> None:
+        spark.ask("keep", bootstrap=side.bootstrap, topic=name)
+        expected = spark.ask(
+            "digest", connector="kafka", bootstrap=side.bootstrap, topic=name, columns=["key", "value"]
+        )
+        for round_ in range(self._rounds):
+            for connector in CONNECTORS:
+                place = {"bootstrap": side.bootstrap, "topic": f"{name}-{connector}-{round_}"}
+                create_topic(side.bootstrap, place["topic"])
+                self._note(
+                    f"{name} write", connector, side, spark.ask("write", connector=connector, codec=codec, **place)
+                )
+                found = spark.ask("digest", connector="kafka", columns=["key", "value"], **place)
+                if (found["rows"], found["digest"]) != (count, expected["digest"]):
+                    raise SystemExit(f"{place['topic']} of {side.name} should have {expected}, but has {found}")
+                delete_topic(side.bootstrap, place["topic"])
+
+    def _first(self, side: Side) -> None:
+        fill(side.bootstrap, "first", FIRST_RECORDS, 100, "none")
+        place = {"bootstrap": side.bootstrap, "topic": "first"}
+        for _ in range(max(3, self._rounds)):
+            for connector in CONNECTORS:
+                with session(self._directory, os.cpu_count() or 1) as spark:
+                    self._note("first query", connector, side, spark.ask("read", connector=connector, **place))
+                    self._note("second query", connector, side, spark.ask("read", connector=connector, **place))
+        with tempfile.TemporaryDirectory(dir=self._directory) as nothing:
+            with session(self._directory, os.cpu_count() or 1, NUMBA_CACHE_DIR=nothing) as spark:
+                answer = spark.ask("read", connector="klamm", **place)
+            self._note("first query, nothing compiled", "klamm", side, answer)
+
+    def _scaling(self, side: Side) -> None:
+        count = self.scaling_count()
+        for partitions in SCALING_PARTITIONS:
+            fill(side.bootstrap, f"scaling-{partitions}", count, 100, "lz4", partitions)
+        for cores in core_counts():
+            with session(self._directory, cores) as spark:
+                for partitions in SCALING_PARTITIONS:
+                    place = {"bootstrap": side.bootstrap, "topic": f"scaling-{partitions}"}
+                    if partitions == SCALING_PARTITIONS[0]:
+                        self._same_rows(spark, side, place["topic"], count)
+                    for _ in range(self._rounds):
+                        for connector in CONNECTORS:
+                            answer = spark.ask("read", connector=connector, **place)
+                            self._note(f"scaling {partitions} {cores}", connector, side, answer)
+
+    def _note(self, what: str, who: str, side: Side, answer: dict[str, Any], count: int | None = None) -> None:
+        if count is not None and answer["rows"] != count:
+            raise SystemExit(f"{what} by {who} on {side.name}: {answer['rows']} rows of {count}")
+        self.seconds[what, who, side.name].append(answer["seconds"])
+
+
+def read_title(name: str, columns: list[str] | None) -> str:
+    return f"{name} {'+'.join(columns) if columns else 'all columns'}"
+
+
+def core_counts() -> list[int]:
+    """1, 2, 4, ... as far as there are cores."""
+    cores = os.cpu_count() or 1
+    return [1 << power for power in range(cores.bit_length()) if 1 << power <= cores]
+
+
+# -- the results ------------------------------------------------------------------------------------------------------
+
+
+class Tables:
+    """The medians of all that was measured."""
+
+    def __init__(self, bench: Bench, sides: list[str]) -> None:
+        self._bench, self._sides = bench, sides
+
+    def rates(self, parts: list[str]) -> Table:
+        made = self._table("records a second, in thousands", "klamm / connector")
+        for size_bytes in SIZES:
+            count = self._bench.count(size_bytes)
+            for codec in CODECS:
+                name = f"{size_bytes}-{codec}"
+                if "read" in parts:
+                    for columns in (None, *CHOSEN):
+                        what = read_title(name, columns)
+                        self._row(made, what, count, READ_TARGET if columns is None else CHOSEN_TARGET)
+                        self._row(made, f"{what}, plain API", count)
+                    self._row(made, f"{name} stream", count, READ_TARGET)
+                if "write" in parts:
+                    self._row(made, f"{name} write", count, WRITE_TARGET)
+                made.add_section()
+        return made
+
+    def scaling(self) -> Table:
+        made = self._table("scaling: records of 100 B (lz4) a second, in thousands", "klamm / connector")
+        for cores in core_counts():
+            for partitions in SCALING_PARTITIONS:
+                what = f"scaling {partitions} {cores}"
+                title = f"local[{cores}], {partitions} partition{'s'[: partitions > 1]}"
+                self._row(made, what, self._bench.scaling_count(), title=title)
+            made.add_section()
+        return made
+
+    def first(self) -> Table:
+        made = self._table(f"{FIRST_RECORDS} records in a new session, seconds", "klamm / connector")
+        self._row(made, "first query", None, FIRST_TARGET)
+        self._row(made, "second query", None)
+        self._row(made, "first query, nothing compiled", None)
+        return made
+
+    def _table(self, title: str, ratio: str) -> Table:
+        made = Table(title=f"{title}, this machine ({os.cpu_count()} cores)")
+        made.add_column("what", no_wrap=True)
+        for side in self._sides:
+            made.add_column(f"connector on {side}", justify="right")
+            made.add_column(f"klamm on {side}", justify="right")
+            made.add_column(ratio, justify="right")
+        made.add_column("target", justify="right")
+        return made
+
+    def _row(
+        self, table: Table, what: str, count: int | None, target: float | None = None, title: str | None = None
+    ) -> None:
+        """Rates of so many records (more is better), or, without a count, seconds (less is better)."""
+        cells = []
+        for side in self._sides:
+            theirs, ours = (self._value(what, connector, side, count) for connector in CONNECTORS)
+            ratio = ours / theirs if theirs is not None and ours is not None else None
+            missed = ratio is not None and target is not None and (ratio < target if count else ratio > target)
+            colour = "default" if target is None else "red" if missed else "green"
+            cells += [number(theirs), number(ours), f"[{colour}]{number(ratio)}[/]"]
+        wanted = "" if target is None else f"{'≥' if count else '≤'} {target:g}"
+        table.add_row(title or what, *cells, wanted)
+
+    def _value(self, what: str, who: str, side: str, count: int | None) -> float | None:
+        samples = self._bench.seconds.get((what, who, side))
+        if not samples:
+            return None
+        seconds = statistics.median(samples)
+        return count / seconds / 1000 if count else seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scale", type=float, default=1, help="of the numbers of records (default 1: 5 M and 1 M)")
+    parser.add_argument("--rounds", type=int, default=1, help="of each query (default 1)")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS), help="measure only these")
+    parser.add_argument("--side", choices=["kafka", "klamm", "both"], default="both", help="on one program's broker")
+    parser.add_argument("--json", type=Path, help="also write every sample to this file")
+    arguments = parser.parse_args()
+    console = Console(width=max(140, Console().width))
+    with tempfile.TemporaryDirectory(prefix="klamm-bench-", ignore_cleanup_errors=True) as temporary:
+        directory = Path(temporary)
+        made = {"kafka": Kafka(directory / "kafka"), "klamm": Klamm(directory / "klamm")}
+        sides = [side for name, side in made.items() if arguments.side in (name, "both")]
+        bench = Bench(directory, arguments.scale, arguments.rounds, console)
+        for side in sides:
+            bench.measure(side, arguments.only)
+    tables = Tables(bench, [side.name for side in sides])
+    if "read" in arguments.only or "write" in arguments.only:
+        console.print(tables.rates(arguments.only))
+    if "scaling" in arguments.only:
+        console.print(tables.scaling())
+    if "first" in arguments.only:
+        console.print(tables.first())
+    if arguments.json:
+        samples = [{"what": w, "by": by, "on": on, "seconds": s} for (w, by, on), s in bench.seconds.items()]
+        result = {"cores": os.cpu_count(), "scale": arguments.scale, "samples": samples}
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

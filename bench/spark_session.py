@@ -1,0 +1,132 @@
+"""One Spark session that does what bench/spark.py asks for: jobs come in, and answers go out, as a line of JSON each.
+
+    spark_session.py --cores N
+
+A job has the name of a method of `Session` as `do`; its other fields are that method's arguments.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from oracles import spark_kafka_jars
+from pyspark.sql import DataFrame, SparkSession
+from sides import ROOT
+
+import klamm.spark
+
+# The name of klamm's format; that of Spark's own connector is `kafka`.
+KLAMM = "klamm"
+
+
+class Session:
+    """The jobs. `connector` is the name of a format; `seconds` go from the first word about a query to its end."""
+
+    def __init__(self, cores: int, directory: str) -> None:
+        os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
+        self._directory = directory
+        self._spark = (
+            SparkSession.builder.master(f"local[{cores}]")
+            .config("spark.jars", ",".join(map(str, spark_kafka_jars())))
+            .config("spark.driver.memory", "4g")
+            .config("spark.ui.enabled", "false")
+            .config("spark.sql.shuffle.partitions", str(cores))
+            .config("spark.sql.warehouse.dir", f"{directory}/warehouse")
+            .config("spark.local.dir", f"{directory}/local")
+            .getOrCreate()
+        )
+        self._spark.sparkContext.setLogLevel("OFF")
+        klamm.spark.register(self._spark)
+        self._queries = 0
+        self._rows: DataFrame | None = None
+
+    def digest(
+        self, connector: str, bootstrap: str, topic: str, columns: Sequence[str] | None = None
+    ) -> dict[str, float | str]:
+        """How many rows there are, and what their hashes (over all the columns) come to, in any order of the rows."""
+        frame = self._read(connector, bootstrap, topic, columns)
+        frame.createOrReplaceTempView("rows")
+        row_hash = f"xxhash64({', '.join(frame.columns)})"
+        query = f"SELECT count(*), sum(CAST({row_hash} AS DECIMAL(38))), bit_xor({row_hash}) FROM rows"
+        start = time.perf_counter()
+        (found,) = self._spark.sql(query).collect()
+        return {"seconds": time.perf_counter() - start, "rows": found[0], "digest": f"{found[1]} {found[2]}"}
+
+    def read(
+        self, connector: str, bootstrap: str, topic: str, columns: Sequence[str] | None = None
+    ) -> dict[str, float]:
+        """A batch query; its rows go nowhere."""
+        start = time.perf_counter()
+        self._read(connector, bootstrap, topic, columns).write.format("noop").mode("overwrite").save()
+        return {"seconds": time.perf_counter() - start}
+
+    def stream(self, connector: str, bootstrap: str, topic: str) -> dict[str, float]:
+        """A query with the trigger availableNow; its rows go nowhere."""
+        self._queries += 1
+        start = time.perf_counter()
+        frame = self._reader(self._spark.readStream, connector, bootstrap, topic).load()
+        writer = frame.writeStream.format("noop").trigger(availableNow=True)
+        query = writer.option("checkpointLocation", f"{self._directory}/checkpoint-{self._queries}").start()
+        query.awaitTermination()
+        seconds = time.perf_counter() - start
+        return {"seconds": seconds, "rows": sum(progress.numInputRows for progress in query.recentProgress)}
+
+    def arrow(self, bootstrap: str, topic: str, columns: Sequence[str] | None = None) -> dict[str, float]:
+        """The plain Python API, in this process, one partition after another."""
+        from klamm.spark import arrow
+
+        start = time.perf_counter()
+        rows = sum(batch.num_rows for batch in arrow.read(bootstrap, subscribe=topic, columns=columns))
+        return {"seconds": time.perf_counter() - start, "rows": rows}
+
+    def keep(self, bootstrap: str, topic: str) -> dict[str, int]:
+        """Takes the keys and values of a topic into the JVM's memory, for `write`."""
+        if self._rows is not None:
+            self._rows.unpersist(blocking=True)
+        self._rows = self._read(KLAMM, bootstrap, topic, ["key", "value"]).cache()
+        return {"rows": self._rows.count()}
+
+    def write(self, connector: str, bootstrap: str, topic: str, codec: str) -> dict[str, float]:
+        """Writes the rows that are kept."""
+        assert self._rows is not None
+        options = {"kafka.bootstrap.servers": bootstrap, "topic": topic, "kafka.compression.type": codec}
+        start = time.perf_counter()
+        self._rows.write.format(connector).options(**options).mode("append").save()
+        return {"seconds": time.perf_counter() - start}
+
+    def _read(self, connector: str, bootstrap: str, topic: str, columns: Sequence[str] | None) -> DataFrame:
+        reader = self._reader(self._spark.read, connector, bootstrap, topic)
+        if columns and connector == KLAMM:
+            reader = reader.schema(", ".join(f"{name} BINARY" for name in columns))
+        frame = reader.load()
+        return frame.select(*columns) if columns else frame
+
+    @staticmethod
+    def _reader(reader: Any, connector: str, bootstrap: str, topic: str) -> Any:
+        options = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
+        return reader.format(connector).options(**options)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cores", type=int, required=True)
+    arguments = parser.parse_args()
+    # What the JVM may print is not to come between the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    with tempfile.TemporaryDirectory(prefix="klamm-bench-", ignore_cleanup_errors=True) as directory:
+        session = Session(arguments.cores, directory)
+        print(json.dumps({"ready": True}), file=answers, flush=True)
+        for line in sys.stdin:
+            job = json.loads(line)
+            answer = getattr(session, job.pop("do"))(**job)
+            print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
