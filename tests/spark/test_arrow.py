@@ -3,6 +3,8 @@
 import re
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -48,6 +50,16 @@ def test_the_examples(
     program = examples()[library].replace("127.0.0.1:9092", cluster.bootstrap)
     exec(compile(program, library, "exec"), {})
     assert re.search(printed, capsys.readouterr().out)
+
+
+def test_the_example_of_the_guide(cluster: Cluster, orders: str) -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
+    section = guide.partition("## Without Spark")[2]
+    (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(program.replace("127.0.0.1:9092", cluster.bootstrap), "guide", "exec"), names)
+    assert list(names["frame"].columns) == ["partition", "offset", "value"]
+    assert len(names["frame"]) == 8
 
 
 def test_partitions_follow_each_other(cluster: Cluster, orders: str) -> None:
