@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from klamm.net.client import ClientError
-from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient, TopicMetadata
+from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata, TopicMetadata
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.spark.network import call
@@ -432,9 +432,13 @@ class _Answer:
     failed: Exception | None = None
 
 
-def _leader(client: ClusterClient, partition: TopicPartition) -> int:
+def _state(client: ClusterClient, partition: TopicPartition) -> PartitionMetadata | None:
     topic = client.metadata.topics.get(partition.topic)
-    state = topic.partitions.get(partition.partition) if topic else None
+    return topic.partitions.get(partition.partition) if topic else None
+
+
+def _leader(client: ClusterClient, partition: TopicPartition) -> int:
+    state = _state(client, partition)
     return state.leader if state else -1
 
 
@@ -448,7 +452,7 @@ async def _ask_leader(
     try:
         connection = await client.connection_to(leader)
         response = await connection.send(
-            ApiKey.LIST_OFFSETS, lambda version: _list_offsets_request(version, isolation_level, wanted)
+            ApiKey.LIST_OFFSETS, lambda version: _list_offsets_request(client, version, isolation_level, wanted)
         )
     except (ClientError, KafkaError) as error:
         return _Answer({}, error)
@@ -466,14 +470,20 @@ async def _ask_leader(
     return _Answer(offsets, failed)
 
 
-def _list_offsets_request(version: int, isolation_level: int, wanted: Mapping[TopicPartition, int]) -> Any:
+def _list_offsets_request(
+    client: ClusterClient, version: int, isolation_level: int, wanted: Mapping[TopicPartition, int]
+) -> Any:
+    """With the leader epochs that the client knows, so that a former leader does not answer with an old end."""
     request = request_class(ApiKey.LIST_OFFSETS)
     topic_class = request.ListOffsetsTopic
     topics: dict[str, list[Any]] = {}
     for partition, timestamp in wanted.items():
+        state = _state(client, partition)
         topics.setdefault(partition.topic, []).append(
             topic_class.ListOffsetsPartition(
-                partition_index=partition.partition, current_leader_epoch=-1, timestamp=timestamp
+                partition_index=partition.partition,
+                current_leader_epoch=state.leader_epoch if state else -1,
+                timestamp=timestamp,
             )
         )
     return request(

@@ -257,7 +257,7 @@ def test_what_is_gone_is_a_loss(cluster: Cluster, filled: str, caplog: pytest.Lo
 
 
 def test_a_plan_survives_the_death_of_a_leader(klamm_cluster_factory: Callable[..., Cluster]) -> None:
-    cluster = klamm_cluster_factory(2, zookeeper_session_timeout_ms=1000)
+    cluster = klamm_cluster_factory(2, zookeeper_session_timeout_ms=1000, properties={"log.retention.ms": -1})
     cluster.create_topic("t", partitions=2, replication_factor=2)
     produce(cluster.bootstrap, "t", [*numbered(3), *numbered(4, partition=1)])
     given_ = options(cluster.bootstrap)

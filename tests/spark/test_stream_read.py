@@ -127,6 +127,24 @@ def test_topics_that_come_later_are_read_from_their_first_record(
     assert sorted(row for batch in query.batches.values() for row in batch) == [*rows(2), *rows(2, partition=1)]
 
 
+def test_a_stream_outlives_its_brokers(
+    spark: "SparkSession", klamm_cluster_factory: Callable[..., Cluster], tmp_path: Path
+) -> None:
+    """Each broker is killed in turn while a query runs: every record is read, and once."""
+    cluster = klamm_cluster_factory(3, zookeeper_session_timeout_ms=1500, properties={"log.retention.ms": -1})
+    cluster.create_topic("t", partitions=3)
+    query = Query(spark, cluster, "t", tmp_path)
+    running = query.start(processingTime="0 seconds")
+    for broker in range(3):
+        cluster.kill(broker)
+        produce(cluster.bootstrap, "t", [r for number in range(3) for r in numbered(20, number, first=20 * broker)])
+        cluster.start(broker)
+        cluster.until(lambda end=broker + 1: sum(map(len, query.batches.values())) >= 60 * end, timeout=60)
+    running.stop()
+    everything = sorted(row for batch in query.batches.values() for row in batch)
+    assert everything == [row for number in range(3) for row in rows(60, number)]
+
+
 def test_offsets_are_committed_to_a_group(
     spark: "SparkSession", cluster: Cluster, topic: MakeTopic, tmp_path: Path
 ) -> None:
