@@ -1,0 +1,112 @@
+"""The log of an archive: what is in it, what is refused."""
+
+import json
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klamm.spark.options import TopicPartition
+from klamm.spark.pipelines.commit_log import (
+    ArchivedRange,
+    ArchiveError,
+    CommitLog,
+    Snapshot,
+    TopicSnapshot,
+    locked,
+    parse_record,
+)
+
+ID = "0" * 31 + "a"
+FIRST = ArchivedRange("t", ID, 0, 5, 10, 5, 100, f"data/{ID}/first")
+NEXT = replace(FIRST, start_offset=10, end_offset=12, rows=0, size_bytes=0, file=None)
+SNAPSHOT = Snapshot({"t": TopicSnapshot(ID, 2, {"retention.ms": "-1"})}, {"g": {"t": {0: 7, 11: 3}}})
+
+
+def test_what_was_committed_is_there_again(tmp_path):
+    with locked(str(tmp_path)) as log:
+        log.commit_snapshot(SNAPSHOT)
+        log.commit([FIRST, NEXT])
+        log.commit([replace(FIRST, partition=1)])
+    again = CommitLog(str(tmp_path))
+    assert again.ranges == [FIRST, NEXT, replace(FIRST, partition=1)]
+    assert again.snapshot == SNAPSHOT
+    assert again.ends_of({"t": ID}) == {TopicPartition("t", 0): 12, TopicPartition("t", 1): 10}
+    assert again.ends_of({"t": "another"}) == {}
+
+
+@pytest.mark.parametrize("start", [9, 11])
+def test_neither_overlap_nor_gap(tmp_path, start):
+    with locked(str(tmp_path)) as log:
+        log.commit([FIRST])
+        with pytest.raises(ArchiveError, match=f"t-0 goes on at offset {start}, but was archived to 10"):
+            log.commit([replace(NEXT, start_offset=start)])
+    assert CommitLog(str(tmp_path)).ranges == [FIRST]
+
+
+def test_a_loss_that_is_told_is_no_gap(tmp_path):
+    with locked(str(tmp_path)) as log:
+        log.commit([FIRST])
+        log.commit([replace(NEXT, start_offset=11, lost_from=10)])
+    assert CommitLog(str(tmp_path)).ranges[1].lost_from == 10
+
+
+def test_another_program_with_the_same_archive(tmp_path):
+    with locked(str(tmp_path)) as ours:
+        (tmp_path / "commits" / f"{0:020}.json").write_text("theirs")
+        with pytest.raises(ArchiveError, match="another program has added to the archive"):
+            ours.commit([FIRST])
+
+
+def test_leftovers(tmp_path):
+    with locked(str(tmp_path)) as log:
+        (tmp_path / "data" / ID).mkdir()
+        for name in ("first", "second", "first.tmp"):
+            (tmp_path / "data" / ID / name).touch()
+        log.commit([FIRST])
+        log.remove_leftovers()
+    assert [path.name for path in (tmp_path / "data" / ID).iterdir()] == ["first"]
+
+
+def test_records_that_are_missing_or_broken(tmp_path):
+    with locked(str(tmp_path)) as log:
+        log.commit([FIRST])
+        log.commit([NEXT])
+    first = tmp_path / "commits" / f"{0:020}.json"
+    (tmp_path / "commits" / f"{2:020}.json.tmp").write_text("{")  # of a program that was killed
+    assert len(CommitLog(str(tmp_path)).ranges) == 2
+    content = first.read_text()
+    first.write_text(content[:-5])
+    with pytest.raises(ArchiveError, match=r"00000\.json is no record of an archive"):
+        CommitLog(str(tmp_path))
+    first.write_text(content.replace('"version":1', '"version":2'))
+    with pytest.raises(ArchiveError, match="has version 2; this program reads 1"):
+        CommitLog(str(tmp_path))
+    first.unlink()
+    with pytest.raises(ArchiveError, match="should be number 0"):
+        CommitLog(str(tmp_path))
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.binary(max_size=40))
+def test_garbage(content):
+    with pytest.raises(ArchiveError, match="the/path"):
+        parse_record(content, "the/path")
+
+
+@given(st.sampled_from(sorted(asdict(FIRST))), JSON, st.sampled_from(["ranges", "snapshot"]), JSON)
+def test_almost_a_record(name, value, kind, content):
+    for record in ({kind: content}, {"ranges": [{**asdict(FIRST), name: value}]}):
+        try:
+            found, parsed = parse_record(json.dumps({"version": 1, **record}).encode(), "the/path")
+        except ArchiveError as error:
+            assert "the/path" in str(error)
+        else:
+            assert isinstance(parsed, Snapshot if found == "snapshot" else list)
