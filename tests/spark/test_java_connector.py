@@ -1,8 +1,9 @@
-"""The same rows as Spark's own Kafka connector reads, of everything that a topic can hold.
+"""Spark's own Kafka connector: klamm's source reads the same rows, and klamm's brokers are good enough for it.
 
-Batches are read from Apache Kafka, because librdkafka writes transactions only where there is a coordinator for them.
+Transactions are read from Apache Kafka, because librdkafka writes them only where there is a coordinator for them.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from producing import numbered, produce
+from test_spark_writing import read
 
 from klamm.testing.cluster import Cluster
 
@@ -30,8 +32,8 @@ def java_connector(spark: "SparkSession") -> None:
         spark.sql(f"ADD JAR '{jar}'")
 
 
-def write_everything(bootstrap: str, name: str) -> None:
-    """All codecs, nulls, headers (of one key twice, too), large records, and transactions that end either way."""
+def write_all_kinds(bootstrap: str, name: str) -> None:
+    """All codecs, nulls, headers (of one key twice, too) and large records."""
     for partition, codec in enumerate(("none", "gzip", "snappy", "lz4", "zstd")):
         records = [
             {
@@ -45,6 +47,10 @@ def write_everything(bootstrap: str, name: str) -> None:
         ]
         produce(bootstrap, name, records, **{"compression.type": codec, "batch.num.messages": 40})
     produce(bootstrap, name, [{"value": b"x" * 900_000, "partition": 0}, {"value": b"", "key": b"", "partition": 0}])
+
+
+def write_transactions(bootstrap: str, name: str) -> None:
+    """Transactions that end either way."""
     producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": name})
     producer.init_transactions()
     for ends_well in (True, False, True):
@@ -67,11 +73,20 @@ def kafka(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         admin = AdminClient({"bootstrap.servers": broker.bootstrap})
         topic = NewTopic("everything", 5, 1, config={"retention.ms": "-1"})
         admin.create_topics([topic])["everything"].result(30)
-        write_everything(broker.bootstrap, "everything")
+        write_all_kinds(broker.bootstrap, "everything")
+        write_transactions(broker.bootstrap, "everything")
         yield broker.bootstrap
     finally:
         broker.kill()
         zookeeper.kill()
+
+
+@pytest.fixture(scope="module")
+def everything(cluster: Cluster) -> tuple[str, str]:
+    """The bootstrap address of a klamm broker, and a topic of it that holds all kinds of records."""
+    cluster.create_topic("everything", partitions=5)
+    write_all_kinds(cluster.bootstrap, "everything")
+    return cluster.bootstrap, "everything"
 
 
 @pytest.mark.usefixtures("java_connector")
@@ -113,6 +128,87 @@ def test_a_stream_has_the_same_rows_and_takes_over_a_checkpoint(
     run("klamm", "theirs")
     offsets = sorted((row.partition, row.offset) for row in spark.read.parquet(f"{tmp_path}/theirs").collect())
     assert offsets == [*((0, offset) for offset in range(50)), *((1, offset) for offset in range(35))]
+
+
+@pytest.mark.usefixtures("java_connector")
+@pytest.mark.parametrize(
+    "options", [{}, {"minPartitions": "13"}, {"startingTimestamp": "1600000010000", "endingTimestamp": "1600000020000"}]
+)
+def test_it_reads_a_batch_from_klamm(
+    spark: "SparkSession", everything: tuple[str, str], options: dict[str, str]
+) -> None:
+    bootstrap, name = everything
+
+    def rows(source: str) -> "DataFrame":
+        reader = spark.read.format(source).option("kafka.bootstrap.servers", bootstrap).option("subscribe", name)
+        return reader.options(includeHeaders="true", **options).load().select(ALL_COLUMNS)
+
+    ours, theirs = rows("klamm").collect(), rows("kafka").collect()
+    # 130 records of each partition are of the span of time: timestamps are 77 ms apart.
+    assert len(theirs) == (5 * 130 if "endingTimestamp" in options else 5 * 300 + 2)
+    assert sorted(ours, key=_place) == sorted(theirs, key=_place)
+
+
+@pytest.mark.usefixtures("java_connector")
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_it_writes_a_batch_to_klamm(spark: "SparkSession", cluster: Cluster, topic: MakeTopic, codec: str) -> None:
+    name, other = topic(partitions=2), topic()
+    headers = "IF(id % 3 = 0, array(struct('h' AS key, CAST('1' AS BINARY) AS value)), NULL) AS headers"
+    frame = spark.range(0, 5000, 1, 3).selectExpr(
+        f"IF(id % 10 = 9, '{other}', '{name}') AS topic",
+        "IF(id % 10 = 9, 0, CAST(id % 2 AS INT)) AS partition",
+        "CAST(id AS STRING) AS key",
+        "IF(id % 7 = 0, NULL, repeat(CAST(id AS STRING), 20)) AS value",
+        headers,
+    )
+    options = {"kafka.bootstrap.servers": cluster.bootstrap, "kafka.compression.type": codec, "includeHeaders": "true"}
+    frame.write.format("kafka").options(**options).save()
+    found = Counter(
+        (m.topic(), number, m.key(), m.value(), str(m.headers()))
+        for read_back in (read(cluster, name), read(cluster, other))
+        for number, messages in read_back.items()
+        for m in messages
+    )
+    assert found == Counter(
+        (
+            other if number % 10 == 9 else name,
+            0 if number % 10 == 9 else number % 2,
+            b"%d" % number,
+            None if number % 7 == 0 else b"%d" % number * 20,
+            str([("h", b"1")] if number % 3 == 0 else None),
+        )
+        for number in range(5000)
+    )
+
+
+@pytest.mark.usefixtures("java_connector")
+def test_it_streams_from_klamm_to_klamm(
+    spark: "SparkSession", cluster: Cluster, topic: MakeTopic, tmp_path: Path
+) -> None:
+    """A pattern of topics, a limit for each micro-batch, a restart from the checkpoint, a topic that grows."""
+    name, to = topic(partitions=2), topic(partitions=3)
+
+    def run() -> int:
+        reader = spark.readStream.format("kafka").option("kafka.bootstrap.servers", cluster.bootstrap)
+        options = {"subscribePattern": f"{name}|{name}-more", "startingOffsets": "earliest", "maxOffsetsPerTrigger": 40}
+        frame = reader.options(**options).load().select("key", "value")
+        writer = frame.writeStream.format("kafka").option("kafka.bootstrap.servers", cluster.bootstrap)
+        writer = writer.option("topic", to).option("checkpointLocation", f"{tmp_path}/checkpoint")
+        query = writer.trigger(availableNow=True).start()
+        assert query.awaitTermination(100)
+        return len([progress for progress in query.recentProgress if progress.numInputRows])
+
+    def written() -> list[bytes]:
+        return sorted(m.value() for messages in read(cluster, to).values() for m in messages)
+
+    produce(cluster.bootstrap, name, [*numbered(100), *numbered(50, partition=1, first=100)])
+    assert run() >= 4
+    assert written() == sorted(b"%d" % number for number in range(150))
+    produce(cluster.bootstrap, name, numbered(10, partition=1, first=150))
+    cluster.create_topic(f"{name}-more", partitions=1)
+    produce(cluster.bootstrap, f"{name}-more", numbered(10, first=160))
+    run()
+    assert written() == sorted(b"%d" % number for number in range(170))
 
 
 def _place(row: object) -> tuple[int, int]:
