@@ -36,8 +36,8 @@ class Query:
         self.fail_in_batch: int | None = None
 
     def start(self, **trigger: Any) -> "StreamingQuery":
-        frame = self._spark.readStream.format("klamm").options(**self.options).load()
-        writer = frame.select("partition", "offset", "value").writeStream.foreachBatch(self._keep)
+        reader = self._spark.readStream.format("klamm").schema("partition INT, offset BIGINT, value BINARY")
+        writer = reader.options(**self.options).load().writeStream.foreachBatch(self._keep)
         return writer.option("checkpointLocation", self._checkpoint).trigger(**trigger).start()
 
     def run(self) -> list[Row]:
