@@ -25,8 +25,10 @@ from klamm.spark.options import WriteOptions
 from klamm.spark.partitioning import Topic, assign
 from klamm.spark.producer import PartitionBatch, Producer
 
-# Small Arrow batches are gathered until they are this large, so that each partition's batches are worth sending.
+# Arrow batches are gathered until there is enough for every partition to have batches that are worth sending, within
+# the memory for what is not acknowledged.
 GATHERED_BYTES = 8 * 1024 * 1024
+GATHERED_BYTES_PER_PARTITION = 64 * 1024
 # As soon as this much of them is encoded it is handed to the producer, which sends it while more is encoded.
 HANDED_OVER_BYTES = 2 * 1024 * 1024
 
@@ -57,7 +59,7 @@ class RecordWriter:
         """Takes the rows."""
         self._gathered.append(batch)
         self._gathered_bytes += batch.nbytes
-        if self._gathered_bytes >= GATHERED_BYTES:
+        if self._gathered_bytes >= self._enough_bytes:
             self._send_gathered()
 
     def flush(self) -> None:
@@ -74,6 +76,12 @@ class RecordWriter:
     async def _begin(self, client: ClusterClient) -> tuple[Producer, tuple[int, int]]:
         producer = Producer(client, self._options)
         return producer, await producer.init_producer_id()
+
+    @property
+    def _enough_bytes(self) -> int:
+        partitions = sum(topic.partition_count for topic in self._topics.values())
+        enough = max(GATHERED_BYTES, partitions * GATHERED_BYTES_PER_PARTITION)
+        return min(enough, max(GATHERED_BYTES, self._options.buffer_memory_bytes))
 
     def _send_gathered(self) -> None:
         if self._gathered:
