@@ -34,7 +34,7 @@ def commit_offsets(options: ClientOptions, group: str, offsets: Mapping[TopicPar
             async with asyncio.timeout(TIMEOUT_MS / 1000):
                 while True:
                     try:
-                        return await _commit(client, group, offsets)
+                        return await commit_once(client, group, offsets)
                     except (ClientError, KafkaError) as error:
                         if isinstance(error, KafkaError) and error.code not in RETRIABLE_ERRORS:
                             raise
@@ -46,7 +46,8 @@ def commit_offsets(options: ClientOptions, group: str, offsets: Mapping[TopicPar
     call(options, commit)
 
 
-async def _commit(client: ClusterClient, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+async def commit_once(client: ClusterClient, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    """One attempt. Raises KafkaError and ClientError, also for what may be gone at the next attempt."""
     topics: dict[str, list[PartitionOffset]] = {}
     for partition in sorted(offsets):
         topics.setdefault(partition.topic, []).append(PartitionOffset(partition.partition, offsets[partition]))

@@ -83,6 +83,8 @@ class Producer:
         self._client = client
         self._options = options
         self._partitions: dict[tuple[str, int], _Partition] = {}
+        # After the last acknowledged batch of each partition.
+        self.end_offsets: dict[tuple[str, int], int] = {}
         self._pending_bytes = 0
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
@@ -300,6 +302,9 @@ class _Partition:
         self.in_step = code is ErrorCode.NONE
         if code is ErrorCode.NONE:
             self.batches.popleft()
+            self.producer.end_offsets[self.topic, self.number] = (
+                result.base_offset + parse_header(batch.data).last_offset_delta + 1
+            )
             self.producer.account(-len(batch.data))
         elif code is ErrorCode.MESSAGE_TOO_LARGE and parse_header(batch.data).record_count > 1:
             self._split(batch)

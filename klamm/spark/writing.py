@@ -34,10 +34,11 @@ HANDED_OVER_BYTES = 2 * 1024 * 1024
 
 
 class RecordWriter:
-    """Writes the columns `key`, `value`, `topic`, `partition` and `headers` of Arrow batches as records of this time.
+    """Writes the columns `key`, `value`, `topic`, `partition`, `headers` and `timestamp` of Arrow batches as records.
 
-    Only `value` and (unless the options name the topic) `topic` are required; other columns are passed over. When
-    something cannot be written, any method raises KafkaError or ClientError, and the writer is of no use any more.
+    Only `value` and (unless the options name the topic) `topic` are required; other columns are passed over. A
+    timestamp is of microseconds, of which full milliseconds are kept; without one, a record has the time of writing.
+    When something cannot be written, any method raises KafkaError or ClientError, and the writer is of no use any more.
     """
 
     def __init__(self, options: WriteOptions, environment: Environment) -> None:
@@ -67,6 +68,10 @@ class RecordWriter:
         self._send_gathered()
         network.call(self._options.client, lambda _: self._producer.flush())
 
+    def end_offset(self, topic: str, partition: int) -> int:
+        """The offset after the last record that was written to a partition, once everything is flushed."""
+        return self._producer.end_offsets[topic, partition]
+
     def close(self) -> None:
         """Gives up what is not acknowledged."""
         network.call(self._options.client, lambda _: self._producer.close())
@@ -94,7 +99,7 @@ class RecordWriter:
         columns = {name: batch.column(name) for name in batch.schema.names}
         rows = batch.num_rows
         topics, topic_of = self._topics_of(columns.get("topic"), rows)
-        timestamps = np.full(rows, self._environment.now_ms(), np.int64)
+        timestamps = self._timestamps(columns.get("timestamp"), rows)
         records = Columns.from_arrow(columns.get("key"), columns["value"], columns.get("headers"), timestamps)
         sizes = record_sizes(records)
         self._check_sizes(sizes)
@@ -112,6 +117,13 @@ class RecordWriter:
                 self._append(sealed)
                 sealed, size_bytes = [], 0
         self._append(sealed)
+
+    def _timestamps(self, column: pa.Array | None, rows: int) -> Integers:
+        now_ms = self._environment.now_ms()
+        if column is None:
+            return np.full(rows, now_ms, np.int64)
+        microseconds = pc.fill_null(column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()), now_ms * 1000)
+        return np.array(microseconds.to_numpy(zero_copy_only=False), np.int64) // 1000
 
     def _append(self, batches: Sequence[PartitionBatch]) -> None:
         self._limits = network.call(self._options.client, lambda _: self._producer.append(batches))

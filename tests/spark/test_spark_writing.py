@@ -262,3 +262,19 @@ def test_a_cluster_that_does_not_answer():
     wanted = write_options({"kafka.bootstrap.servers": "127.0.0.1:1", "kafka.default.api.timeout.ms": "100"})
     with pytest.raises(ConnectFailed, match=r"127\.0\.0\.1:1"):
         RecordWriter(wanted, SystemEnvironment())
+
+
+def test_timestamps(cluster, topic):
+    """A record has its own, else that of writing."""
+    name = topic()
+    stamps = pa.array([1_234_567, None, 0], pa.timestamp("us", tz="UTC"))
+    with record_writer(options(cluster, name), FixedTime()) as writer:
+        writer.write(pa.record_batch({"value": ["a", "b", "c"], "timestamp": stamps}))
+        writer.flush()
+        assert writer.end_offset(name, 0) == 3
+    assert [message.timestamp()[1] for message in read(cluster, name)[0]] == [1234, 7_000_000, 0]
+
+
+class FixedTime(SystemEnvironment):
+    def now_ms(self):
+        return 7_000_000

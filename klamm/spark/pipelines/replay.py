@@ -1,0 +1,422 @@
+"""An archive back into topics: the same partitions, order, headers and timestamps, at offsets that are told.
+
+The output directory says where everything went, and makes a replay that died go on:
+
+    plan.json                                      what goes where, written down before the first record
+    offsets/<topic>/<partition>-<start>.parquet    of a file of the archive: runs of old offsets and their new ones
+
+A partition gets the files of the archive one after another, so the new offset of every record is known beforehand. An
+attempt that finds records behind where its file begins compares them with the file and writes the rest.
+
+What must stay true:
+- Nobody else writes to the partitions meanwhile. A task that sees another's records fails, and passes over nothing.
+- A file of offsets is there only when all in-sync replicas have the file's records, at those offsets.
+- Where the topic has message.timestamp.type=LogAppendTime, brokers set timestamps of their own.
+
+spark.speculation must be off: two attempts of a task at the same time see each other as somebody else.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from klamm.environment import SystemFileSystem
+from klamm.net.client import ClientError
+from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey, request_class
+from klamm.spark.network import ClientOptions, call
+from klamm.spark.offset_commits import commit_once
+from klamm.spark.options import OptionError, TopicPartition, WriteOptions, write_options
+from klamm.spark.partition_reader import FetchOptions, PartitionRange, read_range
+from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, Snapshot, TopicSnapshot
+from klamm.spark.pipelines.distribution import distribute
+from klamm.spark.pipelines.snapshots import create_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+WRITTEN_COLUMNS = ("key", "value", "headers", "timestamp", "partition")
+# What is compared; a broker may have changed the timestamps.
+COMPARED_COLUMNS = ("key", "value", "headers")
+_ROWS_PER_BATCH = 10_000
+# How long an end must stay before it counts: a task that died may have left requests on their way.
+_QUIET_S = 1.0
+_BACKOFF_S = 0.2
+_COMMIT_TIMEOUT_S = 30
+_CONSUMER, _DEBUGGING_CONSUMER, _LATEST = -1, -2, -1
+
+
+class ReplayError(Exception):
+    """The topics are not as the replay left them; the message says where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a replay has come."""
+
+    records_done: int
+    records_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What is in the topics now.
+
+    `groups` has what was committed: `{group: {topic: {partition: offset}}}`; `refused`, why nothing was for a group.
+    """
+
+    records: int
+    groups: Mapping[str, Mapping[str, Mapping[int, int]]] = field(default_factory=dict)
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A file of the archive, whose records go to a partition of `topic`, from `new_offset` on."""
+
+    file: str
+    topic: str
+    partition: int
+    new_offset: int
+    rows: int
+    offsets_file: str
+
+
+def replay(
+    spark: "SparkSession",
+    directory: str,
+    output: str,
+    options: Mapping[str, str],
+    *,
+    topics: Mapping[str, str] | None = None,
+    max_records_per_second: int | None = None,
+    commit_groups: bool = False,
+    on_progress: Callable[[Progress], object] = lambda progress: None,
+) -> Replayed:
+    """Writes the records of an archive to topics; one that died is finished by another with the same arguments.
+
+    - `output`: a directory for the new offsets, which all executors see, as they see the archive.
+    - `options`: `kafka.*`, as of the sink.
+    - `topics`: the archived topics, and under which names they are written; all, under their own, by default. A topic
+      that does not exist is created with the archived configs and number of partitions. Of topics that were deleted and
+      created again the last one is taken.
+    - `max_records_per_second`: of all partitions together; each gets an equal share.
+    - `commit_groups`: what the groups had committed in the archive's last snapshot is translated and committed.
+
+    Raises OptionError, ArchiveError, ReplayError, KafkaError, ClientError, and Spark's errors when a task fails.
+    """
+    if max_records_per_second is not None and max_records_per_second < 1:
+        raise OptionError(f"max_records_per_second is {max_records_per_second}; allowed: 1 and more")
+    writing = write_options({name: value for name, value in options.items() if name.lower() != "topic"})
+    client, output = writing.producer.client, os.path.abspath(output)
+    log = CommitLog(os.path.abspath(directory))
+    snapshot = log.snapshot or Snapshot()
+    plan = _load_plan(output) or _make_plan(client, log, output, topics)
+    if topics is not None and dict(topics) != plan["topics"]:
+        raise OptionError(f"{output} belongs to a replay of other topics: {plan['topics']}")
+    pieces = _pieces(log, plan, output)
+    total, done = sum(piece.rows for of_partition in pieces for piece in of_partition), 0
+    share = None if max_records_per_second is None else max_records_per_second / max(1, len(pieces))
+    on_progress(Progress(0, total))
+    for row in zip_longest(*pieces):
+        part = [piece for piece in row if piece is not None]
+        distribute(spark, part, partial(_replay_file, log.directory, writing, share))
+        done += sum(piece.rows for piece in part)
+        on_progress(Progress(done, total))
+    groups: dict[str, dict[str, dict[int, int]]] = {}
+    refused: dict[str, str] = {}
+    for group, committed in snapshot.groups.items() if commit_groups else ():
+        translated = _translated(output, plan["topics"], committed)
+        try:
+            _commit(client, group, translated)
+            groups[group] = translated
+        except (KafkaError, ClientError) as error:
+            refused[group] = str(error)
+    return Replayed(total, groups, refused)
+
+
+def offset_map(output: str) -> pa.Table:
+    """Where all records went: topic, partition, old_offset, new_offset, count; a row is a run of `count` records."""
+    directory, tables = os.path.join(os.path.abspath(output), "offsets"), []
+    disk = SystemFileSystem()
+    for topic in disk.list_directory(directory):
+        for name in disk.list_directory(os.path.join(directory, topic)):
+            if name.endswith(".parquet"):
+                tables.append(pq.read_table(os.path.join(directory, topic, name), partitioning=None))
+    return pa.concat_tables(tables) if tables else _OFFSETS.empty_table()
+
+
+_OFFSETS = pa.schema(
+    [
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("old_offset", pa.int64()),
+        ("new_offset", pa.int64()),
+        ("count", pa.int64()),
+    ]
+)
+
+
+def translate(runs: Sequence[tuple[int, int, int]], offset: int) -> int:
+    """The new offset of the first record at or behind an old one; behind the last record its end.
+
+    `runs` are (old offset, new offset, count), in order and not empty.
+    """
+    for old, new, count in runs:
+        if offset < old + count:
+            return new + max(0, offset - old)
+    _, new, count = runs[-1]
+    return new + count
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
+
+
+def _load_plan(output: str) -> dict[str, Any] | None:
+    path, disk = os.path.join(output, "plan.json"), SystemFileSystem()
+    if not disk.exists(path):
+        return None
+    try:
+        plan = json.loads(disk.read_file(path))
+        begins = {topic: {int(number): begin for number, begin in of.items()} for topic, of in plan["begins"].items()}
+        return {"topics": dict(plan["topics"]), "ranges": int(plan["ranges"]), "begins": begins}
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ArchiveError(f"{path} is no plan of a replay: {error!r}") from None
+
+
+def _make_plan(client: ClientOptions, log: CommitLog, output: str, topics: Mapping[str, str] | None) -> dict[str, Any]:
+    """Creates the topics that are missing, and writes down where the records go."""
+    archived = _newest(log.ranges)
+    chosen = {name: name for name in archived} if topics is None else dict(topics)
+    missing = [name for name in chosen if name not in archived]
+    if missing:
+        raise OptionError(f"the archive has no topic {missing[0]}; it has {', '.join(archived) or 'none'}")
+    if len(set(chosen.values())) < len(chosen):
+        raise OptionError(f"two topics cannot be replayed into one: {chosen}")
+    known = (log.snapshot or Snapshot()).topics
+    begins = {}
+    for name, target in chosen.items():
+        numbers = sorted({each.partition for each in archived[name]})
+        topic = known.get(name) or TopicSnapshot("", numbers[-1] + 1, {})
+        begins[target] = call(client, partial(_begins, target=target, topic=topic, numbers=numbers))
+    disk = SystemFileSystem()
+    disk.make_durable_directories(output)
+    plan = {"topics": chosen, "ranges": len(log.ranges), "begins": begins}
+    disk.replace_file(os.path.join(output, "plan.json"), json.dumps(plan).encode())
+    return plan
+
+
+async def _begins(
+    client: ClusterClient, *, target: str, topic: TopicSnapshot, numbers: Sequence[int]
+) -> dict[int, int]:
+    await create_topic(client, target, topic)
+    await client.refresh_metadata([target])
+    count = len(client.metadata.topics[target].partitions)
+    if count and count <= numbers[-1]:
+        raise OptionError(f"topic {target} has {count} partitions; the archive has records of partition {numbers[-1]}")
+    return {number: await _log_end(client, target, number, _DEBUGGING_CONSUMER) for number in numbers}
+
+
+def _newest(ranges: Iterable[ArchivedRange]) -> dict[str, list[ArchivedRange]]:
+    """The ranges of each topic, of the last of its ids only."""
+    found: dict[str, list[ArchivedRange]] = {}
+    for each in ranges:
+        of_topic = found.setdefault(each.topic, [])
+        if of_topic and of_topic[-1].topic_id != each.topic_id:
+            of_topic.clear()
+        of_topic.append(each)
+    return found
+
+
+def _pieces(log: CommitLog, plan: Mapping[str, Any], output: str) -> list[list[_Piece]]:
+    """The files of each partition, in order."""
+    archived = _newest(log.ranges[: plan["ranges"]])
+    pieces = []
+    for name, target in plan["topics"].items():
+        for number, begin in plan["begins"][target].items():
+            of_partition: list[_Piece] = []
+            new_offset = begin
+            for each in archived[name]:
+                if each.partition == number and each.file is not None:
+                    offsets = os.path.join(output, "offsets", target, f"{number:05}-{each.start_offset:020}.parquet")
+                    of_partition.append(_Piece(each.file, target, number, new_offset, each.rows, offsets))
+                    new_offset += each.rows
+            pieces.append(of_partition)
+    return pieces
+
+
+# -- on executors -----------------------------------------------------------------------------------------------------
+
+
+def _replay_file(directory: str, options: WriteOptions, records_per_second: float | None, piece: _Piece) -> str:
+    """Writes the records of a file that are not in the topic yet, and then the file of offsets."""
+    if not os.path.exists(piece.offsets_file):
+        path, client = os.path.join(directory, piece.file), options.producer.client
+        done = call(client, partial(_end, piece=piece)) - piece.new_offset
+        if done:
+            _check_same(client, piece, path, done)
+        if done < piece.rows:
+            _write_rows(options, records_per_second, piece, _batches(path, done))
+        _write_offsets(piece, pq.read_table(path, columns=["offset"], partitioning=None)["offset"].combine_chunks())
+    return ""
+
+
+def _batches(path: str, skip: int, columns: Sequence[str] = WRITTEN_COLUMNS) -> Iterator[pa.RecordBatch]:
+    """The rows of a file behind the first ones."""
+    for batch in pq.ParquetFile(path).iter_batches(_ROWS_PER_BATCH, columns=list(columns)):
+        left = batch.slice(min(skip, batch.num_rows))
+        skip -= batch.num_rows - left.num_rows
+        if left.num_rows:
+            yield left
+
+
+def _write_rows(
+    options: WriteOptions, records_per_second: float | None, piece: _Piece, batches: Iterable[pa.RecordBatch]
+) -> None:
+    # Compiled code and what it stands on.
+    from klamm.spark.writing import record_writer
+
+    client = options.producer.client
+    with record_writer(WriteOptions(piece.topic, options.producer)) as writer:
+        began = call(client, _now)
+        written = 0
+        for batch in batches:
+            step = batch.num_rows if records_per_second is None else max(1, int(records_per_second / 10))
+            for start in range(0, batch.num_rows, step):
+                part = batch.slice(start, step)
+                writer.write(part)
+                if records_per_second is not None:
+                    writer.flush()
+                    written += part.num_rows
+                    call(client, partial(_sleep_until, time=began + written / records_per_second))
+        writer.flush()
+        end = writer.end_offset(piece.topic, piece.partition)
+        if end != piece.new_offset + piece.rows:
+            raise ReplayError(
+                f"{piece.topic}-{piece.partition} ends at offset {end}, and not at {piece.new_offset + piece.rows}:"
+                " another program writes to it"
+            )
+
+
+def _check_same(client: ClientOptions, piece: _Piece, path: str, done: int) -> None:
+    """Raises ReplayError unless the partition has the first `done` records of the file where they should be."""
+    what = f"{piece.topic}-{piece.partition} from offset {piece.new_offset} on"
+    if not 0 <= done <= piece.rows:
+        raise ReplayError(f"{what}: {done} records are there, of {piece.rows} that belong there")
+    wanted = PartitionRange(piece.topic, piece.partition, piece.new_offset, piece.new_offset + done)
+    batches = list(read_range(FetchOptions(client), wanted, COMPARED_COLUMNS))
+    found = pa.Table.from_batches(batches).combine_chunks()
+    if not pq.read_table(path, columns=list(COMPARED_COLUMNS), partitioning=None).slice(0, done).equals(found):
+        raise ReplayError(f"{what} there are other records than those of the archive: another program writes to it")
+
+
+def _write_offsets(piece: _Piece, offsets: pa.Array) -> None:
+    old = offsets.to_numpy()
+    firsts = np.concatenate([[0], np.flatnonzero(np.diff(old) != 1) + 1])
+    columns = {
+        "topic": pa.repeat(pa.scalar(piece.topic), len(firsts)),
+        "partition": pa.repeat(pa.scalar(piece.partition, pa.int32()), len(firsts)),
+        "old_offset": pa.array(old[firsts], pa.int64()),
+        "new_offset": pa.array(piece.new_offset + firsts, pa.int64()),
+        "count": pa.array(np.diff([*firsts, len(old)]), pa.int64()),
+    }
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns, schema=_OFFSETS), sink)
+    disk = SystemFileSystem()
+    disk.make_durable_directories(os.path.dirname(piece.offsets_file))
+    disk.replace_file(piece.offsets_file, memoryview(sink.getvalue()))
+
+
+# -- what the brokers are asked ---------------------------------------------------------------------------------------
+
+
+async def _end(client: ClusterClient, *, piece: _Piece) -> int:
+    """The end of a partition when all in-sync replicas have it and, where somebody has begun the file, it stays."""
+    quiet_since, last = 0.0, -1
+    while True:
+        end = await _log_end(client, piece.topic, piece.partition, _DEBUGGING_CONSUMER)
+        committed = await _log_end(client, piece.topic, piece.partition, _CONSUMER)
+        now = await _now(client)
+        if end != last:
+            quiet_since, last = now, end
+        if end == committed and (end == piece.new_offset or now - quiet_since >= _QUIET_S):
+            return end
+        await asyncio.sleep(_BACKOFF_S)
+
+
+async def _log_end(client: ClusterClient, topic: str, number: int, replica_id: int) -> int:
+    """The high watermark for a consumer; for a debugging consumer the end of the leader's log."""
+    request = request_class(ApiKey.LIST_OFFSETS)
+    topic_class = request.ListOffsetsTopic
+    wanted = topic_class.ListOffsetsPartition(partition_index=number, current_leader_epoch=-1, timestamp=_LATEST)
+    response = await client.send_to_leader(
+        topic,
+        number,
+        ApiKey.LIST_OFFSETS,
+        lambda version: request(
+            version=version,
+            replica_id=replica_id,
+            isolation_level=0,
+            topics=[topic_class(name=topic, partitions=[wanted])],
+        ),
+        errors_of=lambda response: [response.topics[0].partitions[0].error_code],
+    )
+    answer = response.topics[0].partitions[0]
+    if answer.error_code != ErrorCode.NONE:
+        raise KafkaError(ErrorCode(answer.error_code), f"the end of {topic}-{number}")
+    return int(answer.offset)
+
+
+async def _now(client: ClusterClient) -> float:
+    return asyncio.get_running_loop().time()
+
+
+async def _sleep_until(client: ClusterClient, *, time: float) -> None:
+    await asyncio.sleep(max(0.0, time - asyncio.get_running_loop().time()))
+
+
+# -- groups -----------------------------------------------------------------------------------------------------------
+
+
+def _translated(
+    output: str, topics: Mapping[str, str], committed: Mapping[str, Mapping[int, int]]
+) -> dict[str, dict[int, int]]:
+    """What a group had committed, as offsets of the replayed topics; nothing for partitions without a record."""
+    table = offset_map(output)
+    found: dict[str, dict[int, int]] = {}
+    for name, target in topics.items():
+        for number, offset in committed.get(name, {}).items():
+            chosen = table.filter((pc.field("topic") == target) & (pc.field("partition") == number))
+            runs = [(row["old_offset"], row["new_offset"], row["count"]) for row in chosen.to_pylist()]
+            if runs:
+                found.setdefault(target, {})[number] = translate(runs, offset)
+    return found
+
+
+def _commit(options: ClientOptions, group: str, offsets: Mapping[str, Mapping[int, int]]) -> None:
+    """Commits for a group without members. Raises KafkaError and ClientError."""
+    flat = {TopicPartition(topic, number): offset for topic, of in offsets.items() for number, offset in of.items()}
+
+    async def commit(client: ClusterClient) -> None:
+        deadline = asyncio.get_running_loop().time() + _COMMIT_TIMEOUT_S
+        while flat:
+            try:
+                return await commit_once(client, group, flat)
+            except (ClientError, KafkaError) as error:
+                passing = not isinstance(error, KafkaError) or error.code in RETRIABLE_ERRORS
+                if not passing or asyncio.get_running_loop().time() >= deadline:
+                    raise
+            await asyncio.sleep(_BACKOFF_S)
+
+    call(options, commit)
