@@ -11,6 +11,7 @@ import pytest
 from producing import numbered, produce
 from pyspark.errors import PySparkException
 
+import klamm.spark
 from klamm.testing.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def test_filters_are_pushed_only_where_it_is_asked_for(
     assert rows() == (expected, 3)
     with pytest.raises(PySparkException, match=r"spark\.sql\.python\.filterPushdown\.enabled"):
         rows(pushFilters="true")
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    klamm.spark.register(spark, push_filters=True)
     try:
         assert rows(pushFilters="true") == (expected, 2)
     finally:
