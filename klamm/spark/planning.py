@@ -30,8 +30,9 @@ logger = logging.getLogger(__name__)
 
 Offsets = dict[TopicPartition, int]
 
-# A topic that was just created is not known to every broker yet.
-UNKNOWN_TOPIC_TIMEOUT_MS = 2_000
+# A topic that was just created is not known to every broker yet, and a broker that was just started knows none: what is
+# missing is believed after this time, not before.
+MISSING_TIMEOUT_MS = 5_000
 BACKOFF_MS = 50
 NO_OFFSET = -1
 INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state")
@@ -175,24 +176,26 @@ def initial_position(options: ReadOptions) -> Position:
     return call(options.client, find)
 
 
-def latest_position(options: ReadOptions, start: Position | None = None) -> Position:
+def latest_position(options: ReadOptions, start: Position) -> Position:
     """The end of every partition that there is now.
 
-    What `start` has and the brokers do not have any more is asked for again a few times, because a new leader may not
-    know its end yet.
+    What `start` has and the brokers do not have any more is asked for again for a while: a broker that was just started
+    may know no topic yet, and a new leader not its end.
     """
 
     async def find(client: ClusterClient) -> Position:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + MISSING_TIMEOUT_MS / 1000
         attempts_left = options.fetch_offset_retries
         while True:
             described = await _describe(client, options, must_exist=False)
             partitions = _partitions(options.topics, described)
             ends = await _list_offsets(client, options, dict.fromkeys(partitions, LATEST))
             latest = Position(ends, _topic_ids(described), {})
-            if start is None or not _losses(start, latest) or attempts_left == 0:
+            if not _missing(start, latest) or (attempts_left <= 0 and loop.time() >= deadline):
                 return latest
             attempts_left -= 1
-            await asyncio.sleep(options.fetch_offset_retry_interval_ms / 1000)
+            await asyncio.sleep(max(BACKOFF_MS, options.fetch_offset_retry_interval_ms) / 1000)
 
     return call(options.client, find)
 
@@ -250,16 +253,24 @@ def _recreated(start: Position, end: Position) -> list[str]:
 
 def _losses(start: Position, end: Position) -> list[str]:
     """A sentence for everything that `start` had and `end` does not have any more."""
+    return [
+        *(f"topic {topic} was deleted and created again" for topic in _recreated(start, end)),
+        *_missing(start, end),
+    ]
+
+
+def _missing(start: Position, end: Position) -> list[str]:
+    """A sentence for partitions that are gone or end too early, except of topics that were created anew."""
     recreated = _recreated(start, end)
-    losses = [f"topic {topic} was deleted and created again" for topic in recreated]
+    missing = []
     for partition, offset in start.offsets.items():
         if partition.topic in recreated:
             continue
         if partition not in end.offsets:
-            losses.append(f"partition {partition} is gone, its records from offset {offset} on cannot be read")
+            missing.append(f"partition {partition} is gone, its records from offset {offset} on cannot be read")
         elif end.offsets[partition] < offset:
-            losses.append(f"partition {partition} ends at {end.offsets[partition]}, but was read up to {offset}")
-    return losses
+            missing.append(f"partition {partition} ends at {end.offsets[partition]}, but was read up to {offset}")
+    return missing
 
 
 def _report_loss(options: ReadOptions, loss: str) -> None:
@@ -318,10 +329,13 @@ def _cut(records: PartitionRange, parts: int) -> list[PartitionRange]:
 
 
 async def _describe(client: ClusterClient, options: ReadOptions, *, must_exist: bool) -> dict[str, TopicMetadata]:
-    """The topics that are read, by name and sorted. One that does not exist is an error, or left out."""
+    """The topics that are read, by name and sorted. One that does not exist is an error, or left out.
+
+    A pattern that no topic matches is none; with `must_exist` that, too, is believed only after a while.
+    """
     topics = options.topics
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + UNKNOWN_TOPIC_TIMEOUT_MS / 1000
+    deadline = loop.time() + MISSING_TIMEOUT_MS / 1000
     while True:
         if topics.subscribe_pattern is not None:
             known = (await client.refresh_metadata(None)).topics
@@ -335,7 +349,7 @@ async def _describe(client: ClusterClient, options: ReadOptions, *, must_exist: 
             for name in names
             if name not in known or known[name].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         ]
-        if not missing or not must_exist or loop.time() >= deadline:
+        if (names and not missing) or not must_exist or loop.time() >= deadline:
             break
         await asyncio.sleep(BACKOFF_MS / 1000)
     if missing and must_exist:

@@ -6,8 +6,8 @@ in the workers only read. Positions travel as JSON (`planning.Position`).
 What must stay true:
 - What has been planned can be planned again: the ranges of a micro-batch follow from its end alone.
 - Without new records the position that Spark gave is returned as it was, or Spark would run an empty batch.
-- With the trigger availableNow nothing is read that came after the query had begun, and every batch comes nearer to
-  that end.
+- With the trigger availableNow nothing is read that came after the first batch had begun, and every batch comes nearer
+  to that end.
 """
 
 import asyncio
@@ -45,7 +45,8 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         check_columns(schema)
         self._options = options
         self._schema = schema
-        # Where an availableNow query ends.
+        self._is_available_now = False
+        # Where an availableNow query ends, from its first batch on.
         self._target: Position | None = None
         self._latest: Position | None = None
         # What the group was told last.
@@ -61,7 +62,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        self._target = latest_position(self._options)
+        self._is_available_now = True
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         position = Position.from_json(start)
@@ -69,11 +70,13 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             # A batch begins where a finished one ended, and Spark calls `commit` for a query's last batch too late.
             self._commit(position)
         self._latest = self._target or latest_position(self._options, position)
+        if self._is_available_now:
+            self._target = self._latest
         end = with_begin(self._options, position, self._latest)
         if (end.offsets, end.topic_ids) == (position.offsets, position.topic_ids):
             return start
         # A query that ends by itself would wait for ever for enough records.
-        if self._target is None and self._is_too_early(count_offsets(position, end)):
+        if not self._is_available_now and self._is_too_early(count_offsets(position, end)):
             return start
         if isinstance(limit, ReadMaxRows):
             end = limit_position(position, end, limit.max_rows)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from producing import numbered, produce
 
+from klamm.net.cluster import ClusterClient
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.spark import planning
 from klamm.spark.options import OptionError, ReadOptions, TopicPartition, read_options
@@ -16,6 +17,7 @@ from klamm.spark.planning import Narrowing, Position, count_offsets, limit_posit
 from klamm.testing.cluster import Cluster
 
 MakeTopic = Callable[..., str]
+NOWHERE = Position({}, {}, {})
 A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
 
 
@@ -164,17 +166,17 @@ def test_topics_are_chosen_by_name_pattern_or_partition(cluster: Cluster, topic:
     assert [records.topic for records in plan_batch(both)] == sorted([first, second])
     pattern = options(cluster.bootstrap, subscribePattern=f"{first[:-1]}[{first[-1]}{second[-1]}]")
     assert {first, second} >= {records.topic for records in plan_batch(pattern)} >= {first}
-    assert plan_batch(options(cluster.bootstrap, subscribePattern="no such topic")) == []
     assert spans(plan_batch(options(cluster.bootstrap, assign={first: [0]}))) == [(0, 0, 1)]
 
 
 def test_a_topic_or_partition_that_does_not_exist(
     cluster: Cluster, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planning, "UNKNOWN_TOPIC_TIMEOUT_MS", 1)
+    monkeypatch.setattr(planning, "MISSING_TIMEOUT_MS", 1)
     with pytest.raises(KafkaError, match="there is no topic nowhere") as caught:
         plan_batch(options(cluster.bootstrap, subscribe="nowhere"))
     assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert plan_batch(options(cluster.bootstrap, subscribePattern="no such topic")) == []
     name = topic(partitions=2)
     with pytest.raises(OptionError, match=f"has {name}-7, but topic {name} has 2 partitions"):
         plan_batch(options(cluster.bootstrap, assign={name: [7]}))
@@ -229,7 +231,7 @@ def test_a_topic_that_was_created_anew_is_a_loss(cluster: Cluster, topic: MakeTo
     given_ = options(
         cluster.bootstrap, streaming=True, subscribe=name, startingOffsets="earliest", failOnDataLoss=fails
     )
-    start = planning.latest_position(given_)
+    start = planning.latest_position(given_, NOWHERE)
     cluster.delete_topic(name)
     cluster.create_topic(name)
     # As many as before: only the id tells.
@@ -242,9 +244,44 @@ def test_a_topic_that_was_created_anew_is_a_loss(cluster: Cluster, topic: MakeTo
         assert spans(plan_micro_batch(given_, start, planning.with_begin(given_, start, latest))) == [(0, 0, 3)]
 
 
+@pytest.mark.parametrize("chosen", ["subscribe", "subscribePattern"])
+def test_a_broker_that_was_just_started_and_knows_no_topic_is_asked_again(
+    cluster: Cluster, filled: str, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    refresh = ClusterClient.refresh_metadata
+    ignorant = []
+
+    async def refresh_metadata(client: ClusterClient, topics: object = None) -> object:
+        metadata = await refresh(client, topics)
+        if len(ignorant) < 5:
+            ignorant.append(topics)
+            metadata.topics = {}
+        return metadata
+
+    monkeypatch.setattr(ClusterClient, "refresh_metadata", refresh_metadata)
+    assert spans(plan_batch(options(cluster.bootstrap, **{chosen: filled}))) == [(0, 0, 10), (1, 0, 5)]
+    ignorant.clear()
+    stream = options(cluster.bootstrap, streaming=True, **{chosen: filled})
+    start = Position({TopicPartition(filled, 0): 10, TopicPartition(filled, 1): 5}, {}, {})
+    assert planning.latest_position(stream, start).offsets == start.offsets
+
+
+def test_a_topic_that_is_gone_is_a_loss_after_a_while(
+    cluster: Cluster, filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "MISSING_TIMEOUT_MS", 1)
+    given_ = options(cluster.bootstrap, streaming=True, subscribe=filled)
+    start = planning.latest_position(given_, NOWHERE)
+    cluster.delete_topic(filled)
+    latest = planning.latest_position(given_, start)
+    assert latest.offsets == {}
+    with pytest.raises(DataLoss, match=f"partition {filled}-0 is gone"):
+        planning.with_begin(given_, start, latest)
+
+
 def test_what_is_gone_is_a_loss(cluster: Cluster, filled: str, caplog: pytest.LogCaptureFixture) -> None:
     given_ = options(cluster.bootstrap, streaming=True, subscribe=filled, **{"fetchOffset.retryIntervalMs": 1})
-    latest = planning.latest_position(given_)
+    latest = planning.latest_position(given_, NOWHERE)
     for offsets, told in (
         ({TopicPartition(filled, 5): 1}, f"partition {filled}-5 is gone, its records from offset 1 on"),
         ({TopicPartition(filled, 0): 99}, f"partition {filled}-0 ends at 10, but was read up to 99"),
