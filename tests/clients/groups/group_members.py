@@ -186,15 +186,17 @@ class KafkaPython(Member):
             "cooperative-sticky": CooperativeStickyAssignor,
         }
         self.consumer = kafka.KafkaConsumer(**python_names(self.config, assignors))
+        # A poll whose time is over while the group rebalances forgets what it was about to be assigned: whatever a poll
+        # finds to do for the group gets its time.
+        coordinator = self.consumer._coordinator
+        poll = coordinator.poll
+        coordinator.poll = lambda timeout_ms=None: poll(timeout_ms=JOIN_MS)
         if self.topics.startswith("^"):
             self.consumer.subscribe(pattern=self.topics, listener=Listener())
         else:
             self.consumer.subscribe(self.topics.split(","), listener=Listener())
 
     def poll(self) -> list[tuple[str, int, int, bytes]]:
-        # A poll whose time is over while the group rebalances forgets what it was about to be assigned, so a short one
-        # must find nothing to do but to fetch.
-        self.consumer._coordinator.poll(timeout_ms=JOIN_MS)
         polled = self.consumer.poll(0)
         if not polled:
             time.sleep(POLL_S / 2)
