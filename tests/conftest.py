@@ -10,10 +10,15 @@ from pathlib import Path
 
 import oracles
 import pytest
+from hypothesis import HealthCheck, settings
 
 # A background job of a shell ignores Ctrl-C, and so would every command that a test starts to interrupt it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("klamm", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("klamm")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
