@@ -11,7 +11,7 @@ import typer
 from typer.main import get_command
 
 from klamm import __version__
-from klamm.tools import broker, consume, controller, groups, produce, topics, up, zookeeper
+from klamm.tools import broker, consume, controller, groups, pipeline, produce, topics, up, zookeeper
 from klamm.tools.errors import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, ToolError, describe_os_error
 
 STDOUT = 1
@@ -30,6 +30,7 @@ app.command("zookeeper")(zookeeper.zookeeper)
 app.add_typer(topics.app, name="topics")
 app.add_typer(groups.app, name="groups")
 app.add_typer(controller.app, name="controller")
+app.add_typer(pipeline.app, name="pipeline")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 

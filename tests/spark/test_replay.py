@@ -45,7 +45,7 @@ def test_everything_but_the_offsets_is_the_same(cluster, archived, topic, tmp_pa
     produce(cluster.bootstrap, target, numbered(5, partition=2))
     told = []
     assert run(cluster, tmp_path, {archived: target}, on_progress=told.append).records == 47
-    assert told == [Progress(0, 47), Progress(22, 47), Progress(42, 47), Progress(47, 47)]
+    assert told == [Progress(0, 47), Progress(47, 47)]
     moved = [(number, offset + 5 * (number == 2), *rest) for number, offset, *rest in in_topic(cluster, archived)]
     assert [row for row in in_topic(cluster, target) if (row[0] != 2 or row[1] >= 5)] == moved
     runs = [tuple(row.values()) for row in offset_map(str(tmp_path / "output")).to_pylist()]
@@ -63,7 +63,7 @@ def test_on_spark_into_a_topic_that_is_created(spark, cluster, archived, tmp_pat
     target = f"{archived}-again"
     run(cluster, tmp_path, {archived: target}, spark=spark)
     assert in_topic(cluster, target) == in_topic(cluster, archived)
-    assert cluster.topics.count(target) == 1
+    assert target in cluster.topics()
 
 
 def killed(cluster, tmp_path, target, where):

@@ -22,7 +22,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -49,6 +48,8 @@ if TYPE_CHECKING:
 WRITTEN_COLUMNS = ("key", "value", "headers", "timestamp", "partition")
 # What is compared; a broker may have changed the timestamps.
 COMPARED_COLUMNS = ("key", "value", "headers")
+# Between two steps of the progress.
+FILES_PER_TASK = 4
 _ROWS_PER_BATCH = 10_000
 # How long an end must stay before it counts: a task that died may have left requests on their way.
 _QUIET_S = 1.0
@@ -129,10 +130,10 @@ def replay(
     total, done = sum(piece.rows for of_partition in pieces for piece in of_partition), 0
     share = None if max_records_per_second is None else max_records_per_second / max(1, len(pieces))
     on_progress(Progress(0, total))
-    for row in zip_longest(*pieces):
-        part = [piece for piece in row if piece is not None]
-        distribute(spark, part, partial(_replay_file, log.directory, writing, share))
-        done += sum(piece.rows for piece in part)
+    for first in range(0, max(map(len, pieces), default=0), FILES_PER_TASK):
+        part = [found for of_partition in pieces if (found := of_partition[first : first + FILES_PER_TASK])]
+        distribute(spark, part, partial(_replay_files, log.directory, writing, share))
+        done += sum(piece.rows for found in part for piece in found)
         on_progress(Progress(done, total))
     groups: dict[str, dict[str, dict[int, int]]] = {}
     refused: dict[str, str] = {}
@@ -259,10 +260,15 @@ def _pieces(log: CommitLog, plan: Mapping[str, Any], output: str) -> list[list[_
 # -- on executors -----------------------------------------------------------------------------------------------------
 
 
-def _replay_file(directory: str, options: WriteOptions, records_per_second: float | None, piece: _Piece) -> str:
-    """Writes the records of a file that are not in the topic yet, and then the file of offsets."""
-    if not os.path.exists(piece.offsets_file):
-        path, client = os.path.join(directory, piece.file), options.producer.client
+def _replay_files(
+    directory: str, options: WriteOptions, records_per_second: float | None, pieces: Sequence[_Piece]
+) -> str:
+    """Writes the records of files that are not in the topic yet, and then, for each, the file of offsets."""
+    client = options.producer.client
+    for piece in pieces:
+        if os.path.exists(piece.offsets_file):
+            continue
+        path = os.path.join(directory, piece.file)
         done = call(client, partial(_end, piece=piece)) - piece.new_offset
         if done:
             _check_same(client, piece, path, done)

@@ -1,0 +1,60 @@
+"""An example to copy: sales as JSON come in, each product's total of each minute goes out, as JSON.
+
+In:   {"product": "tea", "amount": 2.5, "time": "2024-05-01T10:00:07Z"}
+Out:  key tea@2024-05-01T10:00:00Z
+      value {"product":"tea","begin":"2024-05-01T10:00:00.000Z","total":2.5,"sales":1}
+
+A total is written once, when no sale can change it any more: when there is one that is younger by more than `late`.
+Sales that come later than that are passed over, and so is what is no such JSON. Run again with the same checkpoint, it
+goes on where it ended; a run that dies may write the totals of its last micro-batch twice.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+SALE = "product string, amount double, time timestamp"
+
+
+def totals(records: "DataFrame", *, window: str = "1 minute", late: str = "10 minutes") -> "DataFrame":
+    """The columns key and value of the totals, from records with the column value."""
+    from pyspark.sql import functions as f
+
+    sale = f.from_json(f.col("value").cast("string"), SALE)
+    sales = records.select(sale.alias("sale")).select("sale.*").dropna(subset=["product", "amount", "time"])
+    grouped = sales.withWatermark("time", late).groupBy(f.window("time", window), "product")
+    summed = grouped.agg(f.sum("amount").alias("total"), f.count("amount").alias("sales"))
+    begin = f.col("window.start")
+    name = f.concat("product", f.lit("@"), f.date_format(begin, "yyyy-MM-dd'T'HH:mm:ssX"))
+    return summed.select(
+        name.alias("key"), f.to_json(f.struct("product", begin.alias("begin"), "total", "sales")).alias("value")
+    )
+
+
+def transform(
+    spark: "SparkSession",
+    options: Mapping[str, str],
+    source: str,
+    target: str,
+    checkpoint: str,
+    *,
+    window: str = "1 minute",
+    late: str = "10 minutes",
+) -> "StreamingQuery":
+    """Starts a query that writes the totals of what is in `source` now to `target`, and then ends.
+
+    `options` are `kafka.*` of the reader and the writer. For a query that does not end, leave the trigger out.
+    """
+    reader = spark.readStream.format("klamm").options(**options).option("subscribe", source)
+    records = reader.option("startingOffsets", "earliest").load()
+    writer = totals(records, window=window, late=late).writeStream.format("klamm").options(**options)
+    return (
+        writer.option("topic", target)
+        .option("checkpointLocation", checkpoint)
+        .outputMode("append")
+        .trigger(availableNow=True)
+        .start()
+    )

@@ -1,0 +1,222 @@
+"""`klamm pipeline`: topics to files and back, and an example of a pipeline, on Spark.
+
+Spark runs inside the command, with as many tasks at a time as the machine has cores, or where --master or --remote
+says. What is printed on stdout is what was done; progress and Spark's own lines go to stderr.
+"""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer
+from klamm.tools.errors import EXIT_FAILED, ToolError
+from klamm.tools.progress import progress
+from klamm.tools.properties import parse_pairs
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+app = typer.Typer(
+    help="Topics to files and back, and an example of a pipeline, on Spark.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+LOCAL: Final = "local[*]"
+
+Master = Annotated[str | None, typer.Option("--master", metavar="URL", help=f"Spark's master; {LOCAL} by default.")]
+Remote = Annotated[str | None, typer.Option("--remote", metavar="URL", help="A server of Spark Connect, sc://...")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--option", metavar="NAME=VALUE", help="An option of the data source, as kafka.*. May be repeated."),
+]
+
+
+@app.command()
+def archive(
+    directory: Annotated[Path, typer.Option("--directory", help="The archive. All executors must see it.")],
+    topic: Annotated[list[str] | None, typer.Option("--topic", help="A topic. May be repeated.")] = None,
+    pattern: Annotated[str | None, typer.Option("--pattern", help="All topics of this pattern.")] = None,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    offsets_per_file: Annotated[int, typer.Option(min=1, help="How many offsets a file has at most.")] = 1_000_000,
+    accept_data_loss: Annotated[
+        bool, typer.Option("--accept-data-loss", help="Go on where records were removed before they were archived.")
+    ] = False,
+    option: Options = None,
+    master: Master = None,
+    remote: Remote = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add to an archive what topics have now, as Parquet files, exactly once."""
+    if (topic is None) == (pattern is None):
+        raise typer.BadParameter("exactly one of --topic and --pattern", param_hint="--topic")
+    options = {
+        "kafka.bootstrap.servers": bootstrap_server,
+        "failOnDataLoss": str(not accept_data_loss).lower(),
+        **({"subscribe": ",".join(topic)} if topic else {"subscribePattern": str(pattern)}),
+        **parse_pairs("--option", option or []),
+    }
+    with session("klamm archive", master, remote) as spark, shown("archiving", as_json) as show:
+        from klamm.spark.pipelines.archive import archive as run
+
+        done = run(
+            spark,
+            str(directory),
+            options,
+            offsets_per_file=offsets_per_file,
+            on_progress=lambda progress: show(progress.offsets_done, progress.offsets_total),
+        )
+    value = {
+        "records": done.records,
+        "files": done.files,
+        "size_bytes": done.size_bytes,
+        "lost_offsets": done.lost_offsets,
+    }
+    loss = f"; {done.lost_offsets} offsets were lost before" if done.lost_offsets else ""
+    tell(value, f"Archived {done.records} records in {done.files} files of {done.size_bytes} bytes{loss}.", as_json)
+
+
+@app.command()
+def replay(
+    directory: Annotated[Path, typer.Option("--directory", help="The archive.")],
+    output: Annotated[Path, typer.Option("--output", help="Where the new offsets are written.")],
+    topic: Annotated[
+        list[str] | None,
+        typer.Option("--topic", metavar="TOPIC[=NEW]", help="A topic, and its new name. May be repeated."),
+    ] = None,
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    max_records_per_second: Annotated[int | None, typer.Option(min=1, help="Of all partitions together.")] = None,
+    commit_groups: Annotated[
+        bool, typer.Option("--commit-groups", help="Commit for the groups what they had committed, as new offsets.")
+    ] = False,
+    option: Options = None,
+    master: Master = None,
+    remote: Remote = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the records of an archive to topics, with their partitions and timestamps."""
+    pairs = (each.partition("=") for each in topic or ())
+    topics = {name: new or name for name, _, new in pairs} or None
+    options = {"kafka.bootstrap.servers": bootstrap_server, **parse_pairs("--option", option or [])}
+    with session("klamm replay", master, remote) as spark, shown("replaying", as_json) as show:
+        from klamm.spark.pipelines.replay import replay as run
+
+        done = run(
+            spark,
+            str(directory),
+            str(output),
+            options,
+            topics=topics,
+            max_records_per_second=max_records_per_second,
+            commit_groups=commit_groups,
+            on_progress=lambda progress: show(progress.records_done, progress.records_total),
+        )
+    for group, reason in done.refused.items():
+        print(f"klamm: the offsets of group {group} are not committed: {reason}", file=sys.stderr)
+    committed = f", and the offsets of {len(done.groups)} groups" if commit_groups else ""
+    value = {"records": done.records, "groups": done.groups, "refused": done.refused}
+    tell(value, f"{done.records} records are in the topics{committed}.", as_json)
+    if done.refused:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def transform(
+    source: Annotated[str, typer.Option("--source", help="The topic of the sales.")],
+    target: Annotated[str, typer.Option("--target", help="The topic of the totals.")],
+    checkpoint: Annotated[Path, typer.Option("--checkpoint", help="Where Spark keeps how far it has come.")],
+    bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
+    window: Annotated[str, typer.Option(help="How long a total is for.")] = "1 minute",
+    late: Annotated[str, typer.Option(help="How late a sale may come.")] = "10 minutes",
+    option: Options = None,
+    master: Master = None,
+    remote: Remote = None,
+    as_json: AsJson = False,
+) -> None:
+    """An example: sum up sales, which are JSON, by product and minute."""
+    options = {"kafka.bootstrap.servers": bootstrap_server, **parse_pairs("--option", option or [])}
+    with session("klamm transform", master, remote) as spark:
+        import klamm.spark
+        from klamm.spark.pipelines.transform import transform as run
+
+        klamm.spark.register(spark)
+        query = run(spark, options, source, target, str(checkpoint), window=window, late=late)
+        query.awaitTermination()
+        rows = sum(each["numInputRows"] for each in query.recentProgress)
+    tell({"records": rows}, f"Summed up {rows} records.", as_json)
+
+
+# -- what they share --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def session(name: str, master: str | None, remote: str | None) -> "Iterator[SparkSession]":
+    """A session of Spark; what goes wrong in it becomes a ToolError."""
+    if master is not None and remote is not None:
+        raise typer.BadParameter("only one of --master and --remote", param_hint="--remote")
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise ToolError(f"pipelines need PySpark ({error}); pip install 'klamm[spark]' brings it") from None
+    from klamm.net.client import ClientError
+    from klamm.protocol.errors import KafkaError
+    from klamm.spark.partition_reader import DataLoss
+    from klamm.spark.pipelines.replay import ReplayError
+
+    try:
+        if remote is not None:
+            spark = SparkSession.builder.remote(remote).appName(name).getOrCreate()
+        else:
+            if (master or LOCAL).startswith("local"):
+                # Else its workers are whatever python3 is.
+                os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+            builder = SparkSession.builder.master(master or LOCAL).appName(name)
+            for key in ("spark.ui.enabled", "spark.ui.showConsoleProgress", "spark.speculation"):
+                builder = builder.config(key, "false")
+            spark = builder.getOrCreate()
+            spark.sparkContext.setLogLevel("ERROR")
+        try:
+            yield spark
+        finally:
+            spark.stop()
+    except PySparkException as error:
+        raise ToolError(reason(str(error))) from error
+    except (ValueError, DataLoss, ReplayError, KafkaError, ClientError) as error:
+        raise ToolError(str(error)) from error
+
+
+def reason(text: str) -> str:
+    """The line of a Spark error that says why: the last one of a worker's traceback, or the first."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    traceback = next((number for number, line in enumerate(lines) if line.startswith("Traceback")), None)
+    if traceback is None:
+        return lines[0] if lines else "Spark failed"
+    return next((line for line in lines[traceback + 1 :] if not line.startswith(" ")), lines[0])
+
+
+@contextmanager
+def shown(what: str, as_json: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr; gives a function that is told what is done and the total."""
+    with ExitStack() as stack:
+        advance: Callable[[int], object] | None = None
+        before = 0
+
+        def show(done: int, total: int) -> None:
+            nonlocal advance, before
+            if advance is None:
+                advance = stack.enter_context(progress(what, total, visible=not as_json))
+            advance(done - before)
+            before = done
+
+        yield show
+
+
+def tell(value: Mapping[str, Any], text: str, as_json: bool) -> None:
+    print(json.dumps(value) if as_json else text)

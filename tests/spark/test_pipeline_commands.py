@@ -1,0 +1,107 @@
+"""klamm pipeline: wrong calls, and real processes that are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from archiving import archived, in_topic
+from producing import numbered, produce
+
+from klamm.tools import main
+from klamm.tools.pipeline import reason
+
+KLAMM = [sys.executable, "-m", "klamm.tools.main", "pipeline"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["archive", "--directory", "d"], "exactly one of --topic and --pattern"),
+        (["archive", "--directory", "d", "--topic", "t", "--pattern", "t"], "exactly one of --topic and --pattern"),
+        (["archive", "--topic", "t"], "Missing option '--directory'."),
+        (["archive", "--directory", "d", "--topic", "t", "--offsets-per-file", "0"], "--offsets-per-file"),
+        (["archive", "--directory", "d", "--topic", "t", "--option", "x"], "'x' is not of the form key=value"),
+        (["replay", "--directory", "d", "--output", "o", "--master", "a", "--remote", "b"], "only one of --master and"),
+        (["transform", "--source", "s"], "Missing option '--target'."),
+    ],
+)
+def test_a_wrong_call_ends_with_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str, tmp_path: Path
+) -> None:
+    assert main.run(["pipeline", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_why_spark_failed() -> None:
+    text = (
+        "An exception was thrown:\nTraceback (most recent call last):\n  File x\nValueError: the reason\n SQLSTATE: 1"
+    )
+    assert reason(text) == "ValueError: the reason"
+    assert reason("[A] the first\nthe second") == "[A] the first"
+    assert reason("") == "Spark failed"
+
+
+def call(*arguments: object) -> list[str]:
+    return [*KLAMM, *map(str, arguments), "--master", "local[2]", "--json"]
+
+
+def run(*arguments: object) -> dict:
+    done = subprocess.run(call(*arguments), capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout)
+
+
+def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+@pytest.mark.usefixtures("spark_environment")
+def test_archive_killed_and_replay(cluster, topic, tmp_path):
+    """The whole group of processes is killed, or the driver alone, whose tasks may live on for a while."""
+    name, target, directory = topic(partitions=2), topic(partitions=2), tmp_path / "archive"
+    produce(cluster.bootstrap, name, [*numbered(1600), *numbered(800, partition=1)])
+    arguments = ["archive", "--bootstrap-server", cluster.bootstrap, "--directory", directory]
+    arguments += ["--topic", name, "--offsets-per-file", 100]
+    moments = [
+        (os.kill, lambda: any(directory.glob("data/*/*"))),
+        (os.killpg, lambda: len(list(directory.glob("commits/*.json"))) >= 3),
+    ]
+    for kill, moment in moments:
+        process = subprocess.Popen(
+            call(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+        wait_for(moment, process)
+        kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        rows = archived(str(directory), name)
+        assert len(rows) < 2400
+        assert len(rows) == len({row[:2] for row in rows})
+    run(*arguments)
+    assert archived(str(directory), name) == in_topic(cluster, name)
+    replayed = ["replay", "--bootstrap-server", cluster.bootstrap, "--directory", directory]
+    done = run(*replayed, "--output", tmp_path / "output", "--topic", f"{name}={target}", "--commit-groups")
+    assert done == {"records": 2400, "groups": {}, "refused": {}}
+    assert in_topic(cluster, target) == in_topic(cluster, name)
+
+
+@pytest.mark.usefixtures("spark_environment")
+def test_an_error_is_one_line(java, cluster, tmp_path):
+    done = subprocess.run(
+        call("archive", "--bootstrap-server", cluster.bootstrap, "--directory", tmp_path, "--topic", "none"),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "klamm: UNKNOWN_TOPIC_OR_PARTITION: there is no topic none"
