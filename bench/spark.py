@@ -53,6 +53,8 @@ FIRST_RECORDS = 1000
 WARM_UP_RECORDS = 200_000
 CHUNK_RECORDS = 50_000
 SEED = 7
+# Of syslog; librdkafka's default, 6, tells of every client that ends.
+WARNINGS = 4
 
 READ_TARGET, CHOSEN_TARGET, WRITE_TARGET, FIRST_TARGET = 2.5, 3.0, 1.0, 1.0
 
@@ -114,12 +116,12 @@ def session(directory: Path, cores: int, **environment: str) -> Iterator[SparkSe
 
 
 def create_topic(bootstrap: str, name: str, partitions: int = PARTITIONS) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": WARNINGS})
     admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
 
 
 def delete_topic(bootstrap: str, name: str) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": WARNINGS})
     admin.delete_topics([name])[name].result(30)
 
 
