@@ -373,9 +373,10 @@ def main() -> None:
         made = {"kafka": Kafka(directory / "kafka"), "klamm": Klamm(directory / "klamm")}
         sides = [side for name, side in made.items() if arguments.side in (name, "both")]
         bench = Bench(directory, arguments.scale, arguments.rounds, console)
-        for side in sides:
-            with console.status(f"on {side.name}"):
-                bench.measure(side, arguments.only)
+        with contextlib.suppress(KeyboardInterrupt):  # What has been measured until then is shown.
+            for side in sides:
+                with console.status(f"on {side.name}"):
+                    bench.measure(side, arguments.only)
     tables = Tables(bench, [side.name for side in sides])
     if "read" in arguments.only or "write" in arguments.only:
         console.print(tables.rates(arguments.only))
