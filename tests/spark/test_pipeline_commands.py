@@ -105,3 +105,15 @@ def test_an_error_is_one_line(java, cluster, tmp_path):
     )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "klamm: UNKNOWN_TOPIC_OR_PARTITION: there is no topic none"
+
+
+@pytest.mark.usefixtures("spark_environment")
+def test_on_spark_connect(cluster, topic, tmp_path):
+    name = topic()
+    produce(cluster.bootstrap, name, numbered(50))
+    where = ["--bootstrap-server", cluster.bootstrap, "--directory", tmp_path, "--topic", name]
+    arguments = [*KLAMM, "archive", *map(str, where), "--remote", "local[2]", "--json"]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert json.loads(done.stdout)["records"] == 50
+    assert archived(str(tmp_path), name) == in_topic(cluster, name)
