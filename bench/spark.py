@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -68,7 +69,7 @@ class SparkSession:
     def __init__(self, log: Path, cores: int, environment: dict[str, str] | None = None) -> None:
         command = [sys.executable, str(SESSION), "--cores", str(cores)]
         paths = os.pathsep.join(map(str, (ROOT / "tests", ROOT / "tests" / "interop", ROOT / "bench")))
-        self._log = log
+        self._log, self._ready = log, False
         with log.open("w") as errors:
             self._process = subprocess.Popen(
                 command,
@@ -77,8 +78,12 @@ class SparkSession:
                 stderr=errors,
                 text=True,
                 env=os.environ | {"PYTHONPATH": paths} | (environment or {}),
+                start_new_session=True,
             )
+
+    def wait_ready(self) -> None:
         self._answer()
+        self._ready = True
 
     def ask(self, do: str, **arguments: Any) -> dict[str, Any]:
         self._in.write(json.dumps({"do": do, **arguments}) + "\n")
@@ -86,7 +91,12 @@ class SparkSession:
         return self._answer()
 
     def close(self) -> None:
+        """Ends it; also its JVM, which would stay if the session has not begun."""
         self._in.close()
+        if self._ready:
+            self._process.wait()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     @property
@@ -107,6 +117,7 @@ class SparkSession:
 def session(directory: Path, cores: int, **environment: str) -> Iterator[SparkSession]:
     made = SparkSession(directory / "session.log", cores, environment)
     try:
+        made.wait_ready()
         yield made
     finally:
         made.close()
