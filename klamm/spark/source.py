@@ -92,7 +92,7 @@ class KlammDataSource(DataSource):
         from klamm.spark.sink import KlammStreamWriter
 
         if overwrite:
-            raise OptionError("a topic cannot be overwritten; allowed: outputMode('append') and outputMode('update')")
+            raise OptionError("a topic cannot be overwritten; allowed: outputMode('append')")
         return KlammStreamWriter(write_options(self.options), schema)
 
 
