@@ -54,7 +54,7 @@ def test_the_examples(
 
 def test_the_example_of_the_guide(cluster: Cluster, orders: str) -> None:
     guide = (Path(__file__).parents[2] / "docs" / "spark.md").read_text(encoding="utf-8")
-    section = guide.partition("## Without Spark")[2]
+    section = guide.partition("## Without Spark")[2].partition("\n## ")[0]
     (program,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
     names: dict[str, Any] = {}
     exec(compile(program.replace("127.0.0.1:9092", cluster.bootstrap), "guide", "exec"), names)
