@@ -48,10 +48,10 @@ class Machine(Environment):
         return NOW_MS + round(asyncio.get_running_loop().time() * 1000)
 
     def host_name(self) -> str:
-        raise NotImplementedError
+        raise AssertionError("a coordinator has no business with the machine's name")
 
     async def run_blocking(self, function: Callable[..., Any], *arguments: object) -> Any:
-        raise NotImplementedError
+        raise AssertionError("a coordinator does nothing that blocks")
 
 
 class Log:

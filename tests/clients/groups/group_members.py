@@ -273,7 +273,7 @@ class AioKafka(Member):
         self._wait(self.consumer.commit())
 
     def commit_async(self) -> None:
-        raise NotImplementedError("aiokafka waits for every commit")
+        raise AssertionError("aiokafka waits for every commit: the table of clients says that it has no other")
 
     def close(self) -> None:
         self._wait(self.consumer.stop())
