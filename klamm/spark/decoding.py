@@ -23,7 +23,7 @@ import pyarrow as pa
 from klamm.protocol import record_batch
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import Buffer, ControlRecordType
-from klamm.spark.schema import HEADERS, schema
+from klamm.spark.schema import HEADERS, LEADER_EPOCH, schema
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _CODEC_MASK, _LOG_APPEND_TIME_FLAG, _TRANSACTIONAL_FLAG, _CONTROL_FLAG = 0x07, 0x08, 0x10, 0x20
 # What a row costs beside its key, value and headers, all columns chosen and without the topic's name.
-_FIXED_ROW_BYTES = 40
+_FIXED_ROW_BYTES = 44
 
 
 class Batches(NamedTuple):
@@ -157,6 +157,7 @@ class Decoder:
         bodies[:, kernels.COMMON_TIMESTAMP] = table[:, kernels.MAX_TIMESTAMP]
         bodies[:, kernels.TIMESTAMP_TYPE] = (table[:, kernels.ATTRIBUTES] & _LOG_APPEND_TIME_FLAG) != 0
         bodies[:, kernels.COUNT] = table[:, kernels.RECORD_COUNT]
+        bodies[:, kernels.EPOCH] = table[:, kernels.LEADER_EPOCH]
         codecs = table[:, kernels.ATTRIBUTES] & _CODEC_MASK
         if not codecs.any():
             yield np.frombuffer(records, np.uint8), bodies
@@ -199,12 +200,13 @@ class Decoder:
         offsets = _numbers(rows, np.int64, wanted="offset" in names)
         timestamps = _numbers(rows, np.int64, wanted="timestamp" in names)
         timestamp_types = _numbers(rows, np.int32, wanted="timestampType" in names)
+        leader_epochs = _numbers(rows, np.int32, wanted=LEADER_EPOCH in names)
         header_positions = _numbers(rows, np.int64, wanted=HEADERS in names)
         header_counts = _numbers(rows, np.int32, wanted=HEADERS in names)
         found = kernels.decode(
             data, bodies, start_offset, end_offset,
             keys.ends, keys.data, keys.validity, values.ends, values.data, values.validity,
-            offsets, timestamps, timestamp_types, header_positions, header_counts,
+            offsets, timestamps, timestamp_types, leader_epochs, header_positions, header_counts,
         )  # fmt: skip
         status, where, rows, key_bytes, value_bytes, null_keys, null_values, *header_sizes = found
         if status == kernels.BAD_TIMESTAMP:
@@ -224,6 +226,7 @@ class Decoder:
             "offset": lambda: _fixed(offsets, rows, pa.int64()),
             "timestamp": lambda: _fixed(timestamps, rows, self.schema.field("timestamp").type),
             "timestampType": lambda: _fixed(timestamp_types, rows, pa.int32()),
+            LEADER_EPOCH: lambda: _fixed(leader_epochs, rows, pa.int32()),
             HEADERS: lambda: _headers(data, rows, header_positions, header_counts, *header_sizes),
         }
         made = {name: make[name]() for name in self.schema.names if name in make}

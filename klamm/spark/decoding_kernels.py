@@ -22,12 +22,12 @@ from klamm.spark.memcpy import copy_bytes
 
 # The table of batches that `scan` fills.
 POSITION, SIZE, CRC, ATTRIBUTES, BASE_OFFSET, LAST_OFFSET, BASE_TIMESTAMP, MAX_TIMESTAMP, PRODUCER_ID = range(9)
-RECORD_COUNT = 9
-BATCH_FIELDS = 10
+RECORD_COUNT, LEADER_EPOCH = 9, 10
+BATCH_FIELDS = 11
 # The table of uncompressed records that `decode` reads: where those of a batch are, and what they have in common.
 # A timestamp that is common to them (LogAppendTime) is in COMMON_TIMESTAMP.
-BODY_START, BODY_END, FIRST_OFFSET, FIRST_TIMESTAMP, COMMON_TIMESTAMP, TIMESTAMP_TYPE, COUNT = range(7)
-BODY_FIELDS = 7
+BODY_START, BODY_END, FIRST_OFFSET, FIRST_TIMESTAMP, COMMON_TIMESTAMP, TIMESTAMP_TYPE, COUNT, EPOCH = range(8)
+BODY_FIELDS = 8
 
 # What the loops have to say.
 FINE, CORRUPT, BAD_TIMESTAMP = range(3)
@@ -103,6 +103,7 @@ def scan(data: Any, size_bytes: int, batches: Any) -> tuple[int, int, int]:
         batch[MAX_TIMESTAMP] = _big_endian(data, position + 35, 8)
         batch[PRODUCER_ID] = _big_endian(data, position + 43, 8)
         batch[RECORD_COUNT] = _big_endian(data, position + 57, 4)
+        batch[LEADER_EPOCH] = _big_endian(data, position + 12, 4)
         count += 1
         position += size
     return FINE, count, position
@@ -130,7 +131,7 @@ def _skip_headers(data: Any, position: int, end: int, count: int) -> tuple[int, 
     types.UniTuple(_number, 10)(
         _read, _table, _number, _number,
         _int32s, _bytes, _bytes, _int32s, _bytes, _bytes,
-        _int64s, _int64s, _int32s, _int64s, _int32s,
+        _int64s, _int64s, _int32s, _int32s, _int64s, _int32s,
     ),
 )  # fmt: skip
 def decode(
@@ -147,6 +148,7 @@ def decode(
     offsets: Any,
     timestamps_us: Any,
     timestamp_types: Any,
+    leader_epochs: Any,
     header_positions: Any,
     header_counts: Any,
 ) -> tuple[int, int, int, int, int, int, int, int, int, int]:
@@ -159,6 +161,7 @@ def decode(
     """
     wants_key, wants_value, wants_headers = len(key_ends) > 0, len(value_ends) > 0, len(header_counts) > 0
     wants_offset, wants_timestamp, wants_type = len(offsets) > 0, len(timestamps_us) > 0, len(timestamp_types) > 0
+    wants_epoch = len(leader_epochs) > 0
     row, key_end, value_end, null_keys, null_values = 0, 0, 0, 0, 0
     headers, header_key_bytes, header_value_bytes = 0, 0, 0
     for number in range(len(bodies)):
@@ -215,6 +218,8 @@ def decode(
                 timestamps_us[row] = 1000 * timestamp_ms
             if wants_type:
                 timestamp_types[row] = body[TIMESTAMP_TYPE]
+            if wants_epoch:
+                leader_epochs[row] = body[EPOCH]
             if wants_headers:
                 header_positions[row] = headers_at
                 header_counts[row] = header_count

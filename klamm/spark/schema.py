@@ -1,8 +1,9 @@
-"""The columns of a record: those of Spark's own Kafka connector, with the same names, types and order.
+"""The columns of a record: those of Spark's own Kafka connector, with the same names, types and order, and one more.
 
 `key` and `value` are null where the record's are. `timestamp` is UTC and `timestampType` says what it means: 0, when
 the record was made (CreateTime); 1, when a broker appended it (LogAppendTime). `headers` is null for a record that has
-none, and is there only where it is asked for.
+none, and is there only where it is asked for. `leaderEpoch` says under which leader of the partition the record was
+written, -1 where its batch does not say (KIP-320); Spark's connector does not have it, so who wants it names it.
 
 Source: org.apache.spark.sql.kafka010.KafkaRecordToRowConverter.
 """
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 HEADERS = "headers"
+LEADER_EPOCH = "leaderEpoch"
 
 _TYPES: dict[str, pa.DataType] = {
     "key": pa.binary(),
@@ -22,14 +24,17 @@ _TYPES: dict[str, pa.DataType] = {
     "timestamp": pa.timestamp("us", tz="UTC"),
     "timestampType": pa.int32(),
     HEADERS: pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
+    LEADER_EPOCH: pa.int32(),
 }
 
-COLUMNS: tuple[str, ...] = tuple(name for name in _TYPES if name != HEADERS)
+ALL_COLUMNS: tuple[str, ...] = tuple(_TYPES)
+
+COLUMNS: tuple[str, ...] = tuple(name for name in _TYPES if name not in (HEADERS, LEADER_EPOCH))
 """The columns of a read that chooses none."""
 
 
 def columns(*, include_headers: bool) -> tuple[str, ...]:
-    """All columns, in order."""
+    """The columns of Spark's connector, in order."""
     return (*COLUMNS, HEADERS) if include_headers else COLUMNS
 
 

@@ -58,6 +58,7 @@ _TYPES: dict[str, DataType] = {
     "timestamp": TimestampType(),
     "timestampType": IntegerType(),
     "headers": ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+    "leaderEpoch": IntegerType(),
 }
 
 

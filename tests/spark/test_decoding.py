@@ -14,9 +14,9 @@ from klamm.protocol import record_batch
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import CompressionType, ControlRecordType, EndTransactionMarker, Record, build_batch
 from klamm.spark.decoding import Decoder
-from klamm.spark.schema import COLUMNS, HEADERS, columns, schema
+from klamm.spark.schema import ALL_COLUMNS, COLUMNS, HEADERS, LEADER_EPOCH, columns, schema
 
-ALL = columns(include_headers=True)
+ALL = ALL_COLUMNS
 EVERYTHING = (-(2**62), 2**62)
 MB = 1024 * 1024
 
@@ -39,6 +39,8 @@ def batches(draw: st.DrawFn) -> bytearray:
         if draw(st.booleans()):
             header = record_batch.parse_header(batch)
             record_batch.set_log_append_time(batch, 0, header, draw(st.integers(0, 2**50)))
+        # Brokers write it into what they append; the checksum does not cover it.
+        struct.pack_into(">i", batch, 12, draw(st.integers(-1, 2**31 - 1)))
         fetched += batch
     return fetched
 
@@ -58,6 +60,7 @@ def expected_rows(fetched: bytes | bytearray, start: int, end: int, partition: i
                         "timestamp": record.timestamp_ms * 1000,
                         "timestampType": int(header.is_log_append_time),
                         "headers": [{"key": key, "value": value} for key, value in record.headers] or None,
+                        "leaderEpoch": header.partition_leader_epoch,
                     }
                 )
     return rows
@@ -289,12 +292,13 @@ def test_a_timestamp_that_no_column_of_microseconds_holds() -> None:
 
 
 def test_columns_that_do_not_exist_or_are_there_twice() -> None:
-    with pytest.raises(ValueError, match=r"no column 'keys'; allowed: key, value, topic, .*, headers"):
+    with pytest.raises(ValueError, match=r"no column 'keys'; allowed: key, value, topic, .*, headers, leaderEpoch"):
         schema(["keys"])
     with pytest.raises(ValueError, match="'key' is asked for twice"):
         schema(["key", "value", "key"])
     assert schema(COLUMNS).names == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
-    assert HEADERS not in COLUMNS
+    assert columns(include_headers=True) == (*COLUMNS, HEADERS)
+    assert ALL_COLUMNS == (*COLUMNS, HEADERS, LEADER_EPOCH)
 
 
 @settings(max_examples=10, deadline=None)
