@@ -15,8 +15,9 @@ Source: org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer; KIP-320, KIP-5
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -62,12 +63,20 @@ class PartitionRange:
     topic_id: str | None = None
 
 
+class Loss(NamedTuple):
+    """The offsets from `start_offset` to before `end_offset` of which records were removed; and a sentence about it."""
+
+    start_offset: int
+    end_offset: int
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
     """How records are fetched.
 
     - `poll_timeout_ms`: how long to wait for the next records of a range before giving up.
-    - `fail_on_data_loss`: whether loss raises DataLoss, or is logged and what is left is read.
+    - `fail_on_data_loss`: whether loss raises DataLoss, or is told and what is left is read.
     - `fetch_max_bytes`: of one fetch, unless a single batch is larger; more than 64 MB count as 64 MB.
     - `max_batch_bytes`: of one Arrow record batch, unless a single record is larger.
     """
@@ -81,8 +90,21 @@ class FetchOptions:
     max_batch_bytes: int = 32 * 1024 * 1024
 
 
-def read_range(options: FetchOptions, records: PartitionRange, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def log_loss(loss: Loss) -> None:
+    logger.warning("%s; what is left is read (failOnDataLoss=false)", loss.reason)
+
+
+def read_range(
+    options: FetchOptions,
+    records: PartitionRange,
+    columns: Sequence[str],
+    on_loss: Callable[[Loss], object] = log_loss,
+) -> Iterator[pa.RecordBatch]:
     """The records of a range, in the order of their offsets, with these columns (`schema.schema(columns)`).
+
+    Without `fail_on_data_loss`, `on_loss` is told of each loss before the records behind it are handed out. When the
+    topic turns out to have been replaced while it was read, the whole range is lost: what was handed out may be the
+    other topic's.
 
     Raises DataLoss when records of the range were removed, or the topic was deleted (and perhaps created again); and
     KafkaError or ClientError when the cluster does not give them within `poll_timeout_ms`, or they are corrupt.
@@ -94,7 +116,14 @@ def read_range(options: FetchOptions, records: PartitionRange, columns: Sequence
     try:
         # The loops take longer to load, or even to compile, than a fetch.
         decoder.prepare()
-        while (fetched := under_way.result()) is not None:
+        while True:
+            fetched, losses = under_way.result()
+            for loss in losses:
+                on_loss(loss)
+                # The batch there may begin with records that were removed.
+                offset = loss.end_offset
+            if fetched is None:
+                return
             batches = decoder.scan(fetched.records or b"")
             if batches.next_offset is None or batches.next_offset <= offset:
                 raise KafkaError(
@@ -119,6 +148,13 @@ class _Passing(Exception):
         self.timeout_ms = timeout_ms
 
 
+class _Fetched(NamedTuple):
+    """What a leader has, None at the end of the range; and what was found to be lost before that."""
+
+    answer: FetchResponsePartition | None
+    losses: Sequence[Loss]
+
+
 class _Fetcher:
     """The fetches of one range; they run on the network's loop, one at a time."""
 
@@ -130,15 +166,16 @@ class _Fetcher:
     def __str__(self) -> str:
         return f"{self._range.topic}-{self._partition}"
 
-    def fetch(self, offset: int, max_bytes: int) -> Work[FetchResponsePartition | None]:
-        """What a leader has from `offset` on; None when the range has no further record.
+    def fetch(self, offset: int, max_bytes: int) -> Work[_Fetched]:
+        """What a leader has from `offset` on.
 
         At both ends of the range the metadata is read, so that no record of another topic of this name gets between.
         """
         return lambda client: self._fetch(client, offset, max_bytes)
 
-    async def _fetch(self, client: ClusterClient, offset: int, max_bytes: int) -> FetchResponsePartition | None:
+    async def _fetch(self, client: ClusterClient, offset: int, max_bytes: int) -> _Fetched:
         loop = asyncio.get_running_loop()
+        losses: list[Loss] = []
         began, backoff_s = loop.time(), MIN_BACKOFF_S
         refresh, again = offset in (self._range.start_offset, self._range.end_offset), False
         while True:
@@ -149,12 +186,15 @@ class _Fetcher:
                     await client.refresh_metadata([self._range.topic], elsewhere=again)
                     self._check_topic(client, at_end=offset >= self._range.end_offset)
                 if offset >= self._range.end_offset:
-                    return None
+                    return _Fetched(None, losses)
                 found = await self._attempt(client, offset, max_bytes, is_fresh=refresh)
-                if not isinstance(found, int):
-                    return found
-                # What is between is not there, and it was told; or the range is over.
-                offset, refresh = found, found >= self._range.end_offset
+                if isinstance(found, FetchResponsePartition):
+                    return _Fetched(found, losses)
+                if isinstance(found, Loss):
+                    losses.append(self._accepted(found))
+                # Between here and there is nothing, or nothing any more.
+                offset = found.end_offset if isinstance(found, Loss) else found
+                refresh = offset >= self._range.end_offset
                 continue
             except _Passing as passing:
                 error, timeout_ms = passing.error, min(timeout_ms, passing.timeout_ms or timeout_ms)
@@ -165,8 +205,10 @@ class _Fetcher:
             if loop.time() - began >= timeout_ms / 1000:
                 if not isinstance(error, DataLoss):
                     raise error
-                self._lose(str(error))
-                return None
+                # At the end of the range nobody knows from where on its records were another topic's.
+                first = offset if offset < self._range.end_offset else self._range.start_offset
+                losses.append(self._accepted(Loss(first, self._range.end_offset, str(error))))
+                return _Fetched(None, losses)
             refresh = again = True
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
@@ -190,8 +232,8 @@ class _Fetcher:
 
     async def _attempt(
         self, client: ClusterClient, offset: int, max_bytes: int, *, is_fresh: bool
-    ) -> FetchResponsePartition | int:
-        """One fetch: records, or the next offset that may have some."""
+    ) -> FetchResponsePartition | Loss | int:
+        """One fetch: records, or what is lost of them, or the next offset that may have some."""
         state = self._state(client)
         connection = await self._connection(client, state)
         answer = _only(await connection.send(ApiKey.FETCH, lambda _: self._request(state, offset, max_bytes)))
@@ -217,15 +259,16 @@ class _Fetcher:
             f" the {what} is {readable}",
         )
 
-    async def _out_of_range(self, connection: Connection, state: PartitionMetadata, offset: int) -> int:
-        """Where reading goes on when the leader has no such offset."""
+    async def _out_of_range(self, connection: Connection, state: PartitionMetadata, offset: int) -> Loss:
+        """What is lost when the leader has no such offset."""
         first = await self._log_offset(connection, state, _EARLIEST)
         if offset < first:
             lost = min(first, self._range.end_offset)
-            self._lose(
-                f"{self}: the records from offset {offset} to {lost - 1} were removed, the log begins at {first}"
+            return Loss(
+                offset,
+                lost,
+                f"{self}: the records from offset {offset} to {lost - 1} were removed, the log begins at {first}",
             )
-            return lost
         end = await self._log_offset(connection, state, _LATEST)
         if offset > end:
             message = f"{self}: the log ends at offset {end}, but {offset} to {self._range.end_offset - 1} were there"
@@ -284,10 +327,10 @@ class _Fetcher:
     def _out_of_range_error(self, offset: int) -> KafkaError:
         return KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE, f"{self}: the leader has no offset {offset}")
 
-    def _lose(self, message: str) -> None:
+    def _accepted(self, loss: Loss) -> Loss:
         if self._options.fail_on_data_loss:
-            raise DataLoss(f"{message}; with failOnDataLoss=false what is left is read")
-        logger.warning("%s; what is left is read (failOnDataLoss=false)", message)
+            raise DataLoss(f"{loss.reason}; with failOnDataLoss=false what is left is read")
+        return loss
 
 
 def _only(response: FetchResponse) -> FetchResponsePartition | None:

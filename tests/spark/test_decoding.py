@@ -298,7 +298,7 @@ def test_columns_that_do_not_exist_or_are_there_twice() -> None:
         schema(["key", "value", "key"])
     assert schema(COLUMNS).names == ["key", "value", "topic", "partition", "offset", "timestamp", "timestampType"]
     assert columns(include_headers=True) == (*COLUMNS, HEADERS)
-    assert ALL_COLUMNS == (*COLUMNS, HEADERS, LEADER_EPOCH)
+    assert (*columns(include_headers=True), LEADER_EPOCH) == ALL_COLUMNS
 
 
 @settings(max_examples=10, deadline=None)

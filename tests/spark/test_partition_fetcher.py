@@ -12,16 +12,19 @@ from klamm.net.client import Disconnected, UnsupportedVersion
 from klamm.net.cluster import ClusterMetadata, PartitionMetadata, TopicMetadata
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchRequest, FetchResponse, FetchResponsePartition
-from klamm.protocol.messages import ApiKey
+from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.spark import partition_reader
 from klamm.spark.network import ClientOptions
-from klamm.spark.partition_reader import DataLoss, FetchOptions, PartitionRange, _Fetcher, read_range
+from klamm.spark.partition_reader import DataLoss, FetchOptions, Loss, PartitionRange, _Fetcher, read_range
 
 ID, OTHER_ID = UUID(int=1), UUID(int=2)
 RANGE = PartitionRange("t", 0, 10, 20, ID.hex)
 RECORDS = bytes(build_batch([Record(None, b"v")], base_offset=10))
 OPTIONS = FetchOptions(ClientOptions((("nowhere", 1),)), poll_timeout_ms=400)
+
+# Loading it may take longer than OPTIONS waits.
+request_class(ApiKey.LIST_OFFSETS)
 
 Answer = FetchResponsePartition | Exception | None
 
@@ -91,7 +94,15 @@ def nothing(high_watermark: int, last_stable_offset: int) -> FetchResponsePartit
 
 
 def fetch(cluster: FakeCluster, offset: int = 10, options: FetchOptions = OPTIONS) -> FetchResponsePartition | None:
-    return asyncio.run(_Fetcher(options, RANGE).fetch(offset, 1000)(cluster))  # type: ignore[arg-type]
+    return losing_fetch(cluster, offset, options)[0]
+
+
+def losing_fetch(
+    cluster: FakeCluster, offset: int = 10, options: FetchOptions = OPTIONS
+) -> tuple[FetchResponsePartition | None, list[tuple[int, int]]]:
+    """What is fetched, and the offsets that are lost."""
+    answer, losses = asyncio.run(_Fetcher(options, RANGE).fetch(offset, 1000)(cluster))  # type: ignore[arg-type]
+    return answer, [(loss.start_offset, loss.end_offset) for loss in losses]
 
 
 @pytest.fixture(autouse=True)
@@ -199,13 +210,22 @@ def test_without_fail_on_data_loss_reading_goes_on_where_the_log_begins() -> Non
     tolerant = FetchOptions(OPTIONS.client, fail_on_data_loss=False)
     out_of_range = failed(ErrorCode.OFFSET_OUT_OF_RANGE)
     cluster = FakeCluster([out_of_range, found()], log=(13, 100))
-    assert fetch(cluster, options=tolerant) is not None
+    answer, losses = losing_fetch(cluster, options=tolerant)
+    assert answer is not None
+    assert losses == [(10, 13)]
     assert [request.topics[0][1][0].fetch_offset for request in cluster.requests] == [10, 13]
-    assert fetch(FakeCluster([out_of_range], log=(50, 100)), options=tolerant) is None
+    assert losing_fetch(FakeCluster([out_of_range], log=(50, 100)), options=tolerant) == (None, [(10, 20)])
+    assert losing_fetch(FakeCluster([out_of_range], log=(0, 5)), 12, options=tolerant) == (None, [(12, 20)])
+    # Which records of the range were the other topic's, nobody knows.
+    replaced = FakeCluster([found()], topics=[topic(identity=OTHER_ID)])
+    assert losing_fetch(replaced, 20, options=tolerant) == (None, [(10, 20)])
 
 
-def test_a_leader_that_returns_other_offsets_than_those_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def answering(cluster: FakeCluster) -> list[int]:
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
+    """The offsets that are read from a cluster."""
+
+    def answering(cluster: FakeCluster, options: FetchOptions = OPTIONS, **arguments: Any) -> list[int]:
         from concurrent.futures import Future
 
         def start(_: ClientOptions, work: Callable[[Any], Any]) -> "Future[Any]":
@@ -214,15 +234,34 @@ def test_a_leader_that_returns_other_offsets_than_those_asked_for(monkeypatch: p
             return future
 
         monkeypatch.setattr(partition_reader, "start", start)
-        made = read_range(OPTIONS, RANGE, ("offset",))
+        made = read_range(options, RANGE, ("offset",), **arguments)
         return [offset for batch in made for offset in batch.column("offset").to_pylist()]
 
+    return answering
+
+
+def batch_of(*offsets: int) -> bytes:
+    return bytes(build_batch([Record(None, b"v", 1, (), offset) for offset in offsets], base_offset=offsets[0]))
+
+
+def test_losses_are_told_and_what_was_removed_is_not_handed_out(answering: Callable[..., list[int]]) -> None:
+    """The log begins within a batch, of which a leader returns the whole, and again later."""
+    tolerant, losses = FetchOptions(OPTIONS.client, fail_on_data_loss=False), list[Loss]()
+    out_of_range = failed(ErrorCode.OFFSET_OUT_OF_RANGE)
+    cluster = FakeCluster([out_of_range, found(batch_of(11, 12, 13, 14)), found(batch_of(15, 19))], log=(13, 100))
+    assert answering(cluster, tolerant, on_loss=losses.append) == [13, 14, 15, 19]
+    assert losses == [(10, 13, "t-0: the records from offset 10 to 12 were removed, the log begins at 13")]
+    cluster = FakeCluster([found(batch_of(10, 13)), out_of_range], log=(20, 100))
+    losses.clear()
+    assert answering(cluster, tolerant, on_loss=losses.append) == [10, 13]
+    assert [loss[:2] for loss in losses] == [(14, 20)]
+
+
+def test_a_leader_that_returns_other_offsets_than_those_asked_for(answering: Callable[..., list[int]]) -> None:
     earlier = bytes(build_batch([Record(None, b"v")], base_offset=3))
     with pytest.raises(KafkaError, match="t-0 at offset 10: the leader returned no batch that reaches this offset"):
         answering(FakeCluster([found(earlier)]))
     with pytest.raises(KafkaError, match="t-0 at offset 10: the leader returned no batch that reaches this offset"):
         answering(FakeCluster([found(RECORDS[:-1])]))
     # A batch may begin before the offset and end after the range, and offsets may be missing.
-    offsets = (7, 9, 10, 12, 19, 20, 22)
-    batch = bytes(build_batch([Record(None, b"v", 1, (), offset) for offset in offsets], base_offset=7))
-    assert answering(FakeCluster([found(batch)])) == [10, 12, 19]
+    assert answering(FakeCluster([found(batch_of(7, 9, 10, 12, 19, 20, 22))])) == [10, 12, 19]
