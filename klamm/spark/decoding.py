@@ -5,7 +5,7 @@ begins, so that it can be under way while `decode` makes the columns.
 
 What must stay true:
 - Whatever the bytes are, the answer is records or a `KafkaError` that names topic, partition and offset; never a
-  crash of the process. The checksum of every batch of which records are handed out has been compared.
+  crash of the process. No batch is handed out, and none is passed over, before its checksum has been compared.
 - What is decoded is what `klamm.protocol.record_batch.decode_records` finds in the same batch.
 - A column that is not asked for is not built.
 - numba is imported when the first bytes are there, never by importing this module.
@@ -93,17 +93,17 @@ class Decoder:
         INVALID_TIMESTAMP when the column is asked for and a timestamp does not fit into it.
         """
         kernels = _kernels()
-        table = batches.table
+        table = batches.table[batches.table[:, kernels.BASE_OFFSET] < end_offset]
+        # Before anything is passed over: that, too, is decided by what the checksum covers.
+        self._check(batches.records, table)
         wanted = table[
             (table[:, kernels.LAST_OFFSET] >= start_offset)
-            & (table[:, kernels.BASE_OFFSET] < end_offset)
             # A batch of which compaction has left the header only.
             & ((table[:, kernels.RECORD_COUNT] != 0) | (table[:, kernels.SIZE] != kernels.HEADER_SIZE_BYTES))
         ]
         if aborted:
             wanted = self._committed(batches.records, wanted, table, aborted)
         wanted = wanted[wanted[:, kernels.ATTRIBUTES] & _CONTROL_FLAG == 0]
-        self._check(batches.records, wanted)
         for data, bodies in self._uncompressed(batches.records, wanted):
             yield from self._columns(data, bodies, start_offset, end_offset)
 
@@ -142,7 +142,6 @@ class Decoder:
     def _is_abort_marker(self, records: memoryview, batch: list[int]) -> bool:
         position = batch[_kernels().POSITION]
         header = record_batch.parse_header(records, position)
-        self._at(header.base_offset, record_batch.check_crc, records, position, header)
         marker = self._at(header.base_offset, record_batch.decode_end_transaction_marker, records, position, header)
         return marker is not None and marker.type is ControlRecordType.ABORT
 

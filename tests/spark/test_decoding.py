@@ -179,6 +179,25 @@ def test_a_changed_byte_is_found_by_the_checksum(codec: CompressionType) -> None
     assert len(rows_of(decode(good + bad, span=(10, 11)))) == 1
 
 
+@pytest.mark.parametrize("field", ["last offset", "attributes"])
+def test_a_corrupt_header_makes_no_batch_look_like_one_that_is_passed_over(field: str) -> None:
+    """As one that ends before the range, or as a control batch; nothing but the checksum tells."""
+    bad = build_batch([Record(None, b"lost")], base_offset=11)
+    if field == "last offset":
+        struct.pack_into(">i", bad, 23, -5)
+    else:
+        struct.pack_into(">h", bad, 21, 0x20)
+    fetched = (
+        build_batch([Record(None, b"v")], base_offset=10) + bad + build_batch([Record(None, b"v")], base_offset=12)
+    )
+    with pytest.raises(KafkaError, match=r"CORRUPT_MESSAGE: orders-3 at offset 11: .*checksum"):
+        decode(fetched, span=(10, 13))
+    aborted = transactional(5, [0]) + transactional(6, [1]) + marker(ControlRecordType.ABORT, 5, 2)
+    struct.pack_into(">q", aborted, len(transactional(5, [0])) + 43, 5)
+    with pytest.raises(KafkaError, match=r"CORRUPT_MESSAGE: orders-3 at offset 1: .*checksum"):
+        decode(aborted, span=(0, 3), aborted=((5, 0),))
+
+
 def test_old_message_formats_are_refused_by_name() -> None:
     batch = build_batch([Record(b"k", b"v")], base_offset=4)
     batch[16] = 1
