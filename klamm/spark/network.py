@@ -16,28 +16,16 @@ import os
 import threading  # noqa: TID251  # see above
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import TypeVar
 
 import uvloop
 
-from klamm.net.client import Address, ConnectionOptions
+from klamm.net.client import ConnectionOptions
 from klamm.net.cluster import ClusterClient, RetryPolicy
+from klamm.spark.settings import ClientOptions
 
 T = TypeVar("T")
 Work = Callable[[ClusterClient], Awaitable[T]]
-
-
-@dataclass(frozen=True, slots=True)
-class ClientOptions:
-    """Which cluster, and how to reach it. Equal options share one client and its connections."""
-
-    bootstrap: tuple[Address, ...]
-    client_id: str = "klamm-spark"
-    connect_timeout_ms: int = 10_000
-    request_timeout_ms: int = 30_000
-    # How long a request is repeated while a leader changes or a broker starts again.
-    retry_timeout_ms: int = 60_000
 
 
 class _Network:

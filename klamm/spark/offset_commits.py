@@ -16,8 +16,9 @@ from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
-from klamm.spark.network import ClientOptions, call
+from klamm.spark.network import call
 from klamm.spark.options import TopicPartition
+from klamm.spark.settings import ClientOptions
 
 logger = logging.getLogger(__name__)
 

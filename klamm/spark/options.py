@@ -18,13 +18,12 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from klamm.net.client import Address
-from klamm.protocol.record_batch import CompressionType
-from klamm.spark.network import ClientOptions
-from klamm.spark.partition_reader import FetchOptions
-from klamm.spark.producer import ProducerOptions
+from klamm.spark.settings import ClientOptions, FetchOptions, ProducerOptions
+
+if TYPE_CHECKING:
+    from klamm.net.client import Address
 
 EARLIEST = -2
 LATEST = -1
@@ -278,6 +277,9 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """The options of a writer. Raises OptionError."""
+    # It brings checksums and codecs, which readers' options do without.
+    from klamm.protocol.record_batch import CompressionType
+
     given = _Given(options)
     topic = given.text("topic")
     if topic == "":
@@ -305,7 +307,7 @@ def includes_headers(options: Mapping[str, str]) -> bool:
     return _Given(options).boolean("includeHeaders", False)
 
 
-def parse_addresses(option: str, text: str) -> tuple[Address, ...]:
+def parse_addresses(option: str, text: str) -> "tuple[Address, ...]":
     """`host:port,host:port`; an IPv6 host stands in brackets. Raises OptionError."""
     addresses = []
     for entry in filter(None, (part.strip() for part in text.split(","))):

@@ -7,7 +7,8 @@ What must stay true:
   have no record (compaction, control records, aborted transactions) are passed over in silence; records that were
   removed, or that belong to another topic of the same name, never are.
 - Removed means: a leader that the newest metadata names says that its log begins behind the offset. What a broker says
-  that may only be behind (a shorter log, an unknown topic, another topic id) is believed after `GRACE_MS`.
+  that may only be behind (an offset behind its log's end, an unknown topic, another topic id) is believed when nothing
+  else has been heard for `GRACE_MS`, and a log that ends within the range only after `poll_timeout_ms`.
 - At most two fetches are in memory, beside the record batches that the caller holds.
 
 Source: org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer; KIP-320, KIP-516.
@@ -16,7 +17,6 @@ Source: org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer; KIP-320, KIP-5
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -27,7 +27,8 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse, FetchResponsePartition
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.spark.decoding import Decoder
-from klamm.spark.network import ClientOptions, Work, start
+from klamm.spark.network import Work, start
+from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
 
 logger = logging.getLogger(__name__)
 
@@ -44,50 +45,12 @@ _EARLIEST, _LATEST = -2, -1
 _READ_UNCOMMITTED, _READ_COMMITTED = 0, 1
 
 
-class DataLoss(Exception):
-    """Records that were to be read are not there any more. The message says which and why."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionRange:
-    """The records of one partition from `start_offset` to before `end_offset`.
-
-    `topic_id` is the topic's UUID as 32 hexadecimal digits, as it was when the range was planned; None where the
-    brokers do not tell it.
-    """
-
-    topic: str
-    partition: int
-    start_offset: int
-    end_offset: int
-    topic_id: str | None = None
-
-
 class Loss(NamedTuple):
     """The offsets from `start_offset` to before `end_offset` of which records were removed; and a sentence about it."""
 
     start_offset: int
     end_offset: int
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class FetchOptions:
-    """How records are fetched.
-
-    - `poll_timeout_ms`: how long to wait for the next records of a range before giving up.
-    - `fail_on_data_loss`: whether loss raises DataLoss, or is told and what is left is read.
-    - `fetch_max_bytes`: of one fetch, unless a single batch is larger; more than 64 MB count as 64 MB.
-    - `max_batch_bytes`: of one Arrow record batch, unless a single record is larger.
-    """
-
-    client: ClientOptions
-    read_committed: bool = False
-    fail_on_data_loss: bool = True
-    poll_timeout_ms: int = 120_000
-    fetch_max_bytes: int = 4 * 1024 * 1024
-    fetch_max_wait_ms: int = 500
-    max_batch_bytes: int = 32 * 1024 * 1024
 
 
 def log_loss(loss: Loss) -> None:
@@ -177,6 +140,8 @@ class _Fetcher:
         loop = asyncio.get_running_loop()
         losses: list[Loss] = []
         began, backoff_s = loop.time(), MIN_BACKOFF_S
+        # Since when nothing but losses is heard: brokers that were gone before tell nothing about them.
+        doubted: float | None = None
         refresh, again = offset in (self._range.start_offset, self._range.end_offset), False
         while True:
             timeout_ms = self._options.poll_timeout_ms
@@ -202,7 +167,9 @@ class _Fetcher:
                 raise
             except ClientError as failure:
                 error = failure
-            if loop.time() - began >= timeout_ms / 1000:
+            now = loop.time()
+            doubted = (now if doubted is None else doubted) if isinstance(error, DataLoss) else None
+            if now - (began if doubted is None else doubted) >= timeout_ms / 1000:
                 if not isinstance(error, DataLoss):
                     raise error
                 # At the end of the range nobody knows from where on its records were another topic's.
@@ -252,6 +219,11 @@ class _Fetcher:
         if readable >= self._range.end_offset:
             # A leader returns at least one batch where there is one, so compaction has left none.
             return self._range.end_offset
+        # A leader that does not know yet how far its log is committed refuses to tell the end.
+        end = await self._log_offset(connection, state, _LATEST)
+        if end < self._range.end_offset:
+            last = self._range.end_offset - 1
+            raise _Passing(DataLoss(f"{self}: the log ends at offset {end}, but {offset} to {last} were to be read"))
         what = "last stable offset" if self._options.read_committed else "high watermark"
         raise self._error(
             ErrorCode.REQUEST_TIMED_OUT,

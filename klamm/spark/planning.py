@@ -24,7 +24,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.spark.network import call
 from klamm.spark.options import EARLIEST, LATEST, Bound, Limit, OptionError, ReadOptions, TopicPartition, Topics
-from klamm.spark.partition_reader import DataLoss, PartitionRange
+from klamm.spark.settings import DataLoss, PartitionRange
 
 logger = logging.getLogger(__name__)
 

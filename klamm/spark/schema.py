@@ -9,28 +9,18 @@ Source: org.apache.spark.sql.kafka010.KafkaRecordToRowConverter.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 HEADERS = "headers"
 LEADER_EPOCH = "leaderEpoch"
 
-_TYPES: dict[str, pa.DataType] = {
-    "key": pa.binary(),
-    "value": pa.binary(),
-    "topic": pa.string(),
-    "partition": pa.int32(),
-    "offset": pa.int64(),
-    "timestamp": pa.timestamp("us", tz="UTC"),
-    "timestampType": pa.int32(),
-    HEADERS: pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
-    LEADER_EPOCH: pa.int32(),
-}
-
-ALL_COLUMNS: tuple[str, ...] = tuple(_TYPES)
-
-COLUMNS: tuple[str, ...] = tuple(name for name in _TYPES if name not in (HEADERS, LEADER_EPOCH))
+COLUMNS: tuple[str, ...] = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 """The columns of a read that chooses none."""
+
+ALL_COLUMNS: tuple[str, ...] = (*COLUMNS, HEADERS, LEADER_EPOCH)
 
 
 def columns(*, include_headers: bool) -> tuple[str, ...]:
@@ -38,14 +28,28 @@ def columns(*, include_headers: bool) -> tuple[str, ...]:
     return (*COLUMNS, HEADERS) if include_headers else COLUMNS
 
 
-def schema(names: Sequence[str]) -> pa.Schema:
+def schema(names: Sequence[str]) -> "pa.Schema":
     """The Arrow schema of these columns, in their order.
 
     Raises ValueError for a name that is no column, and for one that is there twice.
     """
+    # Who only wants to know the names does not wait for it.
+    import pyarrow as pa
+
+    types: dict[str, pa.DataType] = {
+        "key": pa.binary(),
+        "value": pa.binary(),
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "offset": pa.int64(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "timestampType": pa.int32(),
+        HEADERS: pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])),
+        LEADER_EPOCH: pa.int32(),
+    }
     for index, name in enumerate(names):
-        if name not in _TYPES:
-            raise ValueError(f"there is no column {name!r}; allowed: {', '.join(_TYPES)}")
+        if name not in types:
+            raise ValueError(f"there is no column {name!r}; allowed: {', '.join(ALL_COLUMNS)}")
         if name in names[:index]:
             raise ValueError(f"column {name!r} is asked for twice")
-    return pa.schema([pa.field(name, _TYPES[name]) for name in names])
+    return pa.schema([pa.field(name, types[name]) for name in names])

@@ -1,19 +1,14 @@
 """The data source `klamm` for PySpark: `format("klamm")` of `spark.read`, `readStream`, `df.write` and `writeStream`.
 
-PySpark makes a `KlammDataSource` in a process of the driver, which plans, and sends the reader with its partitions to
-Python workers, which read. `planning.py` decides what is read, `partition_reader.py` reads it.
+PySpark makes a `KlammDataSource` in one process of the driver after another: to look which data sources there are, to
+ask for the schema, and to plan. What was planned goes to Python workers, with the reader (`batch.py`, `stream.py`) or
+the writer (`sink.py`).
 
 What must stay true:
-- Planning imports nothing heavy: no numba, and nothing that decodes.
-- A reader is picklable, and `read` changes nothing in it: Spark may run a partition twice.
-- `KlammReader` has no `pushFilters`: PySpark refuses every read of a reader that has one, unless
-  spark.sql.python.filterPushdown.enabled is set. Only the option pushFilters=true chooses the reader that has one.
+- Importing this module imports no more of klamm than the options and the columns, and neither pyarrow nor numba: the
+  user waits for each of these processes.
 - Rows are as a schema says that was given to the reader; naming fewer columns is how a query reads less.
 """
-
-from collections.abc import Iterable, Iterator
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -21,14 +16,6 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     DataSourceStreamWriter,
     DataSourceWriter,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
 )
 from pyspark.sql.types import (
     ArrayType,
@@ -42,14 +29,10 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from klamm.spark.options import OptionError, ReadOptions, includes_headers, read_options, write_options
-from klamm.spark.planning import Narrowing, plan_batch
+from klamm.spark.options import OptionError, includes_headers, read_options, write_options
 from klamm.spark.schema import columns
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-_TYPES: dict[str, DataType] = {
+TYPES: dict[str, DataType] = {
     "key": BinaryType(),
     "value": BinaryType(),
     "topic": StringType(),
@@ -71,9 +54,11 @@ class KlammDataSource(DataSource):
 
     def schema(self) -> StructType:
         names = columns(include_headers=includes_headers(self.options))
-        return StructType([StructField(name, _TYPES[name]) for name in names])
+        return StructType([StructField(name, TYPES[name]) for name in names])
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        from klamm.spark.batch import FilteringReader, KlammReader
+
         options = read_options(self.options, streaming=False)
         return (FilteringReader if options.push_filters else KlammReader)(options, schema)
 
@@ -95,111 +80,3 @@ class KlammDataSource(DataSource):
         if overwrite:
             raise OptionError("a topic cannot be overwritten; allowed: outputMode('append')")
         return KlammStreamWriter(write_options(self.options), schema)
-
-
-class KlammReader(DataSourceReader):
-    """Reads a range of offsets of each partition in a task of its own."""
-
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        check_columns(schema)
-        self._options = options
-        self._schema = schema
-
-    def partitions(self) -> list[InputPartition]:
-        return [InputPartition(records) for records in plan_batch(self._options)]
-
-    def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-        return read_partition(self._options, self._schema, partition)
-
-
-class FilteringReader(KlammReader):
-    """Leaves out what the filters on topic, partition, offset and timestamp exclude; Spark applies them all again."""
-
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        super().__init__(options, schema)
-        self._narrowing = Narrowing()
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._narrowing = narrowing_of(filters)
-        return filters
-
-    def partitions(self) -> list[InputPartition]:
-        return [InputPartition(records) for records in plan_batch(self._options, self._narrowing)]
-
-
-def check_columns(schema: StructType) -> None:
-    """Raises OptionError for a schema that is not made of the source's columns and their types."""
-    allowed = ", ".join(f"{name} {data_type.simpleString()}" for name, data_type in _TYPES.items())
-    for field in schema.fields:
-        expected = _TYPES.get(field.name)
-        if expected is None:
-            raise OptionError(f"the schema has a column {field.name}; allowed: {allowed}")
-        if field.dataType != expected:
-            raise OptionError(
-                f"the schema has {field.name} {field.dataType.simpleString()}; allowed: {allowed}."
-                " Cast the column after reading"
-            )
-    if not schema.fields:
-        raise OptionError(f"the schema has no column; allowed: {allowed}")
-
-
-def read_partition(options: ReadOptions, schema: StructType, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-    """The rows of a range in a worker, exactly as Spark wants them. PySpark makes an empty plan one None."""
-    if partition.value is None:
-        return
-    import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
-
-    from klamm.spark.partition_reader import read_range
-
-    wanted = to_arrow_schema(schema, timezone="UTC")
-    for batch in read_range(options.fetch, partition.value, schema.fieldNames()):
-        yield batch if batch.schema == wanted else pa.RecordBatch.from_arrays(batch.columns, schema=wanted)
-
-
-def narrowing_of(filters: Iterable[Filter]) -> Narrowing:
-    """What filters, all of which hold, say about topics, partitions, offsets and the earliest timestamp."""
-    topics: list[frozenset[str]] = []
-    partitions: list[frozenset[int]] = []
-    first, last, since = [0], [2**63 - 1], [0]
-    for pushed in filters:
-        column, value = _column_and_value(pushed)
-        match column, pushed:
-            case "topic", EqualTo() | In():
-                topics.append(frozenset(_values(pushed)))
-            case "partition", EqualTo() | In():
-                partitions.append(frozenset(_values(pushed)))
-            case "offset", EqualTo():
-                first.append(value)
-                last.append(value)
-            case "offset", GreaterThan():
-                first.append(value + 1)
-            case "offset", GreaterThanOrEqual():
-                first.append(value)
-            case "offset", LessThan():
-                last.append(value - 1)
-            case "offset", LessThanOrEqual():
-                last.append(value)
-            case "timestamp", EqualTo() | GreaterThan() | GreaterThanOrEqual() if _is_instant(value):
-                since.append(int(value.timestamp() * 1000) - 1)
-    return Narrowing(
-        frozenset.intersection(*topics) if topics else None,
-        frozenset.intersection(*partitions) if partitions else None,
-        max(first),
-        min(last) if len(last) > 1 else None,
-        max(since) if len(since) > 1 else None,
-    )
-
-
-def _column_and_value(pushed: Filter) -> tuple[str | None, Any]:
-    path: tuple[str, ...] = getattr(pushed, "attribute", ())
-    value = getattr(pushed, "value", None)
-    return (path[0] if len(path) == 1 and value is not None else None), value
-
-
-def _values(pushed: EqualTo | In) -> tuple[Any, ...]:
-    return pushed.value if isinstance(pushed, In) else (pushed.value,)
-
-
-def _is_instant(value: Any) -> bool:
-    return isinstance(value, datetime) and value.tzinfo is not None

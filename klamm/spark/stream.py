@@ -19,6 +19,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from klamm.net.cluster import ClusterClient
+from klamm.spark.batch import check_columns, read_partition
 from klamm.spark.network import call
 from klamm.spark.offset_commits import commit_offsets
 from klamm.spark.options import ReadOptions
@@ -32,7 +33,6 @@ from klamm.spark.planning import (
     plan_micro_batch,
     with_begin,
 )
-from klamm.spark.source import check_columns, read_partition
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -167,7 +167,7 @@ def session(name: str, master: str | None, remote: str | None) -> "Iterator[Spar
         raise ToolError(f"pipelines need PySpark ({error}); pip install 'klamm[spark]' brings it") from None
     from klamm.net.client import ClientError
     from klamm.protocol.errors import KafkaError
-    from klamm.spark.partition_reader import DataLoss
+    from klamm.spark.settings import DataLoss
     from klamm.spark.pipelines.replay import ReplayError
 
     try:

@@ -14,10 +14,10 @@ from producing import numbered, produce
 
 from klamm.spark.options import OptionError, read_options
 from klamm.spark.options import TopicPartition as Partition
-from klamm.spark.partition_reader import DataLoss
 from klamm.spark.pipelines.archive import Archived, Progress, archive, files, plan
 from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, locked
 from klamm.spark.planning import Position
+from klamm.spark.settings import DataLoss
 
 
 def options(cluster, topic, **more):

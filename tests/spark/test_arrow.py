@@ -13,7 +13,7 @@ from producing import numbered, produce
 from klamm.protocol.errors import KafkaError
 from klamm.spark import arrow
 from klamm.spark.options import OptionError
-from klamm.spark.partition_reader import DataLoss
+from klamm.spark.settings import DataLoss
 from klamm.testing.cluster import Cluster
 
 

@@ -17,8 +17,8 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from klamm.spark.batch import narrowing_of
 from klamm.spark.planning import Narrowing
-from klamm.spark.source import narrowing_of
 
 OFFSET, PARTITION, TOPIC, TIMESTAMP = ("offset",), ("partition",), ("topic",), ("timestamp",)
 NOON = datetime(2024, 1, 1, 12, 0, 0, 500_600, UTC)

@@ -16,10 +16,11 @@ from klamm.net.client import ClientError
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.record_batch import CompressionType
 from klamm.spark import partition_reader
-from klamm.spark.network import ClientOptions, call
+from klamm.spark.network import call
 from klamm.spark.options import parse_addresses
-from klamm.spark.partition_reader import DataLoss, FetchOptions, PartitionRange, read_range
+from klamm.spark.partition_reader import read_range
 from klamm.spark.schema import columns
+from klamm.spark.settings import ClientOptions, DataLoss, FetchOptions, PartitionRange
 from klamm.testing.cluster import Cluster
 from klamm.tools.helper import Helper
 
@@ -279,9 +280,10 @@ def test_a_process_that_was_forked_has_connections_of_its_own(cluster: Cluster, 
     produce(cluster.bootstrap, name, numbered(10))
     program = f"""
 import os
-from klamm.spark.network import ClientOptions
+from klamm.spark.settings import ClientOptions
 from klamm.spark.options import parse_addresses
-from klamm.spark.partition_reader import FetchOptions, PartitionRange, read_range
+from klamm.spark.partition_reader import read_range
+from klamm.spark.settings import FetchOptions, PartitionRange
 options = FetchOptions(ClientOptions(parse_addresses("bootstrap", {cluster.bootstrap!r})))
 def count():
     return sum(batch.num_rows for batch in read_range(options, PartitionRange({name!r}, 0, 0, 10), ("value",)))

@@ -12,8 +12,8 @@ from klamm.net.cluster import ClusterClient
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.spark import planning
 from klamm.spark.options import OptionError, ReadOptions, TopicPartition, read_options
-from klamm.spark.partition_reader import DataLoss, PartitionRange
 from klamm.spark.planning import Narrowing, Position, count_offsets, limit_position, plan_batch, plan_micro_batch, split
+from klamm.spark.settings import DataLoss, PartitionRange
 from klamm.testing.cluster import Cluster
 
 MakeTopic = Callable[..., str]

@@ -20,12 +20,14 @@ from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.random_faults import RandomFaults
 from klamm.simulation.workload import FIRST_TIMESTAMP_MS, Consumer, create_topic
 from klamm.simulation.world import World
-from klamm.spark.network import ClientOptions
-from klamm.spark.producer import MAX_IN_FLIGHT, PartitionBatch, Producer, ProducerOptions
+from klamm.spark.producer import MAX_IN_FLIGHT, PartitionBatch, Producer
+from klamm.spark.settings import ClientOptions, ProducerOptions
 
 TOPIC = "events"
 PARTITIONS = 3
-OPTIONS = ProducerOptions(ClientOptions((("unused", 1),)), delivery_timeout_ms=600_000, buffer_memory_bytes=5_000)
+OPTIONS = ProducerOptions(
+    ClientOptions((("unused", 1),)), CompressionType.NONE, delivery_timeout_ms=600_000, buffer_memory_bytes=5_000
+)
 
 
 class Batches:
@@ -219,7 +221,7 @@ def test_an_error_for_good_ends_the_producer(error, skipped):
 
 def test_a_batch_that_is_never_acknowledged_is_an_error_in_time():
     leader = Leader(*[ErrorCode.NOT_ENOUGH_REPLICAS] * 1_000_000)
-    options = ProducerOptions(OPTIONS.client, delivery_timeout_ms=300)
+    options = ProducerOptions(OPTIONS.client, CompressionType.NONE, delivery_timeout_ms=300)
     with pytest.raises(KafkaError, match=r"events-0: a batch was not acknowledged within .* NOT_ENOUGH_REPLICAS"):
         against(leader, twenty, options=options)
 
@@ -270,7 +272,7 @@ def test_a_record_that_is_too_large_is_an_error():
 
 def test_memory_is_bounded():
     leader = Leader(*[None] * 100)
-    options = ProducerOptions(OPTIONS.client, buffer_memory_bytes=1_000)
+    options = ProducerOptions(OPTIONS.client, CompressionType.NONE, buffer_memory_bytes=1_000)
 
     async def scenario(producer, batches):
         many = [batches.make(0, 1) for _ in range(100)]

@@ -28,11 +28,12 @@ import pyarrow.parquet as pq
 from klamm.environment import SystemFileSystem
 from klamm.spark import schema
 from klamm.spark.options import OptionError, ReadOptions, TopicPartition, read_options
-from klamm.spark.partition_reader import DataLoss, FetchOptions, PartitionRange, read_range
+from klamm.spark.partition_reader import read_range
 from klamm.spark.pipelines.commit_log import ArchivedRange, CommitLog, data_file, locked
 from klamm.spark.pipelines.distribution import distribute
 from klamm.spark.pipelines.snapshots import take_snapshot
 from klamm.spark.planning import Position, initial_position, latest_position
+from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,0 +1,80 @@
+"""What the driver tells its workers: plain values, which can be pickled and compared.
+
+What must stay true: importing this module, and with it `options.py`, imports nothing heavy. Spark starts several
+processes for each query that only look at the options, and the user waits for them.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from klamm.net.client import Address
+    from klamm.protocol.record_batch import CompressionType
+
+
+@dataclass(frozen=True, slots=True)
+class ClientOptions:
+    """Which cluster, and how to reach it. Equal options share one client and its connections."""
+
+    bootstrap: "tuple[Address, ...]"
+    client_id: str = "klamm-spark"
+    connect_timeout_ms: int = 10_000
+    request_timeout_ms: int = 30_000
+    # How long a request is repeated while a leader changes or a broker starts again.
+    retry_timeout_ms: int = 60_000
+
+
+class DataLoss(Exception):
+    """Records that were to be read are not there any more. The message says which and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionRange:
+    """The records of one partition from `start_offset` to before `end_offset`.
+
+    `topic_id` is the topic's UUID as 32 hexadecimal digits, as it was when the range was planned; None where the
+    brokers do not tell it.
+    """
+
+    topic: str
+    partition: int
+    start_offset: int
+    end_offset: int
+    topic_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOptions:
+    """How records are fetched.
+
+    - `poll_timeout_ms`: how long to wait for the next records of a range before giving up.
+    - `fail_on_data_loss`: whether loss raises DataLoss, or is told and what is left is read.
+    - `fetch_max_bytes`: of one fetch, unless a single batch is larger; more than 64 MB count as 64 MB.
+    - `max_batch_bytes`: of one Arrow record batch, unless a single record is larger.
+    """
+
+    client: ClientOptions
+    read_committed: bool = False
+    fail_on_data_loss: bool = True
+    poll_timeout_ms: int = 120_000
+    fetch_max_bytes: int = 4 * 1024 * 1024
+    fetch_max_wait_ms: int = 500
+    max_batch_bytes: int = 32 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerOptions:
+    """How records are written. Sizes are of uncompressed records.
+
+    - `batch_size_bytes` (batch.size): of one batch of one partition, unless a single record is larger.
+    - `max_request_size_bytes` (max.request.size): of one record; a larger one is an error.
+    - `buffer_memory_bytes` (buffer.memory): of batches that are not acknowledged yet, unless a single one is larger.
+    - `delivery_timeout_ms` (delivery.timeout.ms): how long a batch is repeated until it counts as failed.
+    """
+
+    client: ClientOptions
+    compression: "CompressionType"
+    batch_size_bytes: int = 512 * 1024
+    max_request_size_bytes: int = 1024 * 1024
+    buffer_memory_bytes: int = 32 * 1024 * 1024
+    delivery_timeout_ms: int = 120_000
