@@ -15,8 +15,8 @@ from klamm.protocol.fetch import FetchRequest, FetchResponse, FetchResponseParti
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.spark import partition_reader
-from klamm.spark.network import ClientOptions
-from klamm.spark.partition_reader import DataLoss, FetchOptions, Loss, PartitionRange, _Fetcher, read_range
+from klamm.spark.partition_reader import Loss, _Fetcher, read_range
+from klamm.spark.settings import ClientOptions, DataLoss, FetchOptions, PartitionRange
 
 ID, OTHER_ID = UUID(int=1), UUID(int=2)
 RANGE = PartitionRange("t", 0, 10, 20, ID.hex)
@@ -204,6 +204,26 @@ def test_an_offset_behind_the_end_is_believed_when_it_stays_there() -> None:
     assert fetch(FakeCluster([out_of_range, out_of_range, found()], log=(0, 5))) is not None
     with pytest.raises(DataLoss, match="t-0: the log ends at offset 5, but 10 to 19 were there"):
         fetch(FakeCluster([out_of_range], log=(0, 5)))
+
+
+def test_a_loss_is_not_believed_because_brokers_were_gone_before() -> None:
+    """The first broker that is there again knows no topic yet."""
+    patient = FetchOptions(OPTIONS.client, poll_timeout_ms=5000)
+    gone = Disconnected("gone")
+    cluster = FakeCluster([gone, gone, gone, found()], topics=[topic(), topic(), topic(), topic(error=3), topic()])
+    assert fetch(cluster, options=patient) is not None
+    # Nor at the end of all waiting.
+    cluster = FakeCluster([gone, gone, gone, gone, found()], topics=[*4 * [topic()], topic(error=3), topic()])
+    assert fetch(cluster) is not None
+
+
+def test_a_log_that_is_shorter_than_the_range_is_a_loss_in_the_end() -> None:
+    with pytest.raises(DataLoss, match="t-0: the log ends at offset 13, but 12 to 19 were to be read; with failOnData"):
+        fetch(FakeCluster([nothing(13, 13)], log=(0, 13)), 12)
+    tolerant = FetchOptions(OPTIONS.client, fail_on_data_loss=False, poll_timeout_ms=400)
+    assert losing_fetch(FakeCluster([nothing(13, 13)], log=(0, 13)), 12, tolerant) == (None, [(12, 20)])
+    # Records that are only late are waited for.
+    assert fetch(FakeCluster([nothing(13, 13), nothing(13, 13), found()], log=(0, 13)), 12) is not None
 
 
 def test_without_fail_on_data_loss_reading_goes_on_where_the_log_begins() -> None:
