@@ -115,7 +115,7 @@ def narrowing_of(filters: Iterable[Filter]) -> Narrowing:
                 last.append(value - 1)
             case "offset", LessThanOrEqual():
                 last.append(value)
-            case "timestamp", EqualTo() | GreaterThan() | GreaterThanOrEqual() if _is_instant(value):
+            case "timestamp", EqualTo() | GreaterThan() | GreaterThanOrEqual() if _can_be_looked_up(value):
                 since.append(int(value.timestamp() * 1000) - 1)
     return Narrowing(
         frozenset.intersection(*topics) if topics else None,
@@ -136,5 +136,6 @@ def _values(pushed: EqualTo | In) -> tuple[Any, ...]:
     return pushed.value if isinstance(pushed, In) else (pushed.value,)
 
 
-def _is_instant(value: Any) -> bool:
-    return isinstance(value, datetime) and value.tzinfo is not None
+def _can_be_looked_up(value: Any) -> bool:
+    """Brokers look for no time before 1970, and records without a timestamp seem to be older."""
+    return isinstance(value, datetime) and value.tzinfo is not None and value.timestamp() >= 0

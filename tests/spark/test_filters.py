@@ -55,6 +55,9 @@ def test_what_filters_say(filters: list[Filter], expected: Narrowing) -> None:
         LessThan(PARTITION, 4),
         StringStartsWith(TOPIC, "a"),
         GreaterThan(TIMESTAMP, NOON.replace(tzinfo=None)),
+        # Records that have no timestamp have -1, and no broker looks for one before 1970.
+        GreaterThanOrEqual(TIMESTAMP, NOON.replace(year=1969)),
+        EqualTo(TIMESTAMP, datetime(1969, 12, 31, 23, 59, 59, 999_000, UTC)),
     ],
 )
 def test_what_says_nothing(pushed: Filter) -> None:
