@@ -8,6 +8,8 @@ to be the same ones, by a hash over all columns.
 |-------------|--------------------------------------------------|-------------------------------------------------|
 | read        | the query is written down                        | its last row has been read; batch, availableNow |
 | plain API   | `klamm.spark.arrow.read`, no JVM, one thread     | the last record batch                           |
+| within      | a stream's micro-batch begins                    | it has ended: what a query that goes on achieves |
+| archive     | the first offset is asked for                    | the last file is in the archive's log           |
 | write       | the rows are in the JVM's memory                 | all are acknowledged by all in-sync replicas    |
 | first query | a session that has just begun, 1,000 records     | the query's end                                 |
 | scaling     | as read, for 1 to 8 partitions and for all cores |                                                 |
@@ -41,7 +43,7 @@ from klamm.spark.options import write_options
 from klamm.spark.writing import record_writer
 
 SESSION = Path(__file__).with_name("spark_session.py")
-PARTS = ("read", "write", "first", "scaling")
+PARTS = ("read", "archive", "write", "first", "scaling")
 # Size of a value, and how many records there are of it.
 SIZES = {100: 5_000_000, 1000: 1_000_000}
 CODECS = ("none", "lz4", "zstd")
@@ -58,6 +60,8 @@ SEED = 7
 WARNINGS = 4
 
 READ_TARGET, CHOSEN_TARGET, WRITE_TARGET, FIRST_TARGET = 2.5, 3.0, 1.0, 1.0
+# Of klamm's own read of all columns.
+ARCHIVE_TARGET = 0.7
 
 # What was done, by whom (a connector, or the plain API), and on which side's broker: samples in seconds.
 Key = tuple[str, str, str]
@@ -178,7 +182,7 @@ class Bench:
         side.launch()
         try:
             side.wait_ready()
-            if "read" in parts or "write" in parts:
+            if {"read", "archive", "write"} & set(parts):
                 with session(self._directory, os.cpu_count() or 1) as spark:
                     self._warm_up(spark, side, parts)
                     for size_bytes in SIZES:
@@ -211,6 +215,12 @@ class Bench:
         if "read" in parts:
             for _ in range(self._rounds):
                 self._read(spark, side, name, count)
+        if "archive" in parts:
+            for _ in range(self._rounds):
+                place = {"bootstrap": side.bootstrap, "topic": name}
+                self._note(f"{name} archived", "klamm", side, spark.ask("archive", **place), count)
+                if "read" not in parts:
+                    self._note(read_title(name, None), "klamm", side, spark.ask("read", connector="klamm", **place))
         if "write" in parts:
             self._write(spark, side, name, codec, count)
         delete_topic(side.bootstrap, name)
@@ -233,6 +243,8 @@ class Bench:
         for connector in CONNECTORS:
             answer = spark.ask("stream", connector=connector, **place)
             self._note(f"{name} stream", connector, side, answer, count)
+            within = answer | {"seconds": answer["batch_seconds"]}
+            self._note(f"{name} stream, within", connector, side, within, count)
 
     def _write(self, spark: SparkSession, side: Side, name: str, codec: str, count: int) -> None:
         spark.ask("keep", bootstrap=side.bootstrap, topic=name)
@@ -316,6 +328,7 @@ class Tables:
                         self._row(made, what, count, READ_TARGET if columns is None else CHOSEN_TARGET)
                         self._row(made, f"{what}, plain API", count)
                     self._row(made, f"{name} stream", count, READ_TARGET)
+                    self._row(made, f"{name} stream, within", count, READ_TARGET)
                 if "write" in parts:
                     self._row(made, f"{name} write", count, WRITE_TARGET)
                 made.add_section()
@@ -331,6 +344,16 @@ class Tables:
             made.add_section()
         return made
 
+    def archive(self) -> Table:
+        """As `rates`, with klamm's own read in the place of the connector."""
+        made = self._table("records a second, in thousands", "archived / read", ("read", "archived"))
+        for size_bytes in SIZES:
+            for codec in CODECS:
+                name, count = f"{size_bytes}-{codec}", self._bench.count(size_bytes)
+                pairs = [(read_title(name, None), "klamm"), (f"{name} archived", "klamm")]
+                self._compare(made, name, pairs, count, ARCHIVE_TARGET)
+        return made
+
     def first(self) -> Table:
         made = self._table(f"{FIRST_RECORDS} records in a new session, seconds", "klamm / connector")
         self._row(made, "first query", None, FIRST_TARGET)
@@ -338,12 +361,12 @@ class Tables:
         self._row(made, "first query, nothing compiled", None)
         return made
 
-    def _table(self, title: str, ratio: str) -> Table:
+    def _table(self, title: str, ratio: str, compared: tuple[str, str] = ("connector", "klamm")) -> Table:
         made = Table(title=f"{title}, this machine ({os.cpu_count()} cores)")
         made.add_column("what", no_wrap=True)
         for side in self._sides:
-            made.add_column(f"connector on {side}", justify="right")
-            made.add_column(f"klamm on {side}", justify="right")
+            for each in compared:
+                made.add_column(f"{each} on {side}", justify="right")
             made.add_column(ratio, justify="right")
         made.add_column("target", justify="right")
         return made
@@ -351,16 +374,21 @@ class Tables:
     def _row(
         self, table: Table, what: str, count: int | None, target: float | None = None, title: str | None = None
     ) -> None:
+        self._compare(table, title or what, [(what, connector) for connector in CONNECTORS], count, target)
+
+    def _compare(
+        self, table: Table, title: str, pair: list[tuple[str, str]], count: int | None, target: float | None
+    ) -> None:
         """Rates of so many records (more is better), or, without a count, seconds (less is better)."""
         cells = []
         for side in self._sides:
-            theirs, ours = (self._value(what, connector, side, count) for connector in CONNECTORS)
+            theirs, ours = (self._value(what, who, side, count) for what, who in pair)
             ratio = ours / theirs if theirs is not None and ours is not None else None
             missed = ratio is not None and target is not None and (ratio < target if count else ratio > target)
             colour = "default" if target is None else "red" if missed else "green"
             cells += [number(theirs), number(ours), f"[{colour}]{number(ratio)}[/]"]
         wanted = "" if target is None else f"{'≥' if count else '≤'} {target:g}"
-        table.add_row(title or what, *cells, wanted)
+        table.add_row(title, *cells, wanted)
 
     def _value(self, what: str, who: str, side: str, count: int | None) -> float | None:
         samples = self._bench.seconds.get((what, who, side))
@@ -391,6 +419,8 @@ def main() -> None:
     tables = Tables(bench, [side.name for side in sides])
     if "read" in arguments.only or "write" in arguments.only:
         console.print(tables.rates(arguments.only))
+    if "archive" in arguments.only:
+        console.print(tables.archive())
     if "scaling" in arguments.only:
         console.print(tables.scaling())
     if "first" in arguments.only:

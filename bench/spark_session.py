@@ -22,6 +22,8 @@ import klamm.spark
 
 # The name of klamm's format; that of Spark's own connector is `kafka`.
 KLAMM = "klamm"
+# So that the smaller topics are several files, too.
+ARCHIVE_OFFSETS_PER_FILE = 250_000
 
 
 class Session:
@@ -74,7 +76,22 @@ class Session:
         query = writer.option("checkpointLocation", f"{self._directory}/checkpoint-{self._queries}").start()
         query.awaitTermination()
         seconds = time.perf_counter() - start
-        return {"seconds": seconds, "rows": sum(progress.numInputRows for progress in query.recentProgress)}
+        batches = query.recentProgress
+        return {
+            "seconds": seconds,
+            "batch_seconds": sum(batch.durationMs["triggerExecution"] for batch in batches) / 1000,
+            "rows": sum(batch.numInputRows for batch in batches),
+        }
+
+    def archive(self, bootstrap: str, topic: str) -> dict[str, float]:
+        """The topic as Parquet files, in a directory that is removed afterwards."""
+        from klamm.spark.pipelines.archive import archive
+
+        with tempfile.TemporaryDirectory(dir=self._directory) as directory:
+            start = time.perf_counter()
+            options = {"kafka.bootstrap.servers": bootstrap, "subscribe": topic}
+            done = archive(self._spark, directory, options, offsets_per_file=ARCHIVE_OFFSETS_PER_FILE)
+            return {"seconds": time.perf_counter() - start, "rows": done.records, "size_bytes": done.size_bytes}
 
     def arrow(self, bootstrap: str, topic: str, columns: Sequence[str] | None = None) -> dict[str, float]:
         """The plain Python API, in this process, one partition after another."""
