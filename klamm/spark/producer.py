@@ -17,7 +17,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from klamm.net.client import BuildRequest, Disconnected, NotSent
 from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
@@ -76,6 +76,13 @@ class TopicPartitions:
     available: list[int]
 
 
+class Identity(NamedTuple):
+    """Who brokers take the producer of a batch for."""
+
+    producer_id: int
+    producer_epoch: int
+
+
 class Producer:
     """Sends batches to their partitions' leaders until all are acknowledged. Belongs to the loop of its client."""
 
@@ -91,7 +98,7 @@ class Producer:
         # Of topics whose brokers found a batch too large: how large a batch, without compression, may be from now on.
         self._limits: dict[str, int] = {}
 
-    async def init_producer_id(self) -> tuple[int, int]:
+    async def init_producer_id(self) -> Identity:
         """A new producer id and its epoch, for the batches that will be appended. Raises KafkaError, ClientError."""
         request = request_class(ApiKey.INIT_PRODUCER_ID)
         response = await self._client.send_to_any(
@@ -103,7 +110,7 @@ class Producer:
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "writing needs IdempotentWrite on the cluster")
         if response.error_code != ErrorCode.NONE:
             raise KafkaError(ErrorCode(response.error_code), "no producer id")
-        return response.producer_id, response.producer_epoch
+        return Identity(response.producer_id, response.producer_epoch)
 
     async def describe(self, topics: Iterable[str]) -> dict[str, TopicPartitions]:
         """The partitions of these topics; brokers that may create topics (auto.create.topics.enable) do.

@@ -8,8 +8,9 @@ What must stay true:
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +24,7 @@ from klamm.spark import network
 from klamm.spark.encoding import Columns, Integers, encode, record_sizes
 from klamm.spark.options import WriteOptions
 from klamm.spark.partitioning import Topic, assign
-from klamm.spark.producer import PartitionBatch, Producer
+from klamm.spark.producer import Identity, PartitionBatch, Producer
 
 # Arrow batches are gathered until there is enough for every partition to have batches that are worth sending, within
 # the memory for what is not acknowledged.
@@ -31,6 +32,15 @@ GATHERED_BYTES = 8 * 1024 * 1024
 GATHERED_BYTES_PER_PARTITION = 64 * 1024
 # As soon as this much of them is encoded it is handed to the producer, which sends it while more is encoded.
 HANDED_OVER_BYTES = 2 * 1024 * 1024
+
+
+class Continued(NamedTuple):
+    """What a writer goes on with, of one that wrote the records before and may write these, too: `sequences` are those
+    of the next record of each partition, 0 for others. Brokers take each number of a producer once.
+    """
+
+    producer: Identity
+    sequences: Mapping[tuple[str, int], int]
 
 
 class RecordWriter:
@@ -41,12 +51,13 @@ class RecordWriter:
     When something cannot be written, any method raises KafkaError or ClientError, and the writer is of no use any more.
     """
 
-    def __init__(self, options: WriteOptions, environment: Environment) -> None:
+    def __init__(self, options: WriteOptions, environment: Environment, continued: Continued | None = None) -> None:
         self._topic = options.topic
         self._options = options.producer
         self._environment = environment
-        self._producer, (self._producer_id, self._producer_epoch) = network.call(self._options.client, self._begin)
-        self._sequences: dict[tuple[str, int], int] = {}
+        self._continued = continued
+        self._producer, self._identity = network.call(self._options.client, self._begin)
+        self._sequences = {} if continued is None else dict(continued.sequences)
         self._topics: dict[str, Topic] = {}
         self._gathered: list[pa.RecordBatch] = []
         self._gathered_bytes = 0
@@ -78,9 +89,9 @@ class RecordWriter:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    async def _begin(self, client: ClusterClient) -> tuple[Producer, tuple[int, int]]:
+    async def _begin(self, client: ClusterClient) -> tuple[Producer, Identity]:
         producer = Producer(client, self._options)
-        return producer, await producer.init_producer_id()
+        return producer, await producer.init_producer_id() if self._continued is None else self._continued.producer
 
     @property
     def _enough_bytes(self) -> int:
@@ -110,7 +121,7 @@ class RecordWriter:
             key = assignment.partitions[encoded.target]
             sequence = self._sequences.get(key, 0)
             self._sequences[key] = advance_sequence(sequence, encoded.record_count)
-            data = encoded.seal(self._options.compression, self._producer_id, self._producer_epoch, sequence)
+            data = encoded.seal(self._options.compression, *self._identity, sequence)
             sealed.append(PartitionBatch(*key, data, len(encoded.data)))
             size_bytes += len(data)
             if size_bytes >= HANDED_OVER_BYTES:
@@ -171,10 +182,12 @@ os.register_at_fork(after_in_child=_idle.clear)
 
 
 @contextmanager
-def record_writer(options: WriteOptions, environment: Environment | None = None) -> Iterator[RecordWriter]:
+def record_writer(
+    options: WriteOptions, environment: Environment | None = None, continued: Continued | None = None
+) -> Iterator[RecordWriter]:
     """A writer for one task, which ends with `flush`."""
-    idle = _idle.setdefault(options, [])
-    writer = idle.pop() if idle else RecordWriter(options, environment or SystemEnvironment())
+    idle = _idle.setdefault(options, []) if continued is None else []
+    writer = idle.pop() if idle else RecordWriter(options, environment or SystemEnvironment(), continued)
     writer.forget_topics()
     try:
         yield writer

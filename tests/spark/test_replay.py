@@ -2,9 +2,12 @@
 
 import os
 import signal
-from itertools import pairwise
+from contextlib import suppress
+from itertools import count, pairwise
 from unittest.mock import patch
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from archiving import OneProcess, in_topic
 from confluent_kafka import Consumer, TopicPartition
@@ -12,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from producing import numbered, produce
 
+from klamm.protocol.errors import KafkaError
 from klamm.spark.options import OptionError
 from klamm.spark.pipelines.archive import archive
 from klamm.spark.pipelines.commit_log import ArchiveError
-from klamm.spark.pipelines.replay import Progress, ReplayError, offset_map, replay, translate
+from klamm.spark.pipelines.replay import Progress, ReplayError, _batches, _write_rows, offset_map, replay, translate
 
 RECORDS = [
     {"value": None, "key": b"", "partition": 0, "timestamp": 1},
@@ -118,6 +122,97 @@ def test_records_of_another_program_are_found_out(cluster, archived, topic, tmp_
         run(cluster, tmp_path, {archived: target})
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_two_programs_at_once(cluster, archived, topic, tmp_path):
+    target = topic(partitions=3)
+    ready, go_on = os.pipe(), os.pipe()
+    child = os.fork()
+    if child == 0:
+        run(
+            cluster,
+            tmp_path,
+            {archived: target},
+            on_progress=lambda each: each.records_done or (os.write(ready[1], b"."), os.read(go_on[0], 1)),
+        )
+        os._exit(0)
+    os.read(ready[0], 1)
+    with pytest.raises(ReplayError, match=f"another program replays to {tmp_path}/output at this moment"):
+        run(cluster, tmp_path, {archived: target})
+    os.write(go_on[1], b".")
+    assert os.waitpid(child, 0)[1] == 0
+    assert in_topic(cluster, target) == in_topic(cluster, archived)
+
+
+@pytest.mark.parametrize("stalled", [0, 1, 3])
+def test_a_task_that_outlives_its_driver_writes_nothing_twice(cluster, archived, topic, tmp_path, stalled):
+    """It has seen how far a partition had come, and sends the rest when another attempt has sent it, and more."""
+    target, calls = topic(partitions=3), []
+
+    def stalls(*arguments):
+        calls.append(arguments)
+        if len(calls) > stalled:
+            raise KeyboardInterrupt
+        _write_rows(*arguments)
+
+    with patch("klamm.spark.pipelines.replay._write_rows", stalls), pytest.raises(KeyboardInterrupt):
+        run(cluster, tmp_path, {archived: target})
+    run(cluster, tmp_path, {archived: target})
+    with suppress(KafkaError, ReplayError):
+        _write_rows(*calls[-1])
+    assert in_topic(cluster, target) == in_topic(cluster, archived)
+
+
+def test_two_attempts_at_the_same_time_write_nothing_twice(cluster, archived, topic, tmp_path):
+    """The second goes on behind what the first has sent when it looks; then the first sends more."""
+    target, calls = topic(partitions=3), []
+
+    def stalls(*arguments):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        _write_rows(*arguments)
+
+    with patch("klamm.spark.pipelines.replay._write_rows", stalls), pytest.raises(KeyboardInterrupt):
+        run(cluster, tmp_path, {archived: target})
+    *most, path, done = calls[1]
+    assert done == 0
+    for skip, rows in (0, 7), (7, 5):
+        batch = next(_batches(path, skip)).slice(0, rows)
+        with (
+            patch("klamm.spark.pipelines.replay._batches", return_value=iter([batch])),
+            pytest.raises(ReplayError, match=f"ends at offset {skip + rows}, and not at 20"),
+        ):
+            _write_rows(*most, path, skip)
+    with pytest.raises(KafkaError, match="OUT_OF_ORDER_SEQUENCE_NUMBER"):
+        _write_rows(*most, path, 7)
+    run(cluster, tmp_path, {archived: target})
+    assert in_topic(cluster, target) == in_topic(cluster, archived)
+
+
+def test_a_partition_that_does_not_come_to_rest(cluster, archived, topic, tmp_path):
+    target = topic(partitions=3)
+    ends = count(0)
+
+    async def grows(*_):
+        return next(ends)
+
+    with (
+        patch("klamm.spark.pipelines.replay._log_end", grows),
+        patch("klamm.spark.pipelines.replay._SETTLE_TIMEOUT_S", 0.3),
+        pytest.raises(ReplayError, match=f"{target}-0 ends at offset .* another program writes to it, or a replica"),
+    ):
+        run(cluster, tmp_path, {archived: target})
+
+
+def test_a_row_group_at_a_time_is_read(tmp_path):
+    """10,000 rows of 1 MB are more than the memory."""
+    path, batch = tmp_path / "file", pa.record_batch({"value": [b"x"] * 10})
+    with pq.ParquetWriter(path, batch.schema) as writer:
+        for _ in range(5):
+            writer.write_batch(batch)
+    assert [found.num_rows for found in _batches(str(path), 15, ["value"])] == [5, 10, 10, 10]
+
+
 def test_another_program_writes_meanwhile(cluster, archived, topic, tmp_path):
     target = topic(partitions=3)
     end = "klamm.spark.pipelines.replay._end"
@@ -183,7 +278,6 @@ def test_what_is_refused(cluster, archived, topic, tmp_path):
         run(cluster, tmp_path, {archived: small})
     with pytest.raises(OptionError, match="max_records_per_second is 0; allowed: 1 and more"):
         run(cluster, tmp_path, None, max_records_per_second=0)
-    (tmp_path / "output").mkdir()
     (tmp_path / "output" / "plan.json").write_text("[]")
     with pytest.raises(ArchiveError, match=r"plan\.json is no plan of a replay"):
         run(cluster, tmp_path, None)

@@ -4,22 +4,26 @@ The output directory says where everything went, and makes a replay that died go
 
     plan.json                                      what goes where, written down before the first record
     offsets/<topic>/<partition>-<start>.parquet    of a file of the archive: runs of old offsets and their new ones
+    lock                                           held by the one program that replays
 
 A partition gets the files of the archive one after another, so the new offset of every record is known beforehand. An
 attempt that finds records behind where its file begins compares them with the file and writes the rest.
 
 What must stay true:
 - Nobody else writes to the partitions meanwhile. A task that sees another's records fails, and passes over nothing.
+- All attempts are one producer to the brokers: a plan has one producer id, and the sequence number of a record is its
+  place in its partition. So two attempts at the same time, or one that outlived its driver, write no record twice: one
+  of them is refused (OUT_OF_ORDER_SEQUENCE_NUMBER).
 - A file of offsets is there only when all in-sync replicas have the file's records, at those offsets.
 - Where the topic has message.timestamp.type=LogAppendTime, brokers set timestamps of their own.
-
-spark.speculation must be off: two attempts of a task at the same time see each other as somebody else.
+- Of the records that are read, to write or to compare them, as many are in memory as one of Parquet's row groups has.
 """
 
 import asyncio
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -34,6 +38,7 @@ from klamm.net.client import ClientError
 from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.record_batch import advance_sequence
 from klamm.spark.network import ClientOptions, call
 from klamm.spark.offset_commits import commit_once
 from klamm.spark.options import OptionError, TopicPartition, WriteOptions, write_options
@@ -41,6 +46,7 @@ from klamm.spark.partition_reader import FetchOptions, PartitionRange, read_rang
 from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, Snapshot, TopicSnapshot
 from klamm.spark.pipelines.distribution import distribute
 from klamm.spark.pipelines.snapshots import create_topic
+from klamm.spark.producer import Identity, Producer, ProducerOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,8 +57,10 @@ COMPARED_COLUMNS = ("key", "value", "headers")
 # Between two steps of the progress.
 FILES_PER_TASK = 4
 _ROWS_PER_BATCH = 10_000
-# How long an end must stay before it counts: a task that died may have left requests on their way.
+# How long an end must stay before it counts: a task that died may have left requests on their way. And how long it may
+# take until it does.
 _QUIET_S = 1.0
+_SETTLE_TIMEOUT_S = 60.0
 _BACKOFF_S = 0.2
 _COMMIT_TIMEOUT_S = 30
 _CONSUMER, _DEBUGGING_CONSUMER, _LATEST = -1, -2, -1
@@ -84,12 +92,16 @@ class Replayed:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A file of the archive, whose records go to a partition of `topic`, from `new_offset` on."""
+    """A file of the archive, whose records go to a partition of `topic`, from `new_offset` on.
+
+    `place` is how many records of the archive come before them in their partition.
+    """
 
     file: str
     topic: str
     partition: int
     new_offset: int
+    place: int
     rows: int
     offsets_file: str
 
@@ -120,30 +132,22 @@ def replay(
     if max_records_per_second is not None and max_records_per_second < 1:
         raise OptionError(f"max_records_per_second is {max_records_per_second}; allowed: 1 and more")
     writing = write_options({name: value for name, value in options.items() if name.lower() != "topic"})
-    client, output = writing.producer.client, os.path.abspath(output)
+    output = os.path.abspath(output)
     log = CommitLog(os.path.abspath(directory))
-    snapshot = log.snapshot or Snapshot()
-    plan = _load_plan(output) or _make_plan(client, log, output, topics)
-    if topics is not None and dict(topics) != plan["topics"]:
-        raise OptionError(f"{output} belongs to a replay of other topics: {plan['topics']}")
-    pieces = _pieces(log, plan, output)
-    total, done = sum(piece.rows for of_partition in pieces for piece in of_partition), 0
-    share = None if max_records_per_second is None else max_records_per_second / max(1, len(pieces))
-    on_progress(Progress(0, total))
-    for first in range(0, max(map(len, pieces), default=0), FILES_PER_TASK):
-        part = [found for of_partition in pieces if (found := of_partition[first : first + FILES_PER_TASK])]
-        distribute(spark, part, partial(_replay_files, log.directory, writing, share))
-        done += sum(piece.rows for found in part for piece in found)
-        on_progress(Progress(done, total))
-    groups: dict[str, dict[str, dict[int, int]]] = {}
-    refused: dict[str, str] = {}
-    for group, committed in snapshot.groups.items() if commit_groups else ():
-        translated = _translated(output, plan["topics"], committed)
-        try:
-            _commit(client, group, translated)
-            groups[group] = translated
-        except (KafkaError, ClientError) as error:
-            refused[group] = str(error)
+    with _locked(output):
+        plan = _load_plan(output) or _make_plan(writing.producer, log, output, topics)
+        if topics is not None and dict(topics) != plan["topics"]:
+            raise OptionError(f"{output} belongs to a replay of other topics: {plan['topics']}")
+        pieces = _pieces(log, plan, output)
+        total, done = sum(piece.rows for of_partition in pieces for piece in of_partition), 0
+        share = None if max_records_per_second is None else max_records_per_second / max(1, len(pieces))
+        on_progress(Progress(0, total))
+        for first in range(0, max(map(len, pieces), default=0), FILES_PER_TASK):
+            part = [found for of_partition in pieces if (found := of_partition[first : first + FILES_PER_TASK])]
+            distribute(spark, part, partial(_replay_files, log.directory, writing, plan["producer"], share))
+            done += sum(piece.rows for found in part for piece in found)
+            on_progress(Progress(done, total))
+        groups, refused = _commit_groups(writing.producer.client, log, output, plan) if commit_groups else ({}, {})
     return Replayed(total, groups, refused)
 
 
@@ -181,6 +185,21 @@ def translate(runs: Sequence[tuple[int, int, int]], offset: int) -> int:
     return new + count
 
 
+@contextmanager
+def _locked(output: str) -> Iterator[None]:
+    """Raises ReplayError when another program has the output directory, which is made if need be."""
+    disk = SystemFileSystem()
+    disk.make_durable_directories(output)
+    try:
+        lock = disk.lock(os.path.join(output, "lock"))
+    except BlockingIOError:
+        raise ReplayError(f"another program replays to {output} at this moment") from None
+    try:
+        yield
+    finally:
+        lock.close()
+
+
 # -- the plan ---------------------------------------------------------------------------------------------------------
 
 
@@ -191,12 +210,20 @@ def _load_plan(output: str) -> dict[str, Any] | None:
     try:
         plan = json.loads(disk.read_file(path))
         begins = {topic: {int(number): begin for number, begin in of.items()} for topic, of in plan["begins"].items()}
-        return {"topics": dict(plan["topics"]), "ranges": int(plan["ranges"]), "begins": begins}
+        producer = Identity(*map(int, plan["producer"]))
+        return {
+            "topics": dict(plan["topics"]),
+            "ranges": int(plan["ranges"]),
+            "begins": begins,
+            "producer": producer,
+        }
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ArchiveError(f"{path} is no plan of a replay: {error!r}") from None
 
 
-def _make_plan(client: ClientOptions, log: CommitLog, output: str, topics: Mapping[str, str] | None) -> dict[str, Any]:
+def _make_plan(
+    options: ProducerOptions, log: CommitLog, output: str, topics: Mapping[str, str] | None
+) -> dict[str, Any]:
     """Creates the topics that are missing, and writes down where the records go."""
     archived = _newest(log.ranges)
     chosen = {name: name for name in archived} if topics is None else dict(topics)
@@ -210,11 +237,10 @@ def _make_plan(client: ClientOptions, log: CommitLog, output: str, topics: Mappi
     for name, target in chosen.items():
         numbers = sorted({each.partition for each in archived[name]})
         topic = known.get(name) or TopicSnapshot("", numbers[-1] + 1, {})
-        begins[target] = call(client, partial(_begins, target=target, topic=topic, numbers=numbers))
-    disk = SystemFileSystem()
-    disk.make_durable_directories(output)
-    plan = {"topics": chosen, "ranges": len(log.ranges), "begins": begins}
-    disk.replace_file(os.path.join(output, "plan.json"), json.dumps(plan).encode())
+        begins[target] = call(options.client, partial(_begins, target=target, topic=topic, numbers=numbers))
+    producer = call(options.client, lambda client: Producer(client, options).init_producer_id())
+    plan = {"topics": chosen, "ranges": len(log.ranges), "begins": begins, "producer": producer}
+    SystemFileSystem().replace_file(os.path.join(output, "plan.json"), json.dumps(plan).encode())
     return plan
 
 
@@ -247,12 +273,12 @@ def _pieces(log: CommitLog, plan: Mapping[str, Any], output: str) -> list[list[_
     for name, target in plan["topics"].items():
         for number, begin in plan["begins"][target].items():
             of_partition: list[_Piece] = []
-            new_offset = begin
+            place = 0
             for each in archived[name]:
                 if each.partition == number and each.file is not None:
                     offsets = os.path.join(output, "offsets", target, f"{number:05}-{each.start_offset:020}.parquet")
-                    of_partition.append(_Piece(each.file, target, number, new_offset, each.rows, offsets))
-                    new_offset += each.rows
+                    of_partition.append(_Piece(each.file, target, number, begin + place, place, each.rows, offsets))
+                    place += each.rows
             pieces.append(of_partition)
     return pieces
 
@@ -261,7 +287,11 @@ def _pieces(log: CommitLog, plan: Mapping[str, Any], output: str) -> list[list[_
 
 
 def _replay_files(
-    directory: str, options: WriteOptions, records_per_second: float | None, pieces: Sequence[_Piece]
+    directory: str,
+    options: WriteOptions,
+    producer: Identity,
+    records_per_second: float | None,
+    pieces: Sequence[_Piece],
 ) -> str:
     """Writes the records of files that are not in the topic yet, and then, for each, the file of offsets."""
     client = options.producer.client
@@ -273,31 +303,42 @@ def _replay_files(
         if done:
             _check_same(client, piece, path, done)
         if done < piece.rows:
-            _write_rows(options, records_per_second, piece, _batches(path, done))
+            _write_rows(options, producer, records_per_second, piece, path, done)
         _write_offsets(piece, pq.read_table(path, columns=["offset"], partitioning=None)["offset"].combine_chunks())
     return ""
 
 
 def _batches(path: str, skip: int, columns: Sequence[str] = WRITTEN_COLUMNS) -> Iterator[pa.RecordBatch]:
     """The rows of a file behind the first ones."""
-    for batch in pq.ParquetFile(path).iter_batches(_ROWS_PER_BATCH, columns=list(columns)):
-        left = batch.slice(min(skip, batch.num_rows))
-        skip -= batch.num_rows - left.num_rows
-        if left.num_rows:
-            yield left
+    file = pq.ParquetFile(path)
+    for group in range(file.num_row_groups):
+        # By itself pyarrow makes a batch of the rows of many row groups, however large they are.
+        for batch in file.iter_batches(_ROWS_PER_BATCH, row_groups=[group], columns=list(columns)):
+            left = batch.slice(min(skip, batch.num_rows))
+            skip -= batch.num_rows - left.num_rows
+            if left.num_rows:
+                yield left
 
 
 def _write_rows(
-    options: WriteOptions, records_per_second: float | None, piece: _Piece, batches: Iterable[pa.RecordBatch]
+    options: WriteOptions,
+    producer: Identity,
+    records_per_second: float | None,
+    piece: _Piece,
+    path: str,
+    done: int,
 ) -> None:
+    """Writes the records of a file behind the first `done` ones."""
     # Compiled code and what it stands on.
-    from klamm.spark.writing import record_writer
+    from klamm.spark.writing import Continued, record_writer
 
     client = options.producer.client
-    with record_writer(WriteOptions(piece.topic, options.producer)) as writer:
+    sequences = {(piece.topic, piece.partition): advance_sequence(0, piece.place + done)}
+    continued = Continued(producer, sequences)
+    with record_writer(WriteOptions(piece.topic, options.producer), continued=continued) as writer:
         began = call(client, _now)
         written = 0
-        for batch in batches:
+        for batch in _batches(path, done):
             step = batch.num_rows if records_per_second is None else max(1, int(records_per_second / 10))
             for start in range(0, batch.num_rows, step):
                 part = batch.slice(start, step)
@@ -321,10 +362,20 @@ def _check_same(client: ClientOptions, piece: _Piece, path: str, done: int) -> N
     if not 0 <= done <= piece.rows:
         raise ReplayError(f"{what}: {done} records are there, of {piece.rows} that belong there")
     wanted = PartitionRange(piece.topic, piece.partition, piece.new_offset, piece.new_offset + done)
-    batches = list(read_range(FetchOptions(client), wanted, COMPARED_COLUMNS))
-    found = pa.Table.from_batches(batches).combine_chunks()
-    if not pq.read_table(path, columns=list(COMPARED_COLUMNS), partitioning=None).slice(0, done).equals(found):
-        raise ReplayError(f"{what} there are other records than those of the archive: another program writes to it")
+    batches = _batches(path, 0, COMPARED_COLUMNS)
+    belongs = next(batches)
+    for found in read_range(FetchOptions(client), wanted, COMPARED_COLUMNS):
+        rest = found
+        while rest.num_rows:
+            belongs = belongs if belongs.num_rows else next(batches)
+            count = min(rest.num_rows, belongs.num_rows)
+            if not rest.slice(0, count).equals(belongs.slice(0, count)):
+                raise ReplayError(
+                    f"{what} there are other records than those of the archive: another program writes to it"
+                )
+            rest, belongs, done = rest.slice(count), belongs.slice(count), done - count
+    if done:
+        raise ReplayError(f"{what} there are fewer records than offsets")
 
 
 def _write_offsets(piece: _Piece, offsets: pa.Array) -> None:
@@ -349,7 +400,7 @@ def _write_offsets(piece: _Piece, offsets: pa.Array) -> None:
 
 async def _end(client: ClusterClient, *, piece: _Piece) -> int:
     """The end of a partition when all in-sync replicas have it and, where somebody has begun the file, it stays."""
-    quiet_since, last = 0.0, -1
+    began, quiet_since, last = await _now(client), 0.0, -1
     while True:
         end = await _log_end(client, piece.topic, piece.partition, _DEBUGGING_CONSUMER)
         committed = await _log_end(client, piece.topic, piece.partition, _CONSUMER)
@@ -358,6 +409,11 @@ async def _end(client: ClusterClient, *, piece: _Piece) -> int:
             quiet_since, last = now, end
         if end == committed and (end == piece.new_offset or now - quiet_since >= _QUIET_S):
             return end
+        if now - began >= _SETTLE_TIMEOUT_S:
+            raise ReplayError(
+                f"{piece.topic}-{piece.partition} ends at offset {end}, all in-sync replicas have it to {committed},"
+                f" and that changes for {_SETTLE_TIMEOUT_S:g} s: another program writes to it, or a replica lags"
+            )
         await asyncio.sleep(_BACKOFF_S)
 
 
@@ -395,15 +451,31 @@ async def _sleep_until(client: ClusterClient, *, time: float) -> None:
 # -- groups -----------------------------------------------------------------------------------------------------------
 
 
+def _commit_groups(
+    client: ClientOptions, log: CommitLog, output: str, plan: Mapping[str, Any]
+) -> tuple[dict[str, dict[str, dict[int, int]]], dict[str, str]]:
+    """What was committed for each group of the archive, and why nothing was."""
+    committed: dict[str, dict[str, dict[int, int]]] = {}
+    refused: dict[str, str] = {}
+    offsets = offset_map(output)
+    for group, archived in (log.snapshot or Snapshot()).groups.items():
+        translated = _translated(offsets, plan["topics"], archived)
+        try:
+            _commit(client, group, translated)
+            committed[group] = translated
+        except (KafkaError, ClientError) as error:
+            refused[group] = str(error)
+    return committed, refused
+
+
 def _translated(
-    output: str, topics: Mapping[str, str], committed: Mapping[str, Mapping[int, int]]
+    offsets: pa.Table, topics: Mapping[str, str], committed: Mapping[str, Mapping[int, int]]
 ) -> dict[str, dict[int, int]]:
     """What a group had committed, as offsets of the replayed topics; nothing for partitions without a record."""
-    table = offset_map(output)
     found: dict[str, dict[int, int]] = {}
     for name, target in topics.items():
         for number, offset in committed.get(name, {}).items():
-            chosen = table.filter((pc.field("topic") == target) & (pc.field("partition") == number))
+            chosen = offsets.filter((pc.field("topic") == target) & (pc.field("partition") == number))
             runs = [(row["old_offset"], row["new_offset"], row["count"]) for row in chosen.to_pylist()]
             if runs:
                 found.setdefault(target, {})[number] = translate(runs, offset)
