@@ -10,19 +10,19 @@ What must stay true:
 - Nothing outside `klamm.protocol` imports kafka-python.
 - A request or response that an API's classes construct carries its version: `response_class(key)(version=v, ...)`.
   A field that a version does not have reads as its default; a default list is shared, so it is never changed in place.
-- Message classes are imported when they are first needed; `load_all` imports them at once (0.3 s), for processes that
+- Message classes are imported when they are first needed; `load_all` imports them at once (0.1 s), for processes that
   are about to fork.
 """
 
 import struct
 from collections.abc import Callable, Sequence
 from functools import cache, partial
-from importlib import import_module
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from klamm.protocol import fetch, leader_and_isr, offset_commit, produce, schemas, stop_replica, update_metadata
 from klamm.protocol.api_keys import ADVERTISED_MAX, ADVERTISED_MIN, FLEXIBLE_FROM, ApiKey
+from klamm.protocol.library import message_module
 from klamm.protocol.primitives import (
     Buffer,
     InvalidFrame,
@@ -142,7 +142,7 @@ def _message_class(api_key: ApiKey, kind: str) -> Any:
     if api_key.message_name in schemas.APIS:
         return schemas.make_class(name)
     for module in _LIBRARY:
-        found = getattr(import_module(module), name, None)
+        found = getattr(message_module(module), name, None)
         if found is not None:
             return found
     raise LookupError(f"no message {name}")
@@ -205,14 +205,13 @@ def _body_encoder(api_key: ApiKey, version: int, kind: str) -> Callable[[Any], S
     if own is not None:
         return partial(own.encode_request if kind == "Request" else own.encode_response, version)
 
-    from kafka.protocol.schemas.fields.codecs import EncodeBufferPool
-
+    buffers = message_module("kafka.protocol.schemas.fields.codecs").EncodeBufferPool
     schema = _message_class(api_key, kind)
     flexible = schema.flexible_version_q(version)
     encode_into = schema._struct.compiled_encode_into(version, compact=flexible, tagged=flexible)
 
     def encode(message: Any) -> Sequence[Buffer]:
-        with EncodeBufferPool.acquire() as out:
+        with buffers.acquire() as out:
             encode_into(message, out)
             body: bytearray = out.buf[: out.pos]
             if len(out.buf) > _SCRATCH_BYTES:

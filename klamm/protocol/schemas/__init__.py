@@ -8,6 +8,8 @@ already has an attribute of that name, and names do not reach the wire.
 from types import new_class
 from typing import Any
 
+from klamm.protocol.library import message_module
+
 APIS = (
     "LeaderAndIsr",
     "StopReplica",
@@ -23,6 +25,5 @@ APIS = (
 
 def make_class(name: str) -> Any:
     """The message class of the schema file `name`.json. To be called once per name."""
-    from kafka.protocol.api_message import ApiMessage
-
-    return new_class(name, (ApiMessage,), {"load_json": __name__})
+    base = message_module("kafka.protocol.api_message").ApiMessage
+    return new_class(name, (base,), {"load_json": __name__})
