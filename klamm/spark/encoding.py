@@ -65,7 +65,7 @@ class Columns(NamedTuple):
     ) -> "Columns":
         """Keys and values are (large) strings or binaries, headers lists of structs of key (string) and value (binary).
 
-        Raises KafkaError(INVALID_RECORD) when a header's key is null.
+        Raises KafkaError(INVALID_RECORD) for a column of another type, and when a header's key is null.
         """
         rows = len(values)
         return cls(
@@ -159,8 +159,19 @@ def _write(
 # Arrow arrays
 
 
+_OFFSET_TYPES: dict[pa.DataType, Any] = {
+    pa.string(): np.int32,
+    pa.binary(): np.int32,
+    pa.large_string(): np.int64,
+    pa.large_binary(): np.int64,
+}
+
+
 def _strings(array: pa.Array) -> Strings:
-    offset_type = np.int64 if pa.types.is_large_binary(array.type) or pa.types.is_large_string(array.type) else np.int32
+    offset_type = _OFFSET_TYPES.get(array.type)
+    if offset_type is None:
+        allowed = ", ".join(map(str, _OFFSET_TYPES))
+        raise KafkaError(ErrorCode.INVALID_RECORD, f"a column is of the type {array.type}; allowed: {allowed}")
     _, offsets_buffer, data_buffer = array.buffers()
     offsets = _from_buffer(offsets_buffer, offset_type)[array.offset : array.offset + len(array) + 1].astype(np.int64)
     if len(offsets) == 0:

@@ -1,5 +1,7 @@
 """Columns become the batches that `klamm.protocol.record_batch` decodes to the same rows."""
 
+import re
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -127,6 +129,20 @@ def test_strings_and_binaries_of_both_widths(kind):
     columns = Columns.from_arrow(array, array, None, np.full(3, NOW_MS))
     ((_, _, records, _),) = batches_of(columns, [0] * 3, [10_000])
     assert [(record.key, record.value) for record in records] == [(text.encode(), text.encode()) for text in texts]
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.binary_view(), pa.binary(2), pa.null(), pa.int32()])
+@pytest.mark.parametrize("place", ["key", "value", "header"])
+def test_what_is_no_string_is_refused(kind, place):
+    """Its buffers are others: what compiled code would take for offsets points anywhere."""
+    wrong, right = pa.nulls(3, kind), pa.array([b"x"] * 3, pa.binary())
+    headers = pa.nulls(
+        3, pa.list_(pa.struct([("key", pa.string()), ("value", kind if place == "header" else right.type)]))
+    )
+    key, value = wrong if place == "key" else right, wrong if place == "value" else right
+    with pytest.raises(KafkaError, match=f"of the type {re.escape(str(kind))}; allowed: .*binary") as refused:
+        Columns.from_arrow(key, value, headers, np.full(3, NOW_MS))
+    assert refused.value.code is ErrorCode.INVALID_RECORD
 
 
 def test_without_keys_and_headers():
