@@ -48,6 +48,9 @@ def archive(
     accept_data_loss: Annotated[
         bool, typer.Option("--accept-data-loss", help="Go on where records were removed before they were archived.")
     ] = False,
+    delta: Annotated[
+        bool, typer.Option("--delta", help="Keep DIRECTORY/data as a Delta table, too; needs the package deltalake.")
+    ] = False,
     option: Options = None,
     master: Master = None,
     remote: Remote = None,
@@ -70,6 +73,7 @@ def archive(
             str(directory),
             options,
             offsets_per_file=offsets_per_file,
+            delta=delta,
             on_progress=lambda progress: show(progress.offsets_done, progress.offsets_total),
         )
     value = {
@@ -78,7 +82,7 @@ def archive(
         "size_bytes": done.size_bytes,
         "lost_offsets": done.lost_offsets,
     }
-    loss = f"; {done.lost_offsets} offsets were lost before" if done.lost_offsets else ""
+    loss = f"; {done.lost_offsets} offsets had been removed from the topics" if done.lost_offsets else ""
     tell(value, f"Archived {done.records} records in {done.files} files of {done.size_bytes} bytes{loss}.", as_json)
 
 
@@ -167,8 +171,8 @@ def session(name: str, master: str | None, remote: str | None) -> "Iterator[Spar
         raise ToolError(f"pipelines need PySpark ({error}); pip install 'klamm[spark]' brings it") from None
     from klamm.net.client import ClientError
     from klamm.protocol.errors import KafkaError
-    from klamm.spark.settings import DataLoss
     from klamm.spark.pipelines.replay import ReplayError
+    from klamm.spark.settings import DataLoss
 
     try:
         if remote is not None:

@@ -1,10 +1,14 @@
 """What tests of pipelines share: Spark's part without Spark, and an archive compared with its topics."""
 
-from collections.abc import Iterator
+import os
+import signal
+import traceback
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from deltalake import DeltaTable
 from test_spark_writing import read
 
 from klamm.spark.pipelines.archive import files
@@ -29,6 +33,29 @@ def archived(directory: str, topic: str) -> list[tuple[Any, ...]]:
     """All rows of a topic in an archive, in the order of partitions and offsets."""
     rows = [row for file in files(directory, topic) for row in pq.read_table(file).to_pylist()]
     return sorted((_row(row) for row in rows), key=lambda row: row[:2])
+
+
+def in_delta_table(directory: "os.PathLike[str]") -> list[tuple[Any, ...]]:
+    """All rows of the archive's Delta table, in the same order; none when there is no table."""
+    path = os.path.join(directory, "data")
+    if not DeltaTable.is_deltatable(path):
+        return []
+    return sorted(map(_row, DeltaTable(path).to_pyarrow_table().to_pylist()), key=lambda row: row[:2])
+
+
+def elsewhere(work: Callable[[], object]) -> int:
+    """Does the work in a process of its own, as deltalake wants it: where it has been used, no fork can use it."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL), status
+    return status
 
 
 def _row(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -1,23 +1,35 @@
 """Topics archived, by programs that are killed at every step."""
 
+import json
 import os
+import shutil
 import signal
-import traceback
+import subprocess
+import sys
+import time
 from contextlib import suppress
-from unittest.mock import patch
+from dataclasses import replace
+from functools import partial
+from unittest.mock import ANY, patch
 
+import deltalake
+import deltalake.transaction
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from archiving import OneProcess, archived, in_topic
+from archiving import OneProcess, archived, elsewhere, in_delta_table, in_topic
 from confluent_kafka import Consumer, TopicPartition
 from producing import numbered, produce
+from test_partition_reader import set_retention
 
+from klamm.spark import partition_reader
 from klamm.spark.options import OptionError, read_options
 from klamm.spark.options import TopicPartition as Partition
-from klamm.spark.pipelines.archive import Archived, Progress, archive, files, plan
-from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, locked
+from klamm.spark.pipelines.archive import Archived, Progress, archive, files, plan, write_range
+from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, locked, parse_range
 from klamm.spark.planning import Position
 from klamm.spark.settings import DataLoss
+from klamm.testing.cluster import Cluster
 
 
 def options(cluster, topic, **more):
@@ -70,52 +82,65 @@ STEPS = (
     (os, "fdatasync"),
     (pq.ParquetWriter, "write_batch"),
 )
+# Before each of these and behind it.
+COMMITS = (
+    (deltalake.transaction, "create_table_with_add_actions"),
+    (deltalake.DeltaTable, "create_write_transaction"),
+)
 
 
 def killed_at(step, work):
     """Does the work in a process of its own that is killed (-9) before its n-th step; False when it came to its end."""
-    child = os.fork()
-    if child == 0:
+
+    def wrapped():
         left = [step]
 
-        def counted(function):
+        def count():
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            left[0] -= 1
+
+        def counted(function, *, behind):
             def call(*arguments, **named):
-                if left[0] == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                left[0] -= 1
-                return function(*arguments, **named)
+                count()
+                result = function(*arguments, **named)
+                if behind:
+                    count()
+                return result
 
             return call
 
-        try:
-            for owner, name in STEPS:
-                setattr(owner, name, counted(getattr(owner, name)))
-            work()
-            os._exit(0)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    status = os.waitpid(child, 0)[1]
-    assert status in (0, signal.SIGKILL), status
-    return status != 0
+        for owner, name in (*STEPS, *COMMITS):
+            setattr(owner, name, counted(getattr(owner, name), behind=(owner, name) in COMMITS))
+        work()
+
+    return elsewhere(wrapped) != 0
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_killed_before_every_step(cluster, topic, tmp_path):
+    """Also the archive's Delta table has every record once then."""
     name = topic(partitions=2)
     produce(cluster.bootstrap, name, [*numbered(15), *numbered(5, partition=1)])
     expected = in_topic(cluster, name)
     assert run(cluster, name, tmp_path / "whole").records == 20
-    step = 0
-    while killed_at(step, lambda: run(cluster, name, tmp_path / f"{step}")):  # noqa: B023  # it is called at once
-        there = [] if not (tmp_path / f"{step}").exists() else archived(tmp_path / f"{step}", name)
+
+    def finish(directory):
+        assert all(row in expected for row in in_delta_table(directory))
+        run(cluster, name, directory, delta=True)
+        assert in_delta_table(directory) == expected
+
+    step, directory = 0, tmp_path / "0"
+    while killed_at(step, partial(run, cluster, name, directory, delta=True)):
+        there = [] if not directory.exists() else archived(directory, name)
         assert there == [row for row in expected if row in there]
-        run(cluster, name, tmp_path / f"{step}")
-        assert archived(tmp_path / f"{step}", name) == expected
-        named = sorted(files(str(tmp_path / f"{step}")))
-        assert sorted(map(str, (tmp_path / f"{step}" / "data").glob("*/*"))) == named
+        assert elsewhere(partial(finish, directory)) == 0
+        assert archived(directory, name) == expected
+        named = sorted(files(str(directory)))
+        assert sorted(map(str, directory.glob("data/*/*.parquet"))) == named
         step += 1
-    assert step > 30
+        directory = tmp_path / f"{step}"
+    assert step > 34
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -128,6 +153,90 @@ def test_killed_again_and_again(cluster, topic, tmp_path):
         deaths += 1
     assert deaths >= 2
     assert archived(tmp_path / "archive", name) == in_topic(cluster, name)
+
+
+READERS = """
+import sys
+import deltalake
+import duckdb
+import polars
+import pyarrow
+table = deltalake.DeltaTable(sys.argv[1])
+print([len(table.file_uris()), table.to_pyarrow_table().num_rows, polars.read_delta(sys.argv[1]).height])
+chosen = polars.scan_delta(sys.argv[1]).filter(polars.col("partition") == 1, polars.col("offset") >= 15)
+print(sorted(chosen.collect()["value"].to_list()))
+print(duckdb.arrow(table.to_pyarrow_dataset()).aggregate("max(leaderEpoch), count(headers)").fetchall())
+for file in pyarrow.table(table.get_add_actions(flatten=True)).to_pylist():
+    print([file[name] for name in ("min.topic", "min.partition", "min.offset", "max.offset", "num_records")])
+table.create_checkpoint()
+"""
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_the_delta_table_catches_up_and_can_be_read(cluster, topic, tmp_path):
+    name = topic(partitions=2)
+    produce(cluster.bootstrap, name, [*numbered(5), *numbered(17, partition=1)])
+    run(cluster, name, tmp_path)
+    assert elsewhere(lambda: run(cluster, name, tmp_path, delta=True)) == 0
+
+    def read():
+        program = [sys.executable, "-c", READERS, tmp_path / "data"]
+        return subprocess.run(program, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    assert read() == [
+        "[3, 22, 22]",
+        "[b'15', b'16']",
+        "[(0, 0)]",
+        f"['{name}', 0, 0, 4, 5]",
+        f"['{name}', 1, 0, 9, 10]",
+        f"['{name}', 1, 10, 16, 7]",
+    ]
+    # That a checkpoint was made, changes nothing; nor does a run without records.
+    produce(cluster.bootstrap, name, numbered(3))
+    for _ in range(2):
+        assert elsewhere(lambda: run(cluster, name, tmp_path, delta=True)) == 0
+        assert read()[0] == "[4, 25, 25]"
+    assert len(list(tmp_path.glob("data/_delta_log/*.json"))) == 2
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_delta_table_that_does_not_fit(cluster, topic, tmp_path):
+    name = topic()
+    produce(cluster.bootstrap, name, numbered(5))
+
+    def another(directory):
+        deltalake.write_deltalake(directory / "data", pa.table({"number": [1]}))
+
+    def of_a_longer_log(directory):
+        run(cluster, name, directory, delta=True)
+        shutil.rmtree(directory / "commits")
+
+    def broken(directory):
+        run(cluster, name, directory, delta=True)
+        (directory / "data" / "_delta_log" / f"{0:020}.json").write_text("{")
+
+    def refused(make, reason):
+        directory = tmp_path / make.__name__
+        make(directory)
+        with pytest.raises(ArchiveError, match=reason):
+            run(cluster, name, directory, delta=True)
+        shutil.rmtree(directory / "data" / "_delta_log")
+        run(cluster, name, directory, delta=True)
+        assert in_delta_table(directory) == in_topic(cluster, name)
+
+    reasons = {
+        another: "was not made by this archive",
+        of_a_longer_log: "has record 1 of the archive, whose next one is 0; delete its _delta_log",
+        broken: "the Delta table .*/broken/data: ",
+    }
+    for make, reason in reasons.items():
+        assert elsewhere(partial(refused, make, reason)) == 0
+    with (
+        patch.dict(sys.modules, deltalake=None),
+        pytest.raises(ArchiveError, match=r"Delta tables need deltalake \(.*\); pip install 'klamm\[delta\]' brings"),
+    ):
+        run(cluster, name, tmp_path / "none", delta=True)
+    assert not (tmp_path / "none").exists()
 
 
 def test_a_finished_file_is_taken_over_and_never_replaced(cluster, topic, tmp_path):
@@ -158,22 +267,86 @@ def test_what_was_read_in_another_way_is_not_taken_over(cluster, topic, tmp_path
 def test_records_that_are_gone(tmp_path):
     """What a run would archive of a partition that was archived to 20, and has the offsets from `begin` to `end`."""
 
-    def planned(begin, end, **more):
+    def planned(begin, end, starting=0, **more):
         given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "t", **more}
-        first, last = (Position({Partition("t", 0): offset}, {"t": "id"}, {}) for offset in (begin, end))
-        ranges = plan(CommitLog(str(tmp_path)), read_options(given, streaming=False), first, last, 10)
-        return [(each.lost_from, each.start_offset, each.end_offset) for each in ranges]
+        first, earliest, last = (
+            Position({Partition("t", 0): offset}, {"t": "id"}, {}) for offset in (starting, begin, end)
+        )
+        ranges = plan(CommitLog(str(tmp_path)), read_options(given, streaming=False), first, earliest, last, 10)
+        return [(each.start_offset, each.end_offset) for each in ranges]
 
     with locked(str(tmp_path)) as log:
         log.commit([ArchivedRange("t", "id", 0, 0, 20, 20, 1, "file")])
-    assert planned(20, 40) == planned(5, 40) == [(None, 20, 30), (None, 30, 40)]
+    assert planned(20, 40) == planned(5, 40) == [(20, 30), (30, 40)]
+    # Where new partitions begin is nothing to one that has been archived.
+    assert planned(20, 40, starting=35) == [(20, 30), (30, 40)]
     assert planned(20, 20) == []
     with pytest.raises(DataLoss, match="t-0: the offsets from 20 to 24 were removed before they were archived"):
         planned(25, 40)
-    assert planned(25, 40, failOnDataLoss="false") == [(20, 25, 30), (None, 30, 40)]
-    with pytest.raises(DataLoss, match="t-0 ends at offset 15, but was archived to 20"):
+    assert planned(25, 40, failOnDataLoss="false") == [(20, 30), (30, 40)]
+    assert planned(75, 80, failOnDataLoss="false") == [(20, 80)]
+    assert planned(80, 80, failOnDataLoss="false") == [(20, 80)]
+    with pytest.raises(DataLoss, match="t-0 ends at offset 15, but the archive goes on at 20"):
         planned(0, 15)
     assert planned(0, 15, failOnDataLoss="false") == []
+
+
+def test_records_that_are_removed_during_a_run(klamm_helper, tmp_path):
+    properties = {"log.retention.check.interval.ms": 100, "log.initial.task.delay.ms": 100}
+    with Cluster(1, helper=klamm_helper, properties=properties) as cluster:
+        cluster.create_topic("t", configs={"segment.bytes": 1000, "retention.ms": -1})
+        produce(cluster.bootstrap, "t", numbered(97), **{"batch.num.messages": 7})
+        new = [{**record, "timestamp": int(time.time() * 1000)} for record in numbered(50, first=97)]
+        produce(cluster.bootstrap, "t", new, **{"batch.num.messages": 7})
+        consumer = Consumer({"bootstrap.servers": cluster.bootstrap, "group.id": "g"})
+
+        def log_begin():
+            return consumer.get_watermark_offsets(TopicPartition("t", 0), timeout=10)[0]
+
+        def remove(progress):
+            if progress.offsets_done == 40:
+                set_retention(cluster, "t", 3_600_000)
+                cluster.until(lambda: log_begin() > 60)
+
+        tolerant = {"failOnDataLoss": "false"}
+        done = run(cluster, "t", tmp_path, per_file=20, more=tolerant, on_progress=remove)
+        begin = log_begin()
+        consumer.close()
+        ranges = CommitLog(str(tmp_path)).ranges
+        lost = [offset for each in ranges for span in each.lost for offset in range(*span)]
+        assert lost == list(range(40, begin))
+        assert done == Archived(147 - len(lost), len([each for each in ranges if each.rows]), ANY, len(lost))
+        assert [row[1] for row in archived(tmp_path, "t")] == [*range(40), *range(begin, 147)]
+        # A file tells it also to a program that finds it.
+        fetch = read_options({**options(cluster, "t"), **tolerant}, streaming=False).fetch
+        fetch = replace(fetch, read_committed=True)
+        (partly,) = (each for each in ranges if each.lost and each.rows)
+        planned = replace(partly, file=None, rows=0, size_bytes=0, lost=())
+        assert parse_range(json.loads(write_range(str(tmp_path), fetch, planned))) == partly
+
+
+def test_a_topic_that_is_replaced_while_it_is_archived(cluster, topic, tmp_path, monkeypatch):
+    """What was read may be the other topic's."""
+    monkeypatch.setattr(partition_reader, "GRACE_MS", 300)
+    name, written = topic(), []
+    produce(cluster.bootstrap, name, numbered(100), **{"batch.num.messages": 10})
+
+    class Writer(pq.ParquetWriter):
+        def write_batch(self, batch):
+            super().write_batch(batch)
+            if not written:
+                cluster.delete_topic(name)
+                cluster.create_topic(name)
+                produce(cluster.bootstrap, name, numbered(100, first=500), **{"batch.num.messages": 10})
+            written.append(batch.num_rows)
+
+    monkeypatch.setattr(pq, "ParquetWriter", Writer)
+    more = {"failOnDataLoss": "false", "kafka.fetch.max.bytes": "300"}
+    assert run(cluster, name, tmp_path, per_file=100, more=more) == Archived(0, 0, 0, 100)
+    assert sum(written) > 10
+    (nothing,) = CommitLog(str(tmp_path)).ranges
+    assert (nothing.file, nothing.lost) == (None, ((0, 100),))
+    assert list(tmp_path.glob("data/*/*")) == []
 
 
 def test_a_topic_that_was_created_again_is_another(cluster, topic, tmp_path):

@@ -45,11 +45,30 @@ def test_neither_overlap_nor_gap(tmp_path, start):
     assert CommitLog(str(tmp_path)).ranges == [FIRST]
 
 
-def test_a_loss_that_is_told_is_no_gap(tmp_path):
+def test_what_was_lost(tmp_path):
+    lossy = replace(NEXT, end_offset=20, lost=((10, 13), (15, 20)))
     with locked(str(tmp_path)) as log:
         log.commit([FIRST])
-        log.commit([replace(NEXT, start_offset=11, lost_from=10)])
-    assert CommitLog(str(tmp_path)).ranges[1].lost_from == 10
+        log.commit([lossy])
+    assert CommitLog(str(tmp_path)).ranges[1] == lossy
+    assert (FIRST.lost_offsets, lossy.lost_offsets) == (0, 8)
+
+
+@pytest.mark.parametrize("lost", [((4, 6),), ((5, 11),), ((7, 6),), ((8, 9), (6, 7)), (("5", 6),), ((5, 6, 7),), 5])
+def test_what_cannot_have_been_lost(lost):
+    record = {"version": 1, "ranges": [{**asdict(FIRST), "lost": lost}]}
+    with pytest.raises(ArchiveError, match="the/path is no record of an archive"):
+        parse_record(json.dumps(record).encode(), "the/path")
+
+
+def test_the_ranges_from_a_record_on(tmp_path):
+    with locked(str(tmp_path)) as log:
+        log.commit([FIRST])
+        log.commit_snapshot(SNAPSHOT)
+        log.commit([NEXT, replace(FIRST, partition=1)])
+    for each in (log, CommitLog(str(tmp_path))):
+        assert each.next_number == 3
+        assert [len(each.ranges_from(number)) for number in range(5)] == [3, 2, 2, 0, 0]
 
 
 def test_another_program_with_the_same_archive(tmp_path):
@@ -62,11 +81,13 @@ def test_another_program_with_the_same_archive(tmp_path):
 def test_leftovers(tmp_path):
     with locked(str(tmp_path)) as log:
         (tmp_path / "data" / ID).mkdir()
+        (tmp_path / "data" / "_delta_log").mkdir()
+        (tmp_path / "data" / "_delta_log" / "0.json").touch()
         for name in ("first", "second", "first.tmp"):
             (tmp_path / "data" / ID / name).touch()
         log.commit([FIRST])
         log.remove_leftovers()
-    assert [path.name for path in (tmp_path / "data" / ID).iterdir()] == ["first"]
+    assert [path.name for path in sorted((tmp_path / "data").glob("*/*"))] == ["first", "0.json"]
 
 
 def test_records_that_are_missing_or_broken(tmp_path):

@@ -4,11 +4,12 @@ The offsets of a partition are cut at multiples of `offsets_per_file`. Executors
 name says which records it has; the driver commits them (`commit_log.py`), some at a time. A program that begins again
 goes on where the last commit ended, and takes over files that were finished but not committed.
 
-A row has all columns of the data source, headers among them. The leader epochs of batches are not kept: the reader has
-no column for them.
+A row has all columns of the data source, headers and leader epochs among them. Records that retention removes before
+they are archived are missing in the files; which they were, the log says.
 
 What must stay true:
 - A file has its name only when it is complete and on disk; it is never replaced, because it may have been committed.
+- A file itself says which offsets of its range were lost, so that whoever finds it finished knows, too.
 - What a task does is the same whoever does it and however often: a task may outlive its driver.
 - A topic that was deleted and created again is another topic: it has another id.
 
@@ -17,19 +18,20 @@ All executors must see the directory under the same path, and its file system mu
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 
 from klamm.environment import SystemFileSystem
 from klamm.spark import schema
-from klamm.spark.options import OptionError, ReadOptions, TopicPartition, read_options
-from klamm.spark.partition_reader import read_range
-from klamm.spark.pipelines.commit_log import ArchivedRange, CommitLog, data_file, locked
+from klamm.spark.options import EARLIEST, Bound, Limit, OptionError, ReadOptions, TopicPartition, read_options
+from klamm.spark.partition_reader import Loss, read_range
+from klamm.spark.pipelines.commit_log import ArchivedRange, CommitLog, data_file, locked, parse_range
+from klamm.spark.pipelines.delta import check_deltalake, publish
 from klamm.spark.pipelines.distribution import distribute
 from klamm.spark.pipelines.snapshots import take_snapshot
 from klamm.spark.planning import Position, initial_position, latest_position
@@ -38,10 +40,19 @@ from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COLUMNS = schema.columns(include_headers=True)
+COLUMNS = schema.ALL_COLUMNS
 DEFAULT_OFFSETS_PER_FILE = 1_000_000
 # How many ranges are written between two commits.
 RANGES_PER_COMMIT = 16
+
+_LOST = b"klamm.lost"
+# What of it pays was measured: dictionaries of keys and values cost more time than they save in space, behind zstd.
+_PARQUET: dict[str, Any] = {
+    "compression": "zstd",
+    "use_dictionary": ["topic", "partition", "timestampType", "leaderEpoch", "headers.list.element.key"],
+    "column_encoding": dict.fromkeys(("offset", "timestamp"), "DELTA_BINARY_PACKED"),
+    "write_statistics": ["topic", "partition", "offset", "timestamp"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +80,15 @@ def archive(
     *,
     offsets_per_file: int = DEFAULT_OFFSETS_PER_FILE,
     ranges_per_commit: int = RANGES_PER_COMMIT,
+    delta: bool = False,
     on_progress: Callable[[Progress], object] = lambda progress: None,
 ) -> Archived:
     """Adds to the archive what the topics have now and the archive does not have yet.
 
     `options` are those of a batch query: subscribe, subscribePattern or assign; where a partition begins that is not in
     the archive yet (startingOffsets, earliest by default); failOnDataLoss; kafka.*, of which kafka.isolation.level is
-    read_committed unless it is given. A run ends at the present ends of the topics.
+    read_committed unless it is given. A run ends at the present ends of the topics. With `delta` the archive's
+    directory `data` becomes a Delta table, or catches up when it is one.
 
     Raises OptionError, ArchiveError, DataLoss when records were removed before they were archived (with
     failOnDataLoss=false the archive says which), KafkaError and ClientError when the cluster does not answer, and
@@ -85,21 +98,28 @@ def archive(
         raise OptionError(f"offsets_per_file is {offsets_per_file}; allowed: 1 and more")
     given = {name.lower(): value for name, value in options.items()}
     parsed = read_options({"kafka.isolation.level": "read_committed", **given}, streaming=False)
+    if delta:
+        check_deltalake()
     directory = os.path.abspath(directory)
     with locked(directory) as log:
+        if delta:
+            publish(log)
         snapshot = take_snapshot(parsed)
-        begin = initial_position(parsed)
-        last = latest_position(parsed, Position(log.ends_of(begin.topic_ids), begin.topic_ids, {}))
-        ranges = plan(log, parsed, begin, last, offsets_per_file)
+        first = initial_position(parsed)
+        earliest = initial_position(replace(parsed, starting=Limit(Bound.OFFSETS, all=EARLIEST)))
+        last = latest_position(parsed, Position(log.ends_of(first.topic_ids), first.topic_ids, {}))
+        ranges = plan(log, parsed, first, earliest, last, offsets_per_file)
         log.commit_snapshot(snapshot)
         total, done = sum(each.end_offset - each.start_offset for each in ranges), 0
         on_progress(Progress(0, total))
         added: list[ArchivedRange] = []
-        for first in range(0, len(ranges), ranges_per_commit):
-            part = ranges[first : first + ranges_per_commit]
+        for number in range(0, len(ranges), ranges_per_commit):
+            part = ranges[number : number + ranges_per_commit]
             results = distribute(spark, part, partial(write_range, directory, parsed.fetch))
-            written = [ArchivedRange(**json.loads(result)) for result in results]
+            written = [parse_range(json.loads(result)) for result in results]
             log.commit(written)
+            if delta:
+                publish(log)
             added += written
             done += sum(each.end_offset - each.start_offset for each in written)
             on_progress(Progress(done, total))
@@ -108,7 +128,7 @@ def archive(
         sum(each.rows for each in added),
         sum(each.file is not None for each in added),
         sum(each.size_bytes for each in added),
-        sum(each.start_offset - each.lost_from for each in added if each.lost_from is not None),
+        sum(each.lost_offsets for each in added),
     )
 
 
@@ -120,9 +140,12 @@ def files(directory: str, topic: str | None = None) -> list[str]:
 
 
 def plan(
-    log: CommitLog, options: ReadOptions, first: Position, last: Position, offsets_per_file: int
+    log: CommitLog, options: ReadOptions, first: Position, earliest: Position, last: Position, offsets_per_file: int
 ) -> list[ArchivedRange]:
-    """What is to be archived, as ranges without files: from the archive's ends, or `first`, to `last`."""
+    """What is to be archived, as ranges without files: from the archive's ends, or `first`, to `last`.
+
+    `earliest` is what the partitions still have; which offsets before it are lost is found out by reading.
+    """
     archived_to = log.ends_of(last.topic_ids)
     ranges: list[ArchivedRange] = []
     for partition, end in sorted(last.offsets.items()):
@@ -130,40 +153,42 @@ def plan(
         if topic_id is None:
             raise OptionError(f"the cluster tells no id of topic {partition.topic}; archives need Kafka 2.8 or later")
         # A topic that was created a moment ago is archived by the next run.
-        if partition not in first.offsets or first.topic_ids.get(partition.topic) != topic_id:
+        if any(
+            partition not in seen.offsets or seen.topic_ids[partition.topic] != topic_id for seen in (first, earliest)
+        ):
             continue
-        begin = first.offsets[partition]
-        archived = archived_to.get(partition, begin)
+        start, begin = archived_to.get(partition, first.offsets[partition]), earliest.offsets[partition]
         if options.fail_on_data_loss:
-            _check_no_loss(partition, archived, begin, end)
-        lost_from = archived if archived < begin else None
-        start = max(begin, archived)
-        ranges += _cut(partition, topic_id, start, end, lost_from, offsets_per_file)
+            _check_no_loss(partition, start, begin, end)
+        ranges += _cut(partition, topic_id, start, begin, end, offsets_per_file)
     return ranges
 
 
-def _check_no_loss(partition: TopicPartition, archived: int, begin: int, end: int) -> None:
-    if archived < begin:
+def _check_no_loss(partition: TopicPartition, start: int, begin: int, end: int) -> None:
+    if start < begin:
         raise DataLoss(
-            f"{partition}: the offsets from {archived} to {begin - 1} were removed before they were archived;"
+            f"{partition}: the offsets from {start} to {begin - 1} were removed before they were archived;"
             " with failOnDataLoss=false the archive goes on behind them, and says so"
         )
-    if archived > end:
+    if start > end:
         raise DataLoss(
-            f"{partition} ends at offset {end}, but was archived to {archived}; with failOnDataLoss=false the archive"
-            " goes on when the partition has come further than that"
+            f"{partition} ends at offset {end}, but the archive goes on at {start}; with failOnDataLoss=false it waits"
+            " until the partition has come further than that"
         )
 
 
 def _cut(
-    partition: TopicPartition, topic_id: str, start: int, end: int, lost_from: int | None, offsets_per_file: int
+    partition: TopicPartition, topic_id: str, start: int, begin: int, end: int, offsets_per_file: int
 ) -> list[ArchivedRange]:
-    """The same cuts in every run, so that files which an earlier run finished can be taken over."""
+    """The same cuts in every run, so that files which an earlier run finished can be taken over.
+
+    What is not there any more, before `begin`, is no range of its own.
+    """
     ranges = []
     while start < end:
-        stop = min(end, (start // offsets_per_file + 1) * offsets_per_file)
-        ranges.append(ArchivedRange(*partition[:1], topic_id, partition.partition, start, stop, 0, 0, None, lost_from))
-        start, lost_from = stop, None
+        stop = min(end, (max(start, begin) // offsets_per_file + 1) * offsets_per_file)
+        ranges.append(ArchivedRange(*partition[:1], topic_id, partition.partition, start, stop, 0, 0, None))
+        start = stop
     return ranges
 
 
@@ -171,12 +196,14 @@ def write_range(directory: str, fetch: FetchOptions, records: ArchivedRange) -> 
     """Writes the file of a range, unless it is there; returns the range with its file, as JSON. Runs on executors."""
     file = data_file(records.topic_id, _file_name(fetch, records))
     path = os.path.join(directory, file)
+    lost = [] if os.path.exists(path) else _write_file(path, fetch, records)
     if not os.path.exists(path):
-        _write_file(path, fetch, records)
-    if not os.path.exists(path):
-        return json.dumps(asdict(records))
-    rows = pq.read_metadata(path).num_rows
-    return json.dumps(asdict(replace(records, rows=rows, size_bytes=os.path.getsize(path), file=file)))
+        return json.dumps({**asdict(records), "lost": lost})
+    # Whoever wrote the file knows what is missing in it.
+    footer = pq.read_metadata(path)
+    lost = json.loads(footer.metadata[_LOST])
+    found = replace(records, rows=footer.num_rows, size_bytes=os.path.getsize(path), file=file)
+    return json.dumps({**asdict(found), "lost": lost})
 
 
 def _file_name(fetch: FetchOptions, records: ArchivedRange) -> str:
@@ -186,8 +213,8 @@ def _file_name(fetch: FetchOptions, records: ArchivedRange) -> str:
     return f"{name}{ways}.parquet"
 
 
-def _write_file(path: str, fetch: FetchOptions, records: ArchivedRange) -> None:
-    """Writes the records of a range; no file when it has none."""
+def _write_file(path: str, fetch: FetchOptions, records: ArchivedRange) -> list[tuple[int, int]]:
+    """Writes the records of a range, no file when it has none; returns which offsets were lost."""
     disk = SystemFileSystem()
     disk.make_durable_directories(os.path.dirname(path))
     # No two attempts write to the same file, not even on two machines.
@@ -195,14 +222,20 @@ def _write_file(path: str, fetch: FetchOptions, records: ArchivedRange) -> None:
     wanted = PartitionRange(
         records.topic, records.partition, records.start_offset, records.end_offset, records.topic_id
     )
-    batches = read_range(fetch, wanted, COLUMNS)
+    losses: list[Loss] = []
+    batches = read_range(fetch, wanted, COLUMNS, losses.append)
     first = next(batches, None)
     if first is None:
-        return
-    with pq.ParquetWriter(temporary, schema.schema(COLUMNS), compression="zstd") as writer:
+        return _offsets(losses)
+    with pq.ParquetWriter(temporary, schema.schema(COLUMNS), **_PARQUET) as writer:
         writer.write_batch(first)
         for batch in batches:
             writer.write_batch(batch)
+        writer.add_key_value_metadata({_LOST: json.dumps(_offsets(losses))})
+    if any(loss.start_offset <= wanted.start_offset and loss.end_offset == wanted.end_offset for loss in losses):
+        # Perhaps these are the records of another topic of this name.
+        disk.remove(temporary)
+        return [(wanted.start_offset, wanted.end_offset)]
     written = disk.open(temporary)
     written.sync()
     written.close()
@@ -210,3 +243,8 @@ def _write_file(path: str, fetch: FetchOptions, records: ArchivedRange) -> None:
         os.link(temporary, path)
     disk.remove(temporary)
     disk.sync_directory(os.path.dirname(path))
+    return _offsets(losses)
+
+
+def _offsets(losses: Sequence[Loss]) -> list[tuple[int, int]]:
+    return [(loss.start_offset, loss.end_offset) for loss in losses]

@@ -2,6 +2,7 @@
 
     commits/00000000000000000000.json    the records, numbered without a gap
     data/<topic id>/<partition>-<start>-<end>.parquet
+    data/_delta_log                      where the archive is a Delta table as well, that table's own log (`delta.py`)
     lock                                 held by the one program that adds to the archive
 
 A record is of one of two kinds: a snapshot of the cluster (topics with configs, groups with offsets), or ranges of
@@ -9,8 +10,8 @@ offsets, each with the file of its records.
 
 What must stay true:
 - What no record names is not there, whatever lies in `data`. A file is complete and on disk before a record names it.
-- The ranges of a partition follow one another: each begins where the one before ended, except where the record says
-  that records were lost in between. So no offset is there twice, and none is passed over in silence.
+- The ranges of a partition follow one another: each begins where the one before ended, and says which of its offsets
+  were lost. So no offset is there twice, and none is passed over in silence.
 - A record is never changed, and is there as a whole or not at all.
 """
 
@@ -25,7 +26,9 @@ from klamm.environment import FileSystem, SystemFileSystem
 from klamm.spark.options import TopicPartition
 
 FORMAT_VERSION = 1
-_COMMITS, _DATA, _LOCK = "commits", "data", "lock"
+DATA = "data"
+_COMMITS, _LOCK = "commits", "lock"
+_DELTA_LOG = "_delta_log"
 _DIGITS = 20
 
 
@@ -38,8 +41,8 @@ class ArchivedRange:
     """The records of one partition from `start_offset` to before `end_offset`: `rows` of them, in `file`.
 
     `topic_id` has 32 hexadecimal digits. `file` is relative to the archive; None when the range has no record
-    (compaction, control records, aborted transactions). `size_bytes` is the file's. Offsets before `start_offset`, from
-    `lost_from` on, had been removed from the topic before they were archived; None: nothing was.
+    (compaction, control records, aborted transactions, or all were lost). `size_bytes` is the file's. `lost` are the
+    offsets, as (first, the one after the last), of which records were removed from the topic before they were archived.
     """
 
     topic: str
@@ -50,11 +53,15 @@ class ArchivedRange:
     rows: int
     size_bytes: int
     file: str | None
-    lost_from: int | None = None
+    lost: tuple[tuple[int, int], ...] = ()
 
     @property
     def key(self) -> tuple[str, int]:
         return self.topic_id, self.partition
+
+    @property
+    def lost_offsets(self) -> int:
+        return sum(end - start for start, end in self.lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +96,21 @@ class CommitLog:
         self.snapshot: Snapshot | None = None
         self._files = files or SystemFileSystem()
         self._ends: dict[tuple[str, int], int] = {}
-        self._next = 0
+        # Of each record, how many ranges those before it have.
+        self._ranges_before: list[int] = []
         commits = os.path.join(directory, _COMMITS)
         for name in self._files.list_directory(commits) if self._files.is_directory(commits) else ():
             if not name.endswith(".tmp"):
                 self._load(os.path.join(commits, name))
+
+    @property
+    def next_number(self) -> int:
+        """The number of the next record."""
+        return len(self._ranges_before)
+
+    def ranges_from(self, number: int) -> list[ArchivedRange]:
+        """The ranges of this record and of those after it."""
+        return self.ranges[self._ranges_before[number] :] if number < self.next_number else []
 
     def commit(self, ranges: Sequence[ArchivedRange]) -> None:
         """Adds ranges whose files are complete. Returns when the record is on disk."""
@@ -104,6 +121,7 @@ class CommitLog:
     def commit_snapshot(self, snapshot: Snapshot) -> None:
         """Adds a snapshot. Returns when the record is on disk."""
         self._write({"snapshot": asdict(snapshot)})
+        self._take(())
         self.snapshot = snapshot
 
     def ends_of(self, topic_ids: Mapping[str, str]) -> dict[TopicPartition, int]:
@@ -118,45 +136,48 @@ class CommitLog:
     def remove_leftovers(self) -> None:
         """Removes the files that no record names: what programs left behind that were killed."""
         named = {each.file for each in self.ranges}
-        data = os.path.join(self.directory, _DATA)
+        data = os.path.join(self.directory, DATA)
         for topic_id in self._files.list_directory(data) if self._files.is_directory(data) else ():
-            for name in self._files.list_directory(os.path.join(data, topic_id)):
+            of_topic = os.path.join(data, topic_id)
+            if topic_id == _DELTA_LOG or not self._files.is_directory(of_topic):
+                continue
+            for name in self._files.list_directory(of_topic):
                 if data_file(topic_id, name) not in named:
-                    self._files.remove(os.path.join(data, topic_id, name))
+                    self._files.remove(os.path.join(of_topic, name))
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _write(self, content: Mapping[str, Any]) -> None:
-        path = os.path.join(self.directory, _COMMITS, f"{self._next:0{_DIGITS}}.json")
+        path = os.path.join(self.directory, _COMMITS, f"{self.next_number:0{_DIGITS}}.json")
         if self._files.exists(path):
             raise ArchiveError(f"{path} exists: another program has added to the archive")
         text = json.dumps({"version": FORMAT_VERSION, **content}, separators=(",", ":"))
         self._files.replace_file(path, text.encode())
-        self._next += 1
 
     def _load(self, path: str) -> None:
-        if os.path.basename(path) != f"{self._next:0{_DIGITS}}.json":
-            raise ArchiveError(f"{path}: the next record of the archive should be number {self._next}")
+        if os.path.basename(path) != f"{self.next_number:0{_DIGITS}}.json":
+            raise ArchiveError(f"{path}: the next record of the archive should be number {self.next_number}")
         kind, value = parse_record(self._files.read_file(path), path)
         if kind == "snapshot":
             self.snapshot = value
+            self._take(())
         else:
             self._check_follow(value, path)
             self._take(value)
-        self._next += 1
 
     def _check_follow(self, ranges: Sequence[ArchivedRange], where: str) -> None:
         ends = dict(self._ends)
         for each in ranges:
             expected = ends.get(each.key)
-            begins = each.start_offset if each.lost_from is None else each.lost_from
-            if expected not in (None, begins):
+            if expected not in (None, each.start_offset):
                 raise ArchiveError(
-                    f"{where}: {each.topic}-{each.partition} goes on at offset {begins}, but was archived to {expected}"
+                    f"{where}: {each.topic}-{each.partition} goes on at offset {each.start_offset}, but was archived to"
+                    f" {expected}"
                 )
             ends[each.key] = each.end_offset
 
     def _take(self, ranges: Sequence[ArchivedRange]) -> None:
+        self._ranges_before.append(len(self.ranges))
         self.ranges.extend(ranges)
         self._ends.update((each.key, each.end_offset) for each in ranges)
 
@@ -168,7 +189,7 @@ def locked(directory: str, files: FileSystem | None = None) -> Iterator[CommitLo
     Raises ArchiveError when another program does.
     """
     files = files or SystemFileSystem()
-    for part in (_COMMITS, _DATA):
+    for part in (_COMMITS, DATA):
         files.make_durable_directories(os.path.join(directory, part))
     try:
         lock = files.lock(os.path.join(directory, _LOCK))
@@ -182,7 +203,7 @@ def locked(directory: str, files: FileSystem | None = None) -> Iterator[CommitLo
 
 def data_file(topic_id: str, name: str) -> str:
     """The path, relative to the archive, of a file of a topic."""
-    return f"{_DATA}/{topic_id}/{name}"
+    return f"{DATA}/{topic_id}/{name}"
 
 
 def parse_record(content: bytes, path: str) -> tuple[str, Any]:
@@ -193,24 +214,28 @@ def parse_record(content: bytes, path: str) -> tuple[str, Any]:
             raise ArchiveError(f"{path} has version {record['version']!r}; this program reads {FORMAT_VERSION}")
         if "snapshot" in record:
             return "snapshot", _snapshot(record["snapshot"])
-        return "ranges", [_range(each) for each in record["ranges"]]
+        return "ranges", [parse_range(each) for each in record["ranges"]]
     except ArchiveError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ArchiveError(f"{path} is no record of an archive: {error!r}") from None
 
 
-def _range(value: Mapping[str, Any]) -> ArchivedRange:
-    found = ArchivedRange(**value)
+def parse_range(value: Mapping[str, Any]) -> ArchivedRange:
+    """A range that JSON has kept. Raises ValueError, TypeError or KeyError when it is none."""
+    found = ArchivedRange(**{**value, "lost": tuple((start, end) for start, end in value["lost"])})
     numbers = (found.partition, found.start_offset, found.end_offset, found.rows, found.size_bytes)
     if not all(type(number) is int and number >= 0 for number in numbers):
         raise ValueError(f"a number of {value} is none")
     if not all(type(text) is str for text in (found.topic, found.topic_id)):
         raise ValueError(f"the topic of {value} is no text")
-    if not isinstance(found.file, str | None) or not isinstance(found.lost_from, int | None):
-        raise ValueError(f"the file or the loss of {value} is none")
+    if not isinstance(found.file, str | None):
+        raise ValueError(f"the file of {value} is none")
     if found.start_offset >= found.end_offset:
         raise ValueError(f"the range {value} is empty")
+    edges = [found.start_offset, *(edge for span in found.lost for edge in span), found.end_offset]
+    if not all(type(edge) is int for edge in edges) or edges != sorted(edges):
+        raise ValueError(f"what {value} has lost is not in it, or not in order")
     return found
 
 

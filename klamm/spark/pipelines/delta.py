@@ -1,0 +1,108 @@
+"""An archive as a Delta table, made of the archive's own files by the package `deltalake`; no record is written twice.
+
+The table is the archive's directory `data`: its log, `data/_delta_log`, stands beside the files that it names. The
+archive's commit log stays the truth. What its records name and the table does not have yet is added to the table, all
+at once, with a transaction that says up to which record; so a program that was killed in between, or that did not want
+a table, has left nothing that `publish` does not make up for. A table that was lost or damaged may be deleted: it is
+made again.
+
+What must stay true:
+- The files of a record are in the table all together and once. `deltalake` refuses no transaction version that it has
+  seen before, so the table is asked for its version, by the same snapshot of the table that the commit is based on: of
+  two programs that add the same records one fails.
+- Only the one program that holds the archive's lock publishes.
+
+Source: PROTOCOL.md of Delta Lake, "Transaction Identifiers", "Per-file Statistics".
+"""
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pyarrow.parquet as pq
+
+from klamm.environment import SystemFileSystem
+from klamm.spark import schema
+from klamm.spark.pipelines.commit_log import DATA, ArchivedRange, ArchiveError, CommitLog
+
+if TYPE_CHECKING:
+    from deltalake.transaction import AddAction
+
+# The table lies within the archive, so there is no other archive in it to tell this one from.
+APPLICATION_ID = "klamm.archive"
+
+
+def check_deltalake() -> None:
+    """Raises ArchiveError when the package is not there."""
+    try:
+        import deltalake  # noqa: F401
+    except ImportError as error:
+        raise ArchiveError(f"Delta tables need deltalake ({error}); pip install 'klamm[delta]' brings it") from None
+
+
+def publish(log: CommitLog) -> None:
+    """Adds to the table what the log has and the table has not; makes the table when there is none.
+
+    Raises ArchiveError when the table does not fit the log, or cannot be read or written.
+    """
+    # The package is an extra, and takes a while to load.
+    from deltalake import CommitProperties, DeltaTable, Schema, Transaction
+    from deltalake.exceptions import DeltaError
+    from deltalake.transaction import create_table_with_add_actions
+
+    directory = os.path.join(log.directory, DATA)
+    columns = Schema.from_arrow(schema.schema(schema.ALL_COLUMNS))
+    try:
+        table = DeltaTable(directory) if DeltaTable.is_deltatable(directory) else None
+        published = -1 if table is None else table.transaction_version(APPLICATION_ID)
+        if published is None:
+            raise ArchiveError(f"the Delta table {directory} was not made by this archive")
+        if published >= log.next_number:
+            raise ArchiveError(
+                f"the Delta table {directory} has record {published} of the archive, whose next one is"
+                f" {log.next_number}; delete its _delta_log, and the next run makes it again"
+            )
+        added = [_add_action(log.directory, each) for each in log.ranges_from(published + 1) if each.file is not None]
+        if not added:
+            return
+        properties = CommitProperties(app_transactions=[Transaction(APPLICATION_ID, log.next_number - 1)])
+        if table is None:
+            # Who wants to delete rows, does so in a copy.
+            configuration = {"delta.appendOnly": "true"}
+            create_table_with_add_actions(
+                directory, columns, added, configuration=configuration, commit_properties=properties
+            )
+        else:
+            table.create_write_transaction([*added], "append", columns, commit_properties=properties)
+    except DeltaError as error:
+        raise ArchiveError(f"the Delta table {directory}: {error}") from error
+
+
+def _add_action(directory: str, archived: ArchivedRange) -> "AddAction":
+    from deltalake.transaction import AddAction
+
+    path = os.path.join(directory, str(archived.file))
+    first, last = _offsets(path)
+    known = {"topic": archived.topic, "partition": archived.partition}
+    statistics = {
+        "numRecords": archived.rows,
+        "minValues": {**known, "offset": first},
+        "maxValues": {**known, "offset": last},
+        "nullCount": {"topic": 0, "partition": 0, "offset": 0},
+    }
+    return AddAction(
+        path=os.path.relpath(path, os.path.join(directory, DATA)),
+        size=archived.size_bytes,
+        partition_values={},
+        modification_time=SystemFileSystem().modified_time_ms(path),
+        data_change=True,
+        stats=json.dumps(statistics),
+    )
+
+
+def _offsets(path: str) -> tuple[int, int]:
+    """The first and the last offset in a file: not the bounds of its range, which may have no records."""
+    metadata = pq.read_metadata(path)
+    number = metadata.schema.to_arrow_schema().get_field_index("offset")
+    first, last = (metadata.row_group(group).column(number) for group in (0, metadata.num_row_groups - 1))
+    return first.statistics.min, last.statistics.max
