@@ -541,46 +541,51 @@ class _Reader:
 # Compression
 
 
-def decompress(codec: int, data: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES, *, expected_bytes: int = 0) -> Buffer:
-    """The uncompressed bytes (`data` itself when there is no compression). Raises KafkaError as `decode_records`.
-
-    Who knows that they will be many, says so in `expected_bytes`: where room is short, all is done again with more.
-    """
+def decompress(codec: int, data: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Buffer:
+    """The uncompressed bytes (`data` itself when there is no compression). Raises KafkaError as `decode_records`."""
     if codec == CompressionType.NONE:
         return data
     if codec == CompressionType.SNAPPY:
         return _decompress_snappy(data, max_bytes)
-    decompress_into = _DECOMPRESS_INTO.get(codec)
-    if decompress_into is None:
+    size_bytes = min(max_bytes, max(4 * len(data), 16 * 1024))
+    while True:
+        out = bytearray(size_bytes)
+        filled_bytes = decompress_into(codec, data, memoryview(out))
+        if filled_bytes is not None:
+            return memoryview(out)[:filled_bytes]
+        if size_bytes == max_bytes:
+            raise _too_large(max_bytes)
+        size_bytes = min(max_bytes, 4 * size_bytes)
+
+
+def decompress_into(codec: int, data: Buffer, out: memoryview) -> int | None:
+    """How many uncompressed bytes `out` begins with now; None when there is no room for all. Raises as `decompress`."""
+    if codec in (CompressionType.NONE, CompressionType.SNAPPY):
+        body = decompress(codec, data)
+        if len(body) > len(out):
+            return None
+        out[: len(body)] = body
+        return len(body)
+    decompress_bounded = _DECOMPRESS_INTO.get(codec)
+    if decompress_bounded is None:
         raise KafkaError(
             ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression type {codec} is unknown, allowed are 0 to 4"
         )
-    return _decompress_bounded(decompress_into, data, max_bytes, expected_bytes)
+    try:
+        return decompress_bounded(data, out)
+    except cramjam.DecompressionError as error:
+        if str(error) != _OUTPUT_FULL:
+            raise _corrupt(f"the records do not decompress: {error}") from None
+        return None
 
 
 # cramjam has no limit of its own: it writes into a buffer whose size is the limit.
-_DECOMPRESS_INTO: dict[int, Callable[[Any, bytearray], int]] = {
+_DECOMPRESS_INTO: dict[int, Callable[[Any, memoryview], int]] = {
     CompressionType.GZIP: cramjam.gzip.decompress_into,
     CompressionType.LZ4: cramjam.lz4.decompress_into,
     CompressionType.ZSTD: cramjam.zstd.decompress_into,
 }
 _OUTPUT_FULL = "failed to write whole buffer"
-
-
-def _decompress_bounded(
-    decompress_into: Callable[[Any, bytearray], int], data: Buffer, max_bytes: int, expected_bytes: int
-) -> Buffer:
-    size_bytes = min(max_bytes, max(4 * len(data), 16 * 1024, expected_bytes))
-    while True:
-        out = bytearray(size_bytes)
-        try:
-            return memoryview(out)[: decompress_into(data, out)]
-        except cramjam.DecompressionError as error:
-            if str(error) != _OUTPUT_FULL:
-                raise _corrupt(f"the records do not decompress: {error}") from None
-        if size_bytes == max_bytes:
-            raise _too_large(max_bytes)
-        size_bytes = min(max_bytes, 4 * size_bytes)
 
 
 def _decompress_snappy(data: Buffer, max_bytes: int) -> Buffer:

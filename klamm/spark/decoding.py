@@ -59,7 +59,8 @@ class Decoder:
         self._topic = topic
         self._partition = partition
         self._max_batch_bytes = max_batch_bytes
-        self._compression_ratio = 1.0
+        # Where batches are decompressed, again and again: fresh memory costs as much as filling it.
+        self._scratch = np.empty(0, np.uint8)
         self._constants: dict[str, pa.Array] = {}
 
     def prepare(self) -> None:
@@ -161,25 +162,32 @@ class Decoder:
         if not codecs.any():
             yield np.frombuffer(records, np.uint8), bodies
             return
-        data, first = bytearray(), 0
+        filled_bytes, first = 0, 0
         for number, codec in enumerate(codecs.tolist()):
             body = bodies[number]
+            offset = int(body[kernels.FIRST_OFFSET])
             compressed = records[body[kernels.BODY_START] : body[kernels.BODY_END]]
-            part = self._at(int(body[kernels.FIRST_OFFSET]), self._decompressed, codec, compressed)
-            if data and len(data) + len(part) > self._max_batch_bytes:
-                yield np.frombuffer(data, np.uint8), bodies[first:number]
-                data, first = bytearray(), number
-            body[kernels.BODY_START] = len(data)
-            data += part
-            body[kernels.BODY_END] = len(data)
-        yield np.frombuffer(data, np.uint8), bodies[first:]
+            while True:
+                room = self._scratch[filled_bytes:].data
+                size_bytes = self._at(offset, record_batch.decompress_into, codec, compressed, room)
+                if size_bytes is not None:
+                    break
+                if filled_bytes:
+                    yield self._scratch[:filled_bytes], bodies[first:number]
+                    filled_bytes, first = 0, number
+                else:
+                    self._at(offset, self._make_room)
+            body[kernels.BODY_START] = filled_bytes
+            filled_bytes += size_bytes
+            body[kernels.BODY_END] = filled_bytes
+        yield self._scratch[:filled_bytes], bodies[first:]
 
-    def _decompressed(self, codec: int, compressed: memoryview) -> Buffer:
-        """As `record_batch.decompress`; batches are taken to be compressed about as much as the one before."""
-        expected_bytes = int(1.25 * self._compression_ratio * len(compressed))
-        body = record_batch.decompress(codec, compressed, expected_bytes=expected_bytes)
-        self._compression_ratio = len(body) / max(len(compressed), 1)
-        return body
+    def _make_room(self) -> None:
+        """Larger scratch memory. Raises KafkaError(MESSAGE_TOO_LARGE) when it is as large as a batch may become."""
+        most_bytes = max(self._max_batch_bytes, record_batch.MAX_DECOMPRESSED_BYTES)
+        if len(self._scratch) == most_bytes:
+            raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"the records decompress to more than {most_bytes} bytes")
+        self._scratch = np.empty(min(most_bytes, max(self._max_batch_bytes, 4 * len(self._scratch))), np.uint8)
 
     # -- columns --------------------------------------------------------------------------------------------------
 

@@ -308,3 +308,16 @@ def test_garbage_in_place_of_keys_and_values(payload, count):
     batch = with_payload(payload, 0)
     struct.pack_into(">i", batch, 57, count)
     assert outcome(rb.decode_keys_and_values, batch) == outcome(rb.decode_records, batch)
+
+
+@pytest.mark.parametrize("codec", CompressionType)
+def test_room_for_what_is_decompressed(codec):
+    compressed = rb.build_batch([Record(b"key", bytes(range(256)) * 3)] * 5, codec=codec)[61:]
+    body = bytes(rb.decompress(codec, compressed))
+    assert len(body) > 3500
+    for size_bytes in (0, 1, 7, 100, len(body) - 1):
+        assert rb.decompress_into(codec, compressed, memoryview(bytearray(size_bytes))) is None
+    for spare_bytes in (0, 1, 1000):
+        out = bytearray(len(body) + spare_bytes)
+        assert rb.decompress_into(codec, compressed, memoryview(out)) == len(body)
+        assert out == body + bytes(spare_bytes)
