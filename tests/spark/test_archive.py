@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from unittest.mock import ANY, patch
@@ -25,11 +25,13 @@ from test_partition_reader import set_retention
 from klamm.spark import partition_reader
 from klamm.spark.options import OptionError, read_options
 from klamm.spark.options import TopicPartition as Partition
+from klamm.spark.pipelines import archive as archive_module
 from klamm.spark.pipelines.archive import Archived, Progress, archive, files, plan, write_range
 from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, locked, parse_range
 from klamm.spark.planning import Position
 from klamm.spark.settings import DataLoss
 from klamm.testing.cluster import Cluster
+from klamm.tools import main, pipeline
 
 
 def options(cluster, topic, **more):
@@ -65,6 +67,29 @@ def test_every_column_and_what_comes_later(cluster, topic, tmp_path):
     assert archived(tmp_path, "another") == []
 
 
+def test_a_row_group_is_not_larger_than_memory_should_hold(cluster, topic, tmp_path, monkeypatch):
+    name = topic()
+    produce(cluster.bootstrap, name, numbered(200), **{"batch.num.messages": 10})
+    monkeypatch.setattr(archive_module, "ROW_GROUP_BYTES", 3000)
+    assert (
+        elsewhere(lambda: run(cluster, name, tmp_path, per_file=200, more={"kafka.fetch.max.bytes": "300"}, delta=True))
+        == 0
+    )
+    (file,) = files(str(tmp_path))
+    footer = pq.read_metadata(file)
+    rows = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+    assert (len(rows) > 2, max(rows) < 100, sum(rows)) == (True, True, 200)
+    assert archived(tmp_path, name) == in_topic(cluster, name)
+    # The statistics are those of all row groups.
+    (entry,) = (json.loads(line) for line in delta_log(tmp_path) if "add" in json.loads(line))
+    statistics = json.loads(entry["add"]["stats"])
+    assert [statistics[bound]["offset"] for bound in ("minValues", "maxValues")] == [0, 199]
+
+
+def delta_log(directory):
+    return [line for path in directory.glob("data/_delta_log/*.json") for line in path.read_text().splitlines()]
+
+
 def test_on_spark(spark, cluster, topic, tmp_path):
     name = topic(partitions=3, **{"message.timestamp.type": "LogAppendTime"})
     produce(cluster.bootstrap, name, [record for number in range(3) for record in numbered(500, partition=number)])
@@ -80,7 +105,7 @@ STEPS = (
     (os, "unlink"),
     (os, "fsync"),
     (os, "fdatasync"),
-    (pq.ParquetWriter, "write_batch"),
+    (pq.ParquetWriter, "write_table"),
 )
 # Before each of these and behind it.
 COMMITS = (
@@ -332,15 +357,16 @@ def test_a_topic_that_is_replaced_while_it_is_archived(cluster, topic, tmp_path,
     produce(cluster.bootstrap, name, numbered(100), **{"batch.num.messages": 10})
 
     class Writer(pq.ParquetWriter):
-        def write_batch(self, batch):
-            super().write_batch(batch)
+        def write_table(self, table):
+            super().write_table(table)
             if not written:
                 cluster.delete_topic(name)
                 cluster.create_topic(name)
                 produce(cluster.bootstrap, name, numbered(100, first=500), **{"batch.num.messages": 10})
-            written.append(batch.num_rows)
+            written.append(table.num_rows)
 
     monkeypatch.setattr(pq, "ParquetWriter", Writer)
+    monkeypatch.setattr(archive_module, "ROW_GROUP_BYTES", 1)
     more = {"failOnDataLoss": "false", "kafka.fetch.max.bytes": "300"}
     assert run(cluster, name, tmp_path, per_file=100, more=more) == Archived(0, 0, 0, 100)
     assert sum(written) > 10
@@ -374,6 +400,20 @@ def test_configs_and_groups_beside_the_data(cluster, topic, tmp_path):
     assert snapshot.topics[name].partitions == 2
     assert snapshot.topics[name].configs == {"retention.bytes": "1000000"}
     assert snapshot.groups[group] == {name: {0: 7}}
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_from_the_command_line(cluster, topic, tmp_path, monkeypatch):
+    name = topic()
+    produce(cluster.bootstrap, name, numbered(5))
+    monkeypatch.setattr(pipeline, "session", lambda *_: nullcontext(OneProcess()))
+    where = ["--bootstrap-server", cluster.bootstrap, "--topic", name, "--directory", str(tmp_path)]
+
+    def called():
+        assert main.run(["pipeline", "archive", *where, "--delta", "--json"]) == 0
+        assert in_delta_table(tmp_path) == in_topic(cluster, name)
+
+    assert elsewhere(called) == 0
 
 
 def test_what_is_refused(cluster, topic, tmp_path):

@@ -18,12 +18,13 @@ All executors must see the directory under the same path, and its file system mu
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from klamm.environment import SystemFileSystem
@@ -44,6 +45,9 @@ COLUMNS = schema.ALL_COLUMNS
 DEFAULT_OFFSETS_PER_FILE = 1_000_000
 # How many ranges are written between two commits.
 RANGES_PER_COMMIT = 16
+
+# Of a row group, which is in memory as a whole, before it is compressed.
+ROW_GROUP_BYTES = 64 * 1024 * 1024
 
 _LOST = b"klamm.lost"
 # What of it pays was measured: dictionaries of keys and values cost more time than they save in space, behind zstd.
@@ -223,14 +227,14 @@ def _write_file(path: str, fetch: FetchOptions, records: ArchivedRange) -> list[
         records.topic, records.partition, records.start_offset, records.end_offset, records.topic_id
     )
     losses: list[Loss] = []
-    batches = read_range(fetch, wanted, COLUMNS, losses.append)
-    first = next(batches, None)
+    groups = _row_groups(read_range(fetch, wanted, COLUMNS, losses.append))
+    first = next(groups, None)
     if first is None:
         return _offsets(losses)
     with pq.ParquetWriter(temporary, schema.schema(COLUMNS), **_PARQUET) as writer:
-        writer.write_batch(first)
-        for batch in batches:
-            writer.write_batch(batch)
+        writer.write_table(first)
+        for group in groups:
+            writer.write_table(group)
         writer.add_key_value_metadata({_LOST: json.dumps(_offsets(losses))})
     if any(loss.start_offset <= wanted.start_offset and loss.end_offset == wanted.end_offset for loss in losses):
         # Perhaps these are the records of another topic of this name.
@@ -244,6 +248,17 @@ def _write_file(path: str, fetch: FetchOptions, records: ArchivedRange) -> list[
     disk.remove(temporary)
     disk.sync_directory(os.path.dirname(path))
     return _offsets(losses)
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    gathered: list[pa.RecordBatch] = []
+    for batch in batches:
+        gathered.append(batch)
+        if sum(each.nbytes for each in gathered) >= ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(gathered)
+            gathered = []
+    if gathered:
+        yield pa.Table.from_batches(gathered)
 
 
 def _offsets(losses: Sequence[Loss]) -> list[tuple[int, int]]:
