@@ -271,6 +271,8 @@ class Bench:
                 with session(self._directory, os.cpu_count() or 1) as spark:
                     self._note("first query", connector, side, spark.ask("read", connector=connector, **place))
                     self._note("second query", connector, side, spark.ask("read", connector=connector, **place))
+            with session(self._directory, os.cpu_count() or 1) as spark:
+                self._note("first query, no rows", "klamm", side, spark.ask("nothing"))
         with tempfile.TemporaryDirectory(dir=self._directory) as nothing:
             with session(self._directory, os.cpu_count() or 1, NUMBA_CACHE_DIR=nothing) as spark:
                 answer = spark.ask("read", connector="klamm", **place)
@@ -357,6 +359,8 @@ class Tables:
     def first(self) -> Table:
         made = self._table(f"{FIRST_RECORDS} records in a new session, seconds", "klamm / connector")
         self._row(made, "first query", None, FIRST_TARGET)
+        # Of PySpark's own doing: a Python data source that has nothing.
+        self._row(made, "first query, no rows", None)
         self._row(made, "second query", None)
         self._row(made, "first query, nothing compiled", None)
         return made
