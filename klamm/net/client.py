@@ -9,17 +9,21 @@ What must stay true:
   fails all of its requests. A request that times out ends its connection, because responses come in order and the ones
   behind it would wait just as long.
 - What a broker sends is checked like what a client sends: a response that is not exactly one closes the connection.
+- A broker that must not be spoken to, or that refuses who we are, is `AuthenticationFailed`: it is found out before the
+  first request, and no repetition helps.
+- Where sessions end (KIP-368) the client authenticates again before that, between two requests.
 """
 
 import asyncio
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import klamm
 from klamm.net.framing import FrameReader, ReceiveBuffer
+from klamm.net.tls import NO_TLS, explain
 from klamm.protocol.api_keys import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import (
@@ -35,6 +39,9 @@ from klamm.tasks import in_slices
 
 # How long a closed connection may take to send what was written before it is cut off.
 CLOSE_TIMEOUT_MS = 1_000
+
+# Of a session's life; then the client authenticates again. The rest is for what may be in the way (KIP-368).
+SESSION_SHARE = 0.85
 
 # Makes a request in the version that the broker and we have in common.
 BuildRequest = Callable[[int], Any]
@@ -65,6 +72,10 @@ class InvalidResponse(Disconnected):
     """The broker sent what is no response to what was asked; the connection was closed because of it."""
 
 
+class AuthenticationFailed(ClientError):
+    """Broker and client do not trust each other, or do not agree on how to find that out (TLS, SASL)."""
+
+
 class UnsupportedVersion(ClientError):
     """The broker and we have no version of the API in common."""
 
@@ -73,9 +84,10 @@ class UnsupportedVersion(ClientError):
 class ConnectionOptions:
     """How to speak to a broker.
 
-    `authenticate` runs on a fresh connection after the versions are known and before it is used; it raises ClientError
-    or KafkaError when the broker refuses. Without `negotiate_versions` no ApiVersions is sent, and every request must
-    name its version (so do brokers among themselves).
+    `authenticate` runs on a fresh connection after the versions are known and before it is used, and again before the
+    session ends. It sends with `Connection.exchange`, returns after how many milliseconds the session ends (0: never),
+    and raises AuthenticationFailed when the broker refuses. Without `negotiate_versions` no ApiVersions is sent, and
+    every request must name its version (so do brokers among themselves).
     """
 
     client_id: str | None = "klamm"
@@ -85,7 +97,7 @@ class ConnectionOptions:
     max_response_bytes: int = 128 * 1024 * 1024
     negotiate_versions: bool = True
     ssl_context: ssl.SSLContext | None = None
-    authenticate: "Callable[[Connection], Awaitable[None]] | None" = None
+    authenticate: "Callable[[Connection], Awaitable[int]] | None" = None
 
 
 @dataclass(slots=True)
@@ -106,6 +118,9 @@ class Connection(FrameReader):
         super().__init__(lambda _: options.max_response_bytes, receive_buffer)
         self.address = address
         self.api_versions: dict[int, tuple[int, int]] | None = None
+        # Versions are known and the broker knows who we are.
+        self.ready = False
+        self._authenticate_at_s: float | None = None  # the loop's clock
         self._options = options
         self._next_correlation_id = 0
         self._pending: deque[_Pending] = deque()
@@ -137,7 +152,7 @@ class Connection(FrameReader):
 
         The version is the highest common one unless given. None is returned at once, when the request is written, if
         no response is expected (produce with acks=0). Raises NotSent, Disconnected (RequestTimedOut, InvalidResponse)
-        or UnsupportedVersion.
+        or UnsupportedVersion; AuthenticationFailed where a session has ended and the broker wants no other.
         """
         if version is None:
             version = self.version_of(api_key)
@@ -146,6 +161,8 @@ class Connection(FrameReader):
             while self._end is None and (len(self._pending) >= self._options.max_in_flight or not self._writable):
                 self._room = asyncio.get_running_loop().create_future()
                 await self._room
+            if self._authenticate_at_s is not None and self._end is None:
+                await self._renew_session(self._authenticate_at_s)
             if self._end is not None:
                 raise NotSent(*self._end.args)
             response = self._write(api_key, version, request, timeout_ms, expect_response)
@@ -161,6 +178,23 @@ class Connection(FrameReader):
             invalid = InvalidResponse(f"{self}: {error}")
             self._abort(invalid)
             raise _again(invalid) from None
+
+    async def authenticate(self) -> None:
+        """Tells the broker who we are, as the options say. Nothing else may be sent meanwhile."""
+        if self._options.authenticate is not None:
+            session_ms = await self._options.authenticate(self)
+            now_s = asyncio.get_running_loop().time()
+            self._authenticate_at_s = now_s + session_ms / 1000 * SESSION_SHARE if session_ms else None
+        self.ready = True
+
+    async def exchange(self, api_key: ApiKey, build: BuildRequest) -> Any:
+        """As `send`, for who authenticates: it has the turn already, and no other request gets between."""
+        if self._end is not None:
+            raise NotSent(*self._end.args)
+        version = self.version_of(api_key)
+        response = self._write(api_key, version, build(version), None, True)
+        assert response is not None
+        return await response
 
     def version_of(self, api_key: ApiKey) -> int:
         """The highest version of an API that the broker and we have in common. Raises UnsupportedVersion."""
@@ -209,10 +243,17 @@ class Connection(FrameReader):
         self._make_room()
 
     def frame_error(self, reason: str) -> None:
+        if self.received_tls and not self.ready:
+            self._abort(AuthenticationFailed(f"{self}: the broker speaks TLS at this port; see security.protocol"))
         self._abort(InvalidResponse(f"{self}: {reason}"))
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        if isinstance(exc, ssl.SSLError) and not self.ready:
+            # With TLS 1.3 the client hears only now that the broker does not trust it.
+            self._abort(AuthenticationFailed(f"{self}: {explain(exc, self.address[0])}"))
         reason = "the broker closed the connection" if exc is None else f"connection lost: {exc}"
+        if not self.ready and self.api_versions is None and self._options.ssl_context is None:
+            reason += " without an answer (so do brokers that speak TLS at this port; see security.protocol)"
         self._abort(Disconnected(f"{self}: {reason}{' in the middle of a response' if self.mid_frame else ''}"))
         if self._cut_off is not None:
             self._cut_off.cancel()
@@ -226,6 +267,18 @@ class Connection(FrameReader):
         self._make_room()
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    async def _renew_session(self, authenticate_at_s: float) -> None:
+        """Authenticates again if it is time. Ends the connection when that fails: the broker may wait for the rest."""
+        if asyncio.get_running_loop().time() < authenticate_at_s:
+            return
+        try:
+            await self.authenticate()
+        except Disconnected as error:
+            raise NotSent(*error.args) from None
+        except BaseException:
+            self._abort(Disconnected(f"{self}: the session was not renewed"))
+            raise
 
     def _write(
         self, api_key: ApiKey, version: int, request: Any, timeout_ms: int | None, expect_response: bool
@@ -277,7 +330,7 @@ async def connect(
 ) -> Connection:
     """Opens a connection, asks for the broker's versions and authenticates, as the options say.
 
-    All of it within `connect_timeout_ms`. Raises ConnectFailed, and what `authenticate` raises.
+    All of it within `connect_timeout_ms`. Raises ConnectFailed, AuthenticationFailed, and what `authenticate` raises.
     """
     options = options or ConnectionOptions()
     address = (host, port)
@@ -287,18 +340,24 @@ async def connect(
         async with asyncio.timeout(options.connect_timeout_ms / 1000):
             try:
                 await loop.create_connection(lambda: connection, host, port, ssl=options.ssl_context)
+            except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+                raise
+            except ssl.SSLError as error:
+                raise AuthenticationFailed(f"{connection}: {explain(error, host)}") from None
             except (ValueError, OverflowError) as error:
                 # A host or port that cannot be one: metadata tells what others have said.
                 raise NotSent(f"{connection}: {error}") from error
             if options.negotiate_versions:
                 connection.api_versions = await _ask_versions(connection)
-            if options.authenticate is not None:
-                await options.authenticate(connection)
+            await connection.authenticate()
     except TimeoutError:
         connection.close()
         raise ConnectFailed(f"{connection}: no connection within {options.connect_timeout_ms} ms") from None
     except OSError as error:
-        raise ConnectFailed(f"{connection}: {error}") from error
+        hung_up = isinstance(error, (ConnectionResetError, ssl.SSLError))
+        if options.ssl_context is not None and hung_up and await _speaks_plaintext(host, port, options):
+            raise AuthenticationFailed(f"{connection}: {NO_TLS}") from None
+        raise ConnectFailed(f"{connection}: {error or 'the broker closed the connection'}") from error
     except (NotSent, Disconnected) as error:
         connection.close()
         raise ConnectFailed(*error.args) from error
@@ -306,6 +365,17 @@ async def connect(
         connection.close()
         raise
     return connection
+
+
+async def _speaks_plaintext(host: str, port: int, options: ConnectionOptions) -> bool:
+    """Whether a broker that hung up on a TLS handshake answers without TLS. If so, it is no broker that just stops."""
+    plain = replace(options, client_id=None, negotiate_versions=True, ssl_context=None, authenticate=None)
+    try:
+        connection = await connect(host, port, plain)
+    except ClientError:
+        return False
+    connection.close()
+    return True
 
 
 async def _ask_versions(connection: Connection) -> dict[int, tuple[int, int]]:

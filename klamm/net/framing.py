@@ -29,6 +29,9 @@ SizeLimit = Callable[[int | None], int]
 _SIZE_AND_KEY = struct.Struct(">ih")
 _SIZE = struct.Struct(">i")
 
+# How records of TLS begin that a plain connection may get: of an alert, and of a handshake.
+_TLS_RECORDS = (0x1503, 0x1603)
+
 
 class ReceiveBuffer:
     """The memory into which the connections of one event loop receive. Never shared between two loops."""
@@ -50,6 +53,8 @@ class FrameReader(asyncio.BufferedProtocol, ABC):
         self._shared = receive_buffer or ReceiveBuffer()
         self._transport: asyncio.Transport | None = None
         self._failed = False
+        # What could not be cut into frames is a record of TLS: the other side speaks it.
+        self.received_tls = False
         # Either a frame under way (`_frame` holds its first `_filled` bytes of `_frame_size`; it may still have to
         # grow), or up to five bytes of a frame whose size or API is not known yet.
         self._frame: bytearray | None = None
@@ -165,5 +170,6 @@ class FrameReader(asyncio.BufferedProtocol, ABC):
 
     def _fail(self, size: int, limit: int, api_key: int | None) -> None:
         self._failed = True
+        self.received_tls = size >> 16 in _TLS_RECORDS
         first = "" if api_key is None else f" (first two bytes {api_key})"
         self.frame_error(f"a frame of {size} bytes{first}, allowed are 0 to {limit}")

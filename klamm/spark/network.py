@@ -20,8 +20,11 @@ from typing import TypeVar
 
 import uvloop
 
+from klamm.environment import SystemEnvironment
 from klamm.net.client import ConnectionOptions
 from klamm.net.cluster import ClusterClient, RetryPolicy
+from klamm.net.sasl import authenticator
+from klamm.net.tls import client_context
 from klamm.spark.settings import ClientOptions
 
 T = TypeVar("T")
@@ -34,18 +37,23 @@ class _Network:
     def __init__(self) -> None:
         self.loop = uvloop.new_event_loop()
         self._clients: dict[ClientOptions, ClusterClient] = {}
+        # Made here, because after a fork two processes must not draw the same nonces.
+        self._random = SystemEnvironment().random
         threading.Thread(target=self.loop.run_forever, name="klamm-network", daemon=True).start()
 
     def client(self, options: ClientOptions) -> ClusterClient:
-        """Called on the loop only."""
+        """Called on the loop only. Raises SecurityError when the files of a key or trust store are of no use."""
         client = self._clients.get(options)
         if client is None:
+            tls, sasl = options.security.tls, options.security.sasl
             client = self._clients[options] = ClusterClient(
                 options.bootstrap,
                 ConnectionOptions(
                     client_id=options.client_id,
                     connect_timeout_ms=options.connect_timeout_ms,
                     request_timeout_ms=options.request_timeout_ms,
+                    ssl_context=None if tls is None else client_context(tls),
+                    authenticate=None if sasl is None else authenticator(sasl, self._random),
                 ),
                 RetryPolicy(deadline_ms=options.retry_timeout_ms),
             )

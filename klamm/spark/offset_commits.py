@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from klamm.net.client import ClientError
+from klamm.net.client import Disconnected, NotSent
 from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
@@ -27,7 +27,7 @@ BACKOFF_MS = 100
 
 
 def commit_offsets(options: ClientOptions, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-    """Commits the next offset of each partition. Raises KafkaError when the coordinator refuses."""
+    """Commits the next offset of each partition. Raises KafkaError or ClientError when the coordinator refuses."""
 
     async def commit(client: ClusterClient) -> None:
         failed: Exception | None = None
@@ -36,7 +36,7 @@ def commit_offsets(options: ClientOptions, group: str, offsets: Mapping[TopicPar
                 while True:
                     try:
                         return await commit_once(client, group, offsets)
-                    except (ClientError, KafkaError) as error:
+                    except (NotSent, Disconnected, KafkaError) as error:
                         if isinstance(error, KafkaError) and error.code not in RETRIABLE_ERRORS:
                             raise
                         failed = error

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from klamm.net.security import PROPERTIES, REFUSED, SecurityError, security_options
 from klamm.spark.settings import ClientOptions, FetchOptions, ProducerOptions
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ _SHARED_KEYS = (
     "request.timeout.ms",
     "socket.connection.setup.timeout.ms",
     "default.api.timeout.ms",
-    "security.protocol",
+    *PROPERTIES,
 )
 _CONSUMER_KEYS = ("group.id", "isolation.level", "fetch.max.bytes", "fetch.max.wait.ms")
 _PRODUCER_KEYS = (
@@ -208,6 +209,7 @@ _REFUSED_KEYS = {
     "value.serializer": "values are written as they are; cast the column value before writing",
     "partitioner.class": "give the partition in the column partition",
     "transactional.id": "the sink writes at least once, without transactions",
+    **REFUSED,
 }
 
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
@@ -375,8 +377,6 @@ def _check_name(name: str) -> None:
     key = name.removeprefix("kafka.")
     if key in _REFUSED_KEYS:
         raise OptionError(f"option {name} is not supported: {_REFUSED_KEYS[key]}")
-    if key.startswith(("ssl.", "sasl.")):
-        raise OptionError(f"option {name} is not supported: the data source speaks PLAINTEXT only")
     used = (*_SHARED_KEYS, *_CONSUMER_KEYS, *_PRODUCER_KEYS)
     if key not in used and key not in _KEYS_WITHOUT_EFFECT:
         close = difflib.get_close_matches(key, (*used, *_KEYS_WITHOUT_EFFECT), 1)
@@ -398,10 +398,12 @@ def _client(given: _Given) -> ClientOptions:
     servers = given.text("kafka.bootstrap.servers")
     if servers is None:
         raise OptionError("option kafka.bootstrap.servers is missing; allowed: host:port,host:port,...")
-    protocol = (given.text("kafka.security.protocol") or "PLAINTEXT").upper()
-    if protocol != "PLAINTEXT":
-        raise OptionError(f"option kafka.security.protocol is {protocol!r}; allowed: PLAINTEXT")
-    client = ClientOptions(parse_addresses("kafka.bootstrap.servers", servers))
+    properties = {name: text for name in PROPERTIES if (text := given.text(f"kafka.{name}")) is not None}
+    try:
+        security = security_options(properties)
+    except SecurityError as error:
+        raise OptionError(f"option kafka.{error}") from None
+    client = ClientOptions(parse_addresses("kafka.bootstrap.servers", servers), security=security)
     return replace(
         client,
         client_id=given.text("kafka.client.id") or client.client_id,

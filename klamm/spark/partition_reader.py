@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from klamm.net.client import ClientError, Connection, UnsupportedVersion
+from klamm.net.client import Connection, Disconnected, NotSent
 from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse, FetchResponsePartition
@@ -163,9 +163,7 @@ class _Fetcher:
                 continue
             except _Passing as passing:
                 error, timeout_ms = passing.error, min(timeout_ms, passing.timeout_ms or timeout_ms)
-            except UnsupportedVersion:
-                raise
-            except ClientError as failure:
+            except (NotSent, Disconnected) as failure:
                 error = failure
             now = loop.time()
             doubted = (now if doubted is None else doubted) if isinstance(error, DataLoss) else None

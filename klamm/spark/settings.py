@@ -7,6 +7,8 @@ processes for each query that only look at the options, and the user waits for t
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from klamm.net.security import PLAINTEXT, SecurityOptions
+
 if TYPE_CHECKING:
     from klamm.net.client import Address
     from klamm.protocol.record_batch import CompressionType
@@ -22,6 +24,7 @@ class ClientOptions:
     request_timeout_ms: int = 30_000
     # How long a request is repeated while a leader changes or a broker starts again.
     retry_timeout_ms: int = 60_000
+    security: SecurityOptions = PLAINTEXT
 
 
 class DataLoss(Exception):

@@ -9,6 +9,7 @@ import pytest
 import uvloop
 
 from klamm.net.client import (
+    AuthenticationFailed,
     ConnectFailed,
     ConnectionOptions,
     Disconnected,
@@ -40,7 +41,8 @@ class ToyConnection(FrameReader):
         self.broker.connections.append(self)
 
     def frame_error(self, reason):
-        raise AssertionError(reason)
+        assert self.broker.hang_up_on_garbage, reason
+        self.transport.close()
 
     def frame_received(self, frame):
         header = messages.parse_request_header(frame)
@@ -64,12 +66,14 @@ class ToyBroker:
         self.handler = handler or (
             lambda connection, header, body: self.requests.put_nowait((connection, header, body))
         )
+        self.hang_up_on_garbage = False
         self.requests = asyncio.Queue()
         self.connections = []
         self.headers = []
 
-    async def start(self, port=0):
-        self.server = await asyncio.get_running_loop().create_server(lambda: ToyConnection(self), "127.0.0.1", port)
+    async def start(self, port=0, ssl=None):
+        loop = asyncio.get_running_loop()
+        self.server = await loop.create_server(lambda: ToyConnection(self), "127.0.0.1", port, ssl=ssl)
         self.address = self.server.sockets[0].getsockname()
         return self
 
@@ -111,8 +115,8 @@ def run(test, timeout_s=60):
 
 
 @contextlib.asynccontextmanager
-async def toy(**arguments):
-    broker = await ToyBroker(**arguments).start()
+async def toy(*, ssl=None, **arguments):
+    broker = await ToyBroker(**arguments).start(ssl=ssl)
     try:
         yield broker
     finally:
@@ -437,21 +441,22 @@ def test_no_connection():
 def test_authentication_comes_before_use():
     async def test():
         async def greet(connection):
-            assert (await connection.send(ApiKey.HEARTBEAT, heartbeat("secret"))).error_code == 6
+            assert (await connection.exchange(ApiKey.HEARTBEAT, heartbeat("secret"))).error_code == 6
+            return 0
 
         async def fail(connection):
-            raise KafkaError(ErrorCode.SASL_AUTHENTICATION_FAILED, "no")
+            raise AuthenticationFailed("no")
 
         async with toy(handler=echo_group_length) as broker:
             connection = await connect(*broker.address, ConnectionOptions(authenticate=greet))
             assert connection.connected
             connection.close()
-            with pytest.raises(KafkaError, match="SASL_AUTHENTICATION_FAILED"):
+            with pytest.raises(AuthenticationFailed, match="no"):
                 await connect(*broker.address, ConnectionOptions(authenticate=fail))
 
             # An error of the kind that no waiting mends is not repeated.
             client = ClusterClient([broker.address], ConnectionOptions(authenticate=fail), FAST)
-            with pytest.raises(KafkaError, match="SASL_AUTHENTICATION_FAILED"):
+            with pytest.raises(AuthenticationFailed, match="no"):
                 await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())
             assert len(broker.connections) == 3
 

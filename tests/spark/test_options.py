@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from klamm.net.security import SaslOptions, SecurityOptions, TlsOptions
 from klamm.protocol.record_batch import CompressionType
 from klamm.spark.options import (
     Bound,
@@ -130,8 +131,11 @@ def test_of_the_options_for_where_to_begin_the_timestamp_for_all_counts_first() 
         ({"kafka.value.deserializer": "x"}, "not supported: values are binary"),
         ({"kafka.enable.auto.commit": "true"}, "not supported: Spark keeps the offsets"),
         ({"kafka.interceptor.classes": "x"}, "not supported: there are no interceptors"),
-        ({"kafka.sasl.mechanism": "PLAIN"}, "speaks PLAINTEXT only"),
-        ({"kafka.security.protocol": "SSL"}, "is 'SSL'; allowed: PLAINTEXT"),
+        ({"kafka.security.protocol": "TLS"}, "option kafka.security.protocol is 'TLS'; allowed: PLAINTEXT, SSL, SASL"),
+        ({"kafka.sasl.mechanism": "PLAIN"}, "option kafka.sasl.mechanism has no effect with security.protocol=PLAINTE"),
+        ({"kafka.ssl.truststore.password": "x"}, "option kafka.ssl.truststore.password is not supported: a PEM store"),
+        ({"kafka.sasl.kerberos.service.name": "x"}, "not supported: the mechanisms are PLAIN, SCRAM-SHA-256, SCRAM-SH"),
+        ({"kafka.ssl.truststore": "x"}, "unknown option kafka.ssl.truststore; did you mean kafka.ssl.truststore.type?"),
         ({"assign": "{}"}, "exactly one of the options assign, subscribe, subscribePattern must be given"),
         ({"subscribe": " , "}, "option subscribe is ','; allowed: topic,topic,..."),
         ({"startingOffsets": "first"}, "is 'first'; allowed: earliest, latest, JSON like"),
@@ -234,6 +238,34 @@ def test_a_wrong_option_of_a_writer_is_named_with_what_is_allowed(wrong: dict[st
     with pytest.raises(OptionError) as caught:
         write_options({**SERVERS, **wrong})
     assert told in str(caught.value)
+
+
+def test_security_is_that_of_readers_and_writers() -> None:
+    secured = {
+        "kafka.security.protocol": "sasl_ssl",
+        "KAFKA.SASL.MECHANISM": "SCRAM-SHA-512",
+        "kafka.sasl.jaas.config": ' a.b.ScramLoginModule required username="alice" password="secret"; ',
+        "kafka.ssl.truststore.location": "/trust.pem",
+        "kafka.ssl.key.password": "secret",
+        "kafka.ssl.keystore.location": "/key.pem",
+    }
+    expected = SecurityOptions(
+        TlsOptions(truststore_path="/trust.pem", keystore_path="/key.pem", key_password="secret"),
+        SaslOptions("SCRAM-SHA-512", "alice", "secret"),
+    )
+    for options in (
+        read_options({**READ, **secured}, streaming=False),
+        read_options({**READ, **secured}, streaming=True),
+        write_options({**SERVERS, **secured}).producer,
+    ):
+        assert options.client.security == expected
+        assert "secret" not in repr(options)
+        assert pickle.loads(pickle.dumps(options)) == options
+    with pytest.raises(OptionError, match=r"^option kafka\.sasl\.jaas\.config, at its end: .* is missing") as caught:
+        read_options(
+            {**READ, **secured, "kafka.sasl.jaas.config": 'ScramLoginModule required a="secret"'}, streaming=True
+        )
+    assert "secret" not in str(caught.value)
 
 
 def test_the_documentation_has_every_option_and_no_other() -> None:

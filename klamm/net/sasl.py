@@ -1,0 +1,89 @@
+"""SASL of the wire client: a fresh connection shows the broker who it is, by PLAIN or SCRAM (KIP-43, KIP-84, KIP-152).
+
+What must stay true:
+- No password is in a message. Only PLAIN sends it to the broker.
+- With SCRAM the broker has shown that it knows the password, too, before the connection is used.
+- A refusal is `AuthenticationFailed`, which nobody repeats. Only a connection that was lost is worth another attempt.
+
+Source: org.apache.kafka.common.security.authenticator.SaslClientAuthenticator; RFC 4616 for PLAIN.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from klamm.environment import Random
+from klamm.net.client import AuthenticationFailed, Connection
+from klamm.net.scram import ScramClient, ScramError
+from klamm.net.security import SaslOptions
+from klamm.protocol.errors import ErrorCode
+from klamm.protocol.messages import ApiKey, request_class
+
+_PLAIN = "PLAIN"
+_SCRAM_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
+
+_NONCE_BITS = 192
+
+
+def authenticator(options: SaslOptions, random: Random) -> Callable[[Connection], Awaitable[int]]:
+    """What `ConnectionOptions.authenticate` takes. Nonces are drawn from `random`."""
+
+    async def authenticate(connection: Connection) -> int:
+        mechanism, username, password = options.mechanism, options.username, options.password
+        await _handshake(connection, mechanism)
+        if mechanism == _PLAIN:
+            answer = await _exchange(connection, mechanism, f"\0{username}\0{password}".encode())
+        else:
+            nonce = f"{random.getrandbits(_NONCE_BITS):x}"
+            scram = ScramClient(_SCRAM_HASHES[mechanism], username, password, nonce)
+            answer = await _exchange_scram(connection, mechanism, scram)
+        # Version 0 of the response does not tell it.
+        return int(answer.session_lifetime_ms or 0)
+
+    return authenticate
+
+
+async def _handshake(connection: Connection, mechanism: str) -> None:
+    request = request_class(ApiKey.SASL_HANDSHAKE)
+    response = await connection.exchange(
+        ApiKey.SASL_HANDSHAKE, lambda version: request(version=version, mechanism=mechanism)
+    )
+    if response.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
+        theirs = ", ".join(map(repr, response.mechanisms)) or "none"
+        raise AuthenticationFailed(f"{connection}: the broker has no {mechanism}; see sasl.mechanism, it has: {theirs}")
+    if response.error_code == ErrorCode.ILLEGAL_SASL_STATE:
+        raise AuthenticationFailed(f"{connection}: the broker wants no SASL at this port; see security.protocol")
+    _check(connection, response.error_code, mechanism, None)
+
+
+async def _exchange_scram(connection: Connection, mechanism: str, scram: ScramClient) -> Any:
+    try:
+        first = await _exchange(connection, mechanism, scram.first_message())
+        final = await _exchange(connection, mechanism, scram.final_message(first.auth_bytes))
+        scram.verify(final.auth_bytes)
+    except ScramError as error:
+        raise AuthenticationFailed(f"{connection}: {mechanism}: {error}") from None
+    return final
+
+
+async def _exchange(connection: Connection, mechanism: str, token: bytes) -> Any:
+    request = request_class(ApiKey.SASL_AUTHENTICATE)
+    response = await connection.exchange(
+        ApiKey.SASL_AUTHENTICATE, lambda version: request(version=version, auth_bytes=token)
+    )
+    _check(connection, response.error_code, mechanism, response.error_message)
+    return response
+
+
+def _check(connection: Connection, code: int, mechanism: str, why: str | None) -> None:
+    if code == ErrorCode.NONE:
+        return
+    if code == ErrorCode.SASL_AUTHENTICATION_FAILED:
+        raise AuthenticationFailed(
+            f"{connection}: {mechanism}: the broker refuses user name and password; see sasl.jaas.config"
+            f" (the broker says: {why or 'nothing'})"
+        )
+    raise AuthenticationFailed(f"{connection}: {mechanism}: {_name(code)}: {why or 'the broker does not say why'}")
+
+
+def _name(code: int) -> str:
+    return next((known.name for known in ErrorCode if known == code), f"error {code}")
