@@ -184,15 +184,13 @@ def latest_position(options: ReadOptions, start: Position) -> Position:
     """
 
     async def find(client: ClusterClient) -> Position:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + MISSING_TIMEOUT_MS / 1000
-        attempts_left = options.fetch_offset_retries
+        attempts_left, patience = options.fetch_offset_retries, _Patience()
         while True:
-            described = await _describe(client, options, must_exist=False)
+            described = await _describe(client, options, must_exist=False, elsewhere=patience.has_begun)
             partitions = _partitions(options.topics, described)
             ends = await _list_offsets(client, options, dict.fromkeys(partitions, LATEST))
             latest = Position(ends, _topic_ids(described), {})
-            if not _missing(start, latest) or (attempts_left <= 0 and loop.time() >= deadline):
+            if not _missing(start, latest) or (patience.is_over() and attempts_left <= 0):
                 return latest
             attempts_left -= 1
             await asyncio.sleep(max(BACKOFF_MS, options.fetch_offset_retry_interval_ms) / 1000)
@@ -203,9 +201,9 @@ def latest_position(options: ReadOptions, start: Position) -> Position:
 def with_begin(options: ReadOptions, start: Position, latest: Position) -> Position:
     """`latest` as the end of the micro-batch that begins at `start`: it says where new partitions begin.
 
-    Raises DataLoss for topics and partitions of `start` that are gone, for topics that were created anew and for
-    partitions that end before `start`; with failOnDataLoss=false these are warnings, and a topic that was created anew
-    is read from its beginning.
+    Raises DataLoss for topics and partitions of `start` that are gone, for topics that were created anew, for
+    partitions that end before `start` and for new ones of which records were removed; with failOnDataLoss=false these
+    are warnings, and a topic that was created anew is read from its beginning.
     """
     for loss in _losses(start, latest):
         _report_loss(options, loss)
@@ -213,6 +211,9 @@ def with_begin(options: ReadOptions, start: Position, latest: Position) -> Posit
     known = {tp: start.offsets[tp] for tp in latest.offsets if tp in start.offsets and tp.topic not in recreated}
     new = {tp: EARLIEST for tp in latest.offsets if tp not in known}
     begin = call(options.client, lambda client: _list_offsets(client, options, new)) if new else {}
+    for partition, offset in sorted(begin.items()):
+        if offset > 0:
+            _report_loss(options, f"partition {partition} is new, but its records before offset {offset} were removed")
     return replace(latest, begin={**known, **begin} if start.is_initial else begin)
 
 
@@ -321,6 +322,7 @@ def _share_of(size: int, total: int, parts: int) -> int:
 def _cut(records: PartitionRange, parts: int) -> list[PartitionRange]:
     """The range in this many parts that differ by at most one offset; fewer when it is shorter."""
     size = _size(records)
+    parts = min(parts, size)
     edges = [records.start_offset + size * part // parts for part in range(parts + 1)]
     return [replace(records, start_offset=low, end_offset=high) for low, high in pairwise(edges) if low < high]
 
@@ -328,28 +330,49 @@ def _cut(records: PartitionRange, parts: int) -> list[PartitionRange]:
 # -- what the brokers are asked ---------------------------------------------------------------------------------------
 
 
-async def _describe(client: ClusterClient, options: ReadOptions, *, must_exist: bool) -> dict[str, TopicMetadata]:
+class _Patience:
+    """How long it is not believed that something is missing: from the first time that it is, because the client itself
+    may have waited for brokers before that."""
+
+    def __init__(self) -> None:
+        self._deadline: float | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self._deadline is not None
+
+    def is_over(self) -> bool:
+        """Asked whenever something is missing."""
+        now = asyncio.get_running_loop().time()
+        if self._deadline is None:
+            self._deadline = now + MISSING_TIMEOUT_MS / 1000
+        return now >= self._deadline
+
+
+async def _describe(
+    client: ClusterClient, options: ReadOptions, *, must_exist: bool, elsewhere: bool = False
+) -> dict[str, TopicMetadata]:
     """The topics that are read, by name and sorted. One that does not exist is an error, or left out.
 
-    A pattern that no topic matches is none; with `must_exist` that, too, is believed only after a while.
+    A pattern that no topic matches is none; with `must_exist` that, too, is believed only after a while. `elsewhere` as
+    in `ClusterClient.refresh_metadata`.
     """
-    topics = options.topics
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + MISSING_TIMEOUT_MS / 1000
+    topics, patience = options.topics, _Patience()
     while True:
+        elsewhere = elsewhere or patience.has_begun
         if topics.subscribe_pattern is not None:
-            known = (await client.refresh_metadata(None)).topics
+            known = (await client.refresh_metadata(None, elsewhere=elsewhere)).topics
             pattern = re.compile(topics.subscribe_pattern)
             names = sorted(name for name in known if pattern.fullmatch(name) and name not in INTERNAL_TOPICS)
         else:
             names = list(topics.subscribe) or sorted({partition.topic for partition in topics.assign})
-            known = (await client.refresh_metadata(names)).topics
+            known = (await client.refresh_metadata(names, elsewhere=elsewhere)).topics
         missing = [
             name
             for name in names
             if name not in known or known[name].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         ]
-        if (names and not missing) or not must_exist or loop.time() >= deadline:
+        if (names and not missing) or not must_exist or patience.is_over():
             break
         await asyncio.sleep(BACKOFF_MS / 1000)
     if missing and must_exist:
@@ -435,7 +458,7 @@ async def _list_offsets(client: ClusterClient, options: ReadOptions, wanted: Map
         if loop.time() >= deadline:
             raise failed
         await asyncio.sleep(BACKOFF_MS / 1000)
-        await client.refresh_metadata(sorted({partition.topic for partition in open_}))
+        await client.refresh_metadata(sorted({partition.topic for partition in open_}), elsewhere=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,19 @@
 """Which offsets are read: pure rules, and plans made with a running cluster. No Spark."""
 
+import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from producing import numbered, produce
 
+from klamm.net.client import ConnectFailed
 from klamm.net.cluster import ClusterClient
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.spark import planning
-from klamm.spark.options import OptionError, ReadOptions, TopicPartition, read_options
+from klamm.spark.options import EARLIEST, OptionError, ReadOptions, TopicPartition, read_options
 from klamm.spark.planning import Narrowing, Position, count_offsets, limit_position, plan_batch, plan_micro_batch, split
 from klamm.spark.settings import DataLoss, PartitionRange
 from klamm.testing.cluster import Cluster
@@ -43,6 +45,7 @@ def spans(ranges: list[PartitionRange]) -> list[tuple[int, int, int]]:
         ({"minPartitions": 3}, [10, 1], [(0, 0, 5), (0, 5, 10), (1, 0, 1)]),
         ({"minPartitions": 4}, [8, 8], [(0, 0, 4), (0, 4, 8), (1, 0, 4), (1, 4, 8)]),
         ({"minPartitions": 9}, [2], [(0, 0, 1), (0, 1, 2)]),
+        ({"minPartitions": 2**31 - 1}, [2], [(0, 0, 1), (0, 1, 2)]),
         ({"maxRecordsPerPartition": 4}, [10, 4], [(0, 0, 3), (0, 3, 6), (0, 6, 10), (1, 0, 4)]),
         ({"maxRecordsPerPartition": 5, "minPartitions": 4}, [10], [(0, 0, 2), (0, 2, 5), (0, 5, 7), (0, 7, 10)]),
     ],
@@ -251,7 +254,8 @@ def test_a_broker_that_was_just_started_and_knows_no_topic_is_asked_again(
     refresh = ClusterClient.refresh_metadata
     ignorant = []
 
-    async def refresh_metadata(client: ClusterClient, topics: object = None) -> object:
+    async def refresh_metadata(client: ClusterClient, topics: object = None, *, elsewhere: bool = False) -> object:
+        assert elsewhere == bool(ignorant), "who knew nothing is asked again"
         metadata = await refresh(client, topics)
         if len(ignorant) < 5:
             ignorant.append(topics)
@@ -264,6 +268,54 @@ def test_a_broker_that_was_just_started_and_knows_no_topic_is_asked_again(
     stream = options(cluster.bootstrap, streaming=True, **{chosen: filled})
     start = Position({TopicPartition(filled, 0): 10, TopicPartition(filled, 1): 5}, {}, {})
     assert planning.latest_position(stream, start).offsets == start.offsets
+
+
+@pytest.mark.parametrize("chosen", ["subscribe", "subscribePattern"])
+def test_a_loss_is_not_believed_because_brokers_were_gone_before(
+    cluster: Cluster, filled: str, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    """The client itself waits for brokers, and then the first that is there again knows no topic yet."""
+    refresh = ClusterClient.refresh_metadata
+    asked = []
+
+    async def refresh_metadata(client: ClusterClient, topics: object = None, *, elsewhere: bool = False) -> object:
+        asked.append(elsewhere)
+        if len(asked) == 1:
+            await asyncio.sleep(2 * planning.MISSING_TIMEOUT_MS / 1000)
+        metadata = await refresh(client, topics)
+        if len(asked) < 3:
+            metadata.topics = {}
+        return metadata
+
+    monkeypatch.setattr(planning, "MISSING_TIMEOUT_MS", 400)
+    monkeypatch.setattr(ClusterClient, "refresh_metadata", refresh_metadata)
+    assert spans(plan_batch(options(cluster.bootstrap, **{chosen: filled}))) == [(0, 0, 10), (1, 0, 5)]
+    asked.clear()
+    impatient = options(cluster.bootstrap, streaming=True, **{chosen: filled, "fetchOffset.numRetries": 0})
+    start = Position({TopicPartition(filled, 0): 10, TopicPartition(filled, 1): 5}, {}, {})
+    assert planning.latest_position(impatient, start).offsets == start.offsets
+
+
+def test_records_of_a_new_partition_that_were_removed_are_a_loss(
+    cluster: Cluster, filled: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    list_offsets = planning._list_offsets
+
+    async def beginning_at_3(client: ClusterClient, options: ReadOptions, wanted: Mapping[TopicPartition, int]) -> dict:
+        found = await list_offsets(client, options, wanted)
+        return {partition: 3 if wanted[partition] == EARLIEST else offset for partition, offset in found.items()}
+
+    monkeypatch.setattr(planning, "_list_offsets", beginning_at_3)
+    start = Position({TopicPartition(filled, 0): 10}, {}, {})
+    given_ = options(cluster.bootstrap, streaming=True, subscribe=filled)
+    latest = planning.latest_position(given_, start)
+    told = f"partition {filled}-1 is new, but its records before offset 3 were removed"
+    with pytest.raises(DataLoss, match=f"{told}; .*failOnDataLoss=false"):
+        planning.with_begin(given_, start, latest)
+    goes_on = options(cluster.bootstrap, streaming=True, subscribe=filled, failOnDataLoss="false")
+    end = planning.with_begin(goes_on, start, latest)
+    assert spans(plan_micro_batch(goes_on, start, end)) == [(1, 3, 5)]
+    assert told in caplog.text
 
 
 def test_a_topic_that_is_gone_is_a_loss_after_a_while(
@@ -291,6 +343,27 @@ def test_what_is_gone_is_a_loss(cluster: Cluster, filled: str, caplog: pytest.Lo
         goes_on = options(cluster.bootstrap, streaming=True, subscribe=filled, failOnDataLoss="false")
         planning.with_begin(goes_on, Position(offsets, {}, {}), latest)
         assert told in caplog.text
+
+
+def test_who_knows_only_a_former_leader_is_not_asked_for_the_leader_again(
+    cluster: Cluster, filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh, connection_to = ClusterClient.refresh_metadata, ClusterClient.connection_to
+    asked = []
+
+    async def refresh_metadata(client: ClusterClient, topics: object = None, *, elsewhere: bool = False) -> object:
+        asked.append(elsewhere)
+        return await refresh(client, topics)
+
+    async def connected(client: ClusterClient, broker: int) -> object:
+        if len(asked) < 2:
+            raise ConnectFailed("gone")
+        return await connection_to(client, broker)
+
+    monkeypatch.setattr(ClusterClient, "refresh_metadata", refresh_metadata)
+    monkeypatch.setattr(ClusterClient, "connection_to", connected)
+    assert spans(plan_batch(options(cluster.bootstrap, subscribe=filled))) == [(0, 0, 10), (1, 0, 5)]
+    assert asked == [False, True]
 
 
 def test_a_plan_survives_the_death_of_a_leader(klamm_cluster_factory: Callable[..., Cluster]) -> None:
