@@ -55,6 +55,9 @@ async def commit_once(client: ClusterClient, group: str, offsets: Mapping[TopicP
     found = await client.send_to_any(ApiKey.FIND_COORDINATOR, lambda version: _find_coordinator(version, group))
     _check(found.error_code, f"the coordinator of group {group}")
     await client.refresh_metadata(list(topics))
+    if found.node_id not in client.metadata.brokers:
+        # It has died meanwhile, or one of the two brokers that were asked knows less than the other.
+        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the coordinator of group {group}, {found.node_id}")
     connection = await client.connection_to(found.node_id)
     request = OffsetCommitRequest(group, list(topics.items()))
     response = await connection.send(ApiKey.OFFSET_COMMIT, lambda _: request)
