@@ -57,7 +57,8 @@ def read(
     - `subscribe` (topics), `subscribe_pattern` or `assign` (`{"orders": [0, 1]}`): exactly one of them.
     - `starting_offsets` (default "earliest"), `ending_offsets` (default "latest"): or `{"orders": {"0": 23}}` with an
       offset for each partition; -2 is the earliest, -1 the latest.
-    - `columns`: those of `klamm.spark.schema`, in any order; all by default, `headers` only with `include_headers`.
+    - `columns`: those of `klamm.spark.schema`, in any order; by default those of Spark's connector, `headers` only with
+      `include_headers`.
     - `options`: the other options of the data source, by their names there.
 
     The plan is made at once, the records are fetched as the reader is read. Raises ValueError for wrong arguments

@@ -95,7 +95,10 @@ def test_on_spark(spark, cluster, topic, tmp_path):
     produce(cluster.bootstrap, name, [record for number in range(3) for record in numbered(500, partition=number)])
     assert run(cluster, name, tmp_path, per_file=200, spark=spark).records == 1500
     assert archived(tmp_path, name) == in_topic(cluster, name)
-    assert spark.read.parquet(*files(str(tmp_path))).count() == 1500
+    archived_rows = spark.read.parquet(*files(str(tmp_path)))
+    rows = spark.read.format("klamm").schema("leaderEpoch INT").options(**options(cluster, name)).load()
+    for each in (archived_rows, rows):
+        assert each.select("leaderEpoch").toArrow().to_pylist() == [{"leaderEpoch": 0}] * 1500
 
 
 # Before each of these calls the program is killed once.

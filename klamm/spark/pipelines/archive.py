@@ -157,8 +157,8 @@ def plan(
         if topic_id is None:
             raise OptionError(f"the cluster tells no id of topic {partition.topic}; archives need Kafka 2.8 or later")
         # A topic that was created a moment ago is archived by the next run.
-        if any(
-            partition not in seen.offsets or seen.topic_ids[partition.topic] != topic_id for seen in (first, earliest)
+        if not all(
+            partition in seen.offsets and seen.topic_ids.get(partition.topic) == topic_id for seen in (first, earliest)
         ):
             continue
         start, begin = archived_to.get(partition, first.offsets[partition]), earliest.offsets[partition]
