@@ -26,6 +26,7 @@ from pyspark.sql.types import StructType
 
 from klamm.spark.options import OptionError, ReadOptions
 from klamm.spark.planning import Narrowing, plan_batch
+from klamm.spark.schema import HEADERS
 from klamm.spark.source import TYPES
 
 if TYPE_CHECKING:
@@ -74,6 +75,11 @@ def check_columns(schema: StructType) -> None:
                 f"the schema has {field.name} {field.dataType.simpleString()}; allowed: {allowed}."
                 " Cast the column after reading"
             )
+        # Spark would believe it, and answer `key IS NULL` without reading.
+        if not field.nullable and field.name in ("key", "value", HEADERS):
+            raise OptionError(f"the schema has {field.name} NOT NULL, but a record may have none; allowed: {allowed}")
+        if schema.names.count(field.name) > 1:
+            raise OptionError(f"the schema has the column {field.name} twice; allowed: {allowed}")
     if not schema.fields:
         raise OptionError(f"the schema has no column; allowed: {allowed}")
 

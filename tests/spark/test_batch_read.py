@@ -131,6 +131,8 @@ def test_filters_are_pushed_only_where_it_is_asked_for(
         ({"includeHeaders": "maybe"}, None, "allowed: true, false"),
         ({}, "value STRING", "the schema has value string; allowed: key binary, value binary, topic string"),
         ({}, "values BINARY", "the schema has a column values; allowed: key binary"),
+        ({}, "offset BIGINT NOT NULL, value BINARY NOT NULL", "value NOT NULL, but a record may have none"),
+        ({}, "key BINARY, key BINARY", "the schema has the column key twice"),
     ],
 )
 def test_what_is_wrong_is_told_in_sparks_error(
