@@ -32,30 +32,12 @@ from klamm.protocol.record_batch import (
     decode_records,
     parse_header,
 )
-from klamm.spark.network import ClientOptions
+from klamm.spark.settings import ProducerOptions
 from klamm.tasks import start_task
 
 MAX_IN_FLIGHT = 5
 BACKOFF_S = 0.1
 ALL_REPLICAS = -1
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerOptions:
-    """How records are written. Sizes are of uncompressed records.
-
-    - `batch_size_bytes` (batch.size): of one batch of one partition, unless a single record is larger.
-    - `max_request_size_bytes` (max.request.size): of one record; a larger one is an error.
-    - `buffer_memory_bytes` (buffer.memory): of batches that are not acknowledged yet, unless a single one is larger.
-    - `delivery_timeout_ms` (delivery.timeout.ms): how long a batch is repeated until it counts as failed.
-    """
-
-    client: ClientOptions
-    compression: CompressionType = CompressionType.NONE
-    batch_size_bytes: int = 512 * 1024
-    max_request_size_bytes: int = 1024 * 1024
-    buffer_memory_bytes: int = 32 * 1024 * 1024
-    delivery_timeout_ms: int = 120_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +259,8 @@ class _Partition:
 
     async def _send_many(self) -> None:
         """Until nothing is left, or something fails in passing."""
-        state = self.client.metadata.topics[self.topic].partitions.get(self.number)
+        topic = self.client.metadata.topics.get(self.topic)
+        state = None if topic is None else topic.partitions.get(self.number)
         in_flight: deque[asyncio.Task[ProduceResponse]] = deque()
         try:
             connection = await self.client.connection_to(-1 if state is None else state.leader)
@@ -360,7 +343,9 @@ class _Refused(KafkaError):
 _EXPLANATIONS = {
     ErrorCode.MESSAGE_TOO_LARGE: "the topic's max.message.bytes (the broker's message.max.bytes) is smaller",
     ErrorCode.TOPIC_AUTHORIZATION_FAILED: "writing needs Write on the topic",
-    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: "the leader has lost batches that it had acknowledged",
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: (
+        "the leader has lost batches that it had acknowledged, or another attempt of a replay has written"
+    ),
     ErrorCode.INVALID_PRODUCER_EPOCH: "the producer's id is in use by another",
     ErrorCode.INVALID_RECORD: "a compacted topic takes no records without keys",
 }

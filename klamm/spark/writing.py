@@ -30,6 +30,8 @@ from klamm.spark.producer import Identity, PartitionBatch, Producer
 # the memory for what is not acknowledged.
 GATHERED_BYTES = 8 * 1024 * 1024
 GATHERED_BYTES_PER_PARTITION = 64 * 1024
+# What a batch takes beside its columns, which is more than the columns of a single row.
+BATCH_OVERHEAD_BYTES = 2048
 # As soon as this much of them is encoded it is handed to the producer, which sends it while more is encoded.
 HANDED_OVER_BYTES = 2 * 1024 * 1024
 
@@ -70,7 +72,7 @@ class RecordWriter:
     def write(self, batch: pa.RecordBatch) -> None:
         """Takes the rows."""
         self._gathered.append(batch)
-        self._gathered_bytes += batch.nbytes
+        self._gathered_bytes += batch.nbytes + BATCH_OVERHEAD_BYTES
         if self._gathered_bytes >= self._enough_bytes:
             self._send_gathered()
 

@@ -187,6 +187,19 @@ def test_a_passing_error_is_passed(skipped, error):
     assert against(leader, twenty) == leader.values
 
 
+def test_a_topic_that_the_metadata_has_lost():
+    """Others share the client: whoever asks for all topics while one is deleted makes it forget that one."""
+    leader = Leader()
+
+    async def scenario(producer, batches):
+        await producer.append([batches.make(0, 1)])
+        await producer.flush()
+        producer._client.metadata.topics.clear()
+        return await twenty(producer, batches)
+
+    assert against(leader, scenario) == leader.values
+
+
 @pytest.mark.parametrize("skipped", range(4))
 def test_an_answer_that_never_comes(skipped):
     leader = Leader(*[ErrorCode.NONE] * skipped, None)

@@ -111,6 +111,19 @@ def test_many_rows_keep_their_order_in_their_partitions(cluster, topic):
     assert values_read(cluster, name) == expected
 
 
+def test_a_million_tiny_batches(cluster, topic):
+    """Each is a thousand bytes of Arrow's memory, whatever its row has."""
+    name, most = topic(), 0
+    with record_writer(options(cluster, name)) as writer:
+        batch = values_batch([None])
+        for _ in range(20_000):
+            writer.write(batch)
+            most = max(most, len(writer._gathered))
+        writer.flush()
+    assert 1_000 < most < 10_000
+    assert values_read(cluster, name) == {0: [None] * 20_000}
+
+
 def test_keyless_rows_are_spread_over_all_partitions(cluster, topic):
     name = topic(partitions=3)
     with record_writer(options(cluster, name)) as writer:

@@ -39,14 +39,15 @@ from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.record_batch import advance_sequence
-from klamm.spark.network import ClientOptions, call
+from klamm.spark.network import call
 from klamm.spark.offset_commits import commit_once
 from klamm.spark.options import OptionError, TopicPartition, WriteOptions, write_options
-from klamm.spark.partition_reader import FetchOptions, PartitionRange, read_range
+from klamm.spark.partition_reader import read_range
 from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, Snapshot, TopicSnapshot
 from klamm.spark.pipelines.distribution import distribute
 from klamm.spark.pipelines.snapshots import create_topic
-from klamm.spark.producer import Identity, Producer, ProducerOptions
+from klamm.spark.producer import Identity, Producer
+from klamm.spark.settings import ClientOptions, FetchOptions, PartitionRange, ProducerOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
