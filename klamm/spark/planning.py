@@ -184,11 +184,17 @@ def latest_position(options: ReadOptions, start: Position) -> Position:
     """
 
     async def find(client: ClusterClient) -> Position:
-        attempts_left, patience = options.fetch_offset_retries, _Patience()
+        attempts_left, patience, was_deleted = options.fetch_offset_retries, _Patience(), False
         while True:
             described = await _describe(client, options, must_exist=False, elsewhere=patience.has_begun)
             partitions = _partitions(options.topics, described)
-            ends = await _list_offsets(client, options, dict.fromkeys(partitions, LATEST))
+            try:
+                ends = await _list_offsets(client, options, dict.fromkeys(partitions, LATEST))
+            except KafkaError as error:
+                if was_deleted or error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                    raise
+                was_deleted = True
+                continue
             latest = Position(ends, _topic_ids(described), {})
             if not _missing(start, latest) or (patience.is_over() and attempts_left <= 0):
                 return latest
@@ -367,11 +373,7 @@ async def _describe(
         else:
             names = list(topics.subscribe) or sorted({partition.topic for partition in topics.assign})
             known = (await client.refresh_metadata(names, elsewhere=elsewhere)).topics
-        missing = [
-            name
-            for name in names
-            if name not in known or known[name].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        ]
+        missing = [name for name in names if _is_missing(name, known)]
         if (names and not missing) or not must_exist or patience.is_over():
             break
         await asyncio.sleep(BACKOFF_MS / 1000)
@@ -382,6 +384,10 @@ async def _describe(
         if topic.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
             raise KafkaError(ErrorCode(topic.error_code), f"topic {name}")
     return described
+
+
+def _is_missing(name: str, known: Mapping[str, TopicMetadata]) -> bool:
+    return name not in known or known[name].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _partitions(topics: Topics, described: Mapping[str, TopicMetadata]) -> list[TopicPartition]:
@@ -436,10 +442,12 @@ async def _resolve(
 async def _list_offsets(client: ClusterClient, options: ReadOptions, wanted: Mapping[TopicPartition, int]) -> Offsets:
     """For each partition the first offset at or after a timestamp (NO_OFFSET if there is none), EARLIEST or LATEST.
 
-    Asks again while leaders change, until the client's time for retries is over.
+    Asks again while leaders change, until the client's time for retries is over. Raises KafkaError
+    UNKNOWN_TOPIC_OR_PARTITION when a topic is gone for a while.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + options.client.retry_timeout_ms / 1000
+    patience = _Patience()
     found: Offsets = {}
     while True:
         open_ = {partition: timestamp for partition, timestamp in wanted.items() if partition not in found}
@@ -458,7 +466,13 @@ async def _list_offsets(client: ClusterClient, options: ReadOptions, wanted: Map
         if loop.time() >= deadline:
             raise failed
         await asyncio.sleep(BACKOFF_MS / 1000)
-        await client.refresh_metadata(sorted({partition.topic for partition in open_}), elsewhere=True)
+        topics = sorted({partition.topic for partition in open_})
+        known = (await client.refresh_metadata(topics, elsewhere=True)).topics
+        gone = [name for name in topics if _is_missing(name, known)]
+        if not gone:
+            patience = _Patience()
+        elif patience.is_over():
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {', '.join(gone)} any more")
 
 
 @dataclass(frozen=True, slots=True)

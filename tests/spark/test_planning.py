@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -329,6 +330,28 @@ def test_a_topic_that_is_gone_is_a_loss_after_a_while(
     assert latest.offsets == {}
     with pytest.raises(DataLoss, match=f"partition {filled}-0 is gone"):
         planning.with_begin(given_, start, latest)
+
+
+def test_a_topic_that_is_deleted_between_two_questions_is_a_loss(
+    cluster: Cluster, filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    describe = planning._describe
+    described = []
+
+    async def deleting(*arguments: Any, **named: Any) -> object:
+        described.append(await describe(*arguments, **named))
+        if len(described) == 1:
+            cluster.delete_topic(filled)
+        return described[-1]
+
+    given_ = options(cluster.bootstrap, streaming=True, subscribe=filled, **{"kafka.default.api.timeout.ms": 5000})
+    start = planning.latest_position(given_, NOWHERE)
+    monkeypatch.setattr(planning, "MISSING_TIMEOUT_MS", 300)
+    monkeypatch.setattr(planning, "_describe", deleting)
+    latest = planning.latest_position(given_, start)
+    with pytest.raises(DataLoss, match=f"partition {filled}-0 is gone"):
+        planning.with_begin(given_, start, latest)
+    assert [sorted(topics) for topics in described[:2]] == [[filled], []]
 
 
 def test_what_is_gone_is_a_loss(cluster: Cluster, filled: str, caplog: pytest.LogCaptureFixture) -> None:
