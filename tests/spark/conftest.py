@@ -39,6 +39,8 @@ def spark_environment(java: None) -> dict[str, str]:
         # PySpark looks for pyspark_klamm in ordinary directories only, where an editable install does not put it.
         "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
         "SPARK_LOCAL_IP": "127.0.0.1",
+        # Spark's programs end before what a better compiler costs has paid for itself.
+        "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     os.environ.update(environment)
     return environment
@@ -46,12 +48,18 @@ def spark_environment(java: None) -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def spark(spark_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> "Iterator[SparkSession]":
-    """A local session with two cores. The format klamm is not registered: PySpark must find it."""
+    """A local session with two cores. The format klamm is not registered: PySpark must find it.
+
+    It is a server of Spark Connect, too, for programs of their own: `spark_connect`.
+    """
     from pyspark.sql import SparkSession
 
     session = (
         SparkSession.builder.master("local[2]")
         .appName("klamm tests")
+        .config("spark.plugins", "org.apache.spark.sql.connect.SparkConnectPlugin")
+        .config("spark.connect.grpc.binding.address", "127.0.0.1")
+        .config("spark.connect.grpc.binding.port", "0")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.sql.shuffle.partitions", "2")
@@ -64,6 +72,16 @@ def spark(spark_environment: dict[str, str], tmp_path_factory: pytest.TempPathFa
     session.sparkContext.setLogLevel("OFF")
     yield session
     session.stop()
+
+
+@pytest.fixture(scope="session")
+def spark_connect(spark: "SparkSession") -> str:
+    """The URL for `SparkSession.builder.remote`, in a process that has no other session."""
+    assert spark.sparkContext._jvm is not None
+    package = spark.sparkContext._jvm.org.apache.spark.sql.connect.service
+    # That is how Java sees an object of Scala's.
+    service = getattr(getattr(package, "SparkConnectService$"), "MODULE$")
+    return f"sc://127.0.0.1:{service.localPort()}"
 
 
 @pytest.fixture(scope="session")

@@ -8,27 +8,53 @@ from pathlib import Path
 
 import pytest
 from producing import numbered, produce
+from test_spark_writing import values_read
 
 from klamm.testing.cluster import Cluster
 
 PROGRAM = Path(__file__).with_name("run_elsewhere.py")
+VALUES = [b"%d" % number for number in range(50)]
 
 
-@pytest.mark.usefixtures("spark_environment")
-@pytest.mark.parametrize(("how", "url"), [("master", "local-cluster[2,1,1024]"), ("remote", "local[2]")])
-def test_batch_and_stream(
-    java: None, cluster: Cluster, topic: Callable[..., str], tmp_path: Path, how: str, url: str
-) -> None:
+@pytest.fixture
+def source(cluster: Cluster, topic: Callable[..., str]) -> str:
     name = topic(partitions=2)
     produce(cluster.bootstrap, name, [*numbered(50), *numbered(50, partition=1)])
+    return name
+
+
+def reads_all(directory: Path, *arguments: str) -> bool:
+    """Whether the program reads everything in `source`, in a batch and as a stream."""
     done = subprocess.run(
-        [sys.executable, PROGRAM, how, url, cluster.bootstrap, name],
+        [sys.executable, PROGRAM, *arguments],
         capture_output=True,
         text=True,
         timeout=240,
-        cwd=tmp_path,
+        cwd=directory,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-6000:]
     expected = [[partition, number, str(number)] for partition in (0, 1) for number in range(50)]
-    assert json.loads(done.stdout.splitlines()[-1]) == [expected, expected]
+    return json.loads(done.stdout.splitlines()[-1]) == [expected, expected]
+
+
+@pytest.mark.usefixtures("spark_environment")
+def test_executors_of_their_own(
+    java: None, cluster: Cluster, source: str, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    """There Spark repeats tasks. What a failed attempt wrote stays, and comes before all rows, in order, once."""
+    target = topic()
+    assert reads_all(tmp_path, "master", "local-cluster[2,1,1024]", cluster.bootstrap, source, target)
+    every = [b"%d" % number * 300 for number in range(20_000)]
+    found = values_read(cluster, target)[0]
+    first_attempt, second_attempt = found[: -len(every)], found[-len(every) :]
+    assert second_attempt == every
+    assert first_attempt == every[: len(first_attempt)]
+
+
+def test_spark_connect(
+    spark_connect: str, cluster: Cluster, source: str, topic: Callable[..., str], tmp_path: Path
+) -> None:
+    target = topic()
+    assert reads_all(tmp_path, "remote", spark_connect, cluster.bootstrap, source, target)
+    assert sorted(values_read(cluster, target)[0]) == sorted([*VALUES, *VALUES])

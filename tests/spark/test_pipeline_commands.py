@@ -1,8 +1,6 @@
 """klamm pipeline: wrong calls, and real processes that are killed."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -47,8 +45,11 @@ def test_why_spark_failed() -> None:
     assert reason("") == "Spark failed"
 
 
+LOCAL = ("--master", "local[2]")
+
+
 def call(*arguments: object) -> list[str]:
-    return [*KLAMM, *map(str, arguments), "--master", "local[2]", "--json"]
+    return [*KLAMM, *map(str, arguments), "--json"]
 
 
 def run(*arguments: object) -> dict:
@@ -66,54 +67,39 @@ def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") ->
 
 
 @pytest.mark.usefixtures("spark_environment")
-def test_archive_killed_and_replay(cluster, topic, tmp_path):
-    """The whole group of processes is killed, or the driver alone, whose tasks may live on for a while."""
+def test_archive_killed_and_replay(spark_connect, cluster, topic, tmp_path):
+    """The driver alone is killed: its JVM and tasks live on for a while, beside the program that goes on."""
     name, target, directory = topic(partitions=2), topic(partitions=2), tmp_path / "archive"
     produce(cluster.bootstrap, name, [*numbered(1600), *numbered(800, partition=1)])
     arguments = ["archive", "--bootstrap-server", cluster.bootstrap, "--directory", directory]
     arguments += ["--topic", name, "--offsets-per-file", 100]
-    moments = [
-        (os.kill, lambda: any(directory.glob("data/*/*"))),
-        (os.killpg, lambda: len(list(directory.glob("commits/*.json"))) >= 3),
-    ]
-    for kill, moment in moments:
-        process = subprocess.Popen(
-            call(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        )
-        wait_for(moment, process)
-        kill(process.pid, signal.SIGKILL)
-        process.communicate()
-        rows = archived(str(directory), name)
-        assert len(rows) < 2400
-        assert len(rows) == len({row[:2] for row in rows})
-    run(*arguments)
+    command = call(*arguments, *LOCAL)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: any(directory.glob("data/*/*")), process)
+        process.kill()
+    rows = archived(str(directory), name)
+    assert len(rows) < 2400
+    assert len(rows) == len({row[:2] for row in rows})
+    run(*arguments, "--remote", spark_connect)
     assert archived(str(directory), name) == in_topic(cluster, name)
-    replayed = ["replay", "--bootstrap-server", cluster.bootstrap, "--directory", directory]
-    done = run(*replayed, "--output", tmp_path / "output", "--topic", f"{name}={target}", "--commit-groups")
+    replayed = ["replay", "--bootstrap-server", cluster.bootstrap, "--directory", directory, "--commit-groups"]
+    replayed += ["--output", tmp_path / "output", "--topic", f"{name}={target}"]
+    done = run(*replayed, "--remote", spark_connect)
     assert done == {"records": 2400, "groups": {}, "refused": {}}
     assert in_topic(cluster, target) == in_topic(cluster, name)
 
 
 @pytest.mark.usefixtures("spark_environment")
 def test_an_error_is_one_line(java, cluster, tmp_path):
-    done = subprocess.run(
-        call("archive", "--bootstrap-server", cluster.bootstrap, "--directory", tmp_path, "--topic", "none"),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-    assert done.returncode == 1
+    arguments = ["--bootstrap-server", cluster.bootstrap, "--directory", tmp_path, "--topic", "none"]
+    done = subprocess.run(call("archive", *arguments, *LOCAL), capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines()[-1] == "klamm: UNKNOWN_TOPIC_OR_PARTITION: there is no topic none"
 
 
-@pytest.mark.usefixtures("spark_environment")
-def test_on_spark_connect(cluster, topic, tmp_path):
+def test_on_spark_connect(spark_connect, cluster, topic, tmp_path):
     name = topic()
     produce(cluster.bootstrap, name, numbered(50))
     where = ["--bootstrap-server", cluster.bootstrap, "--directory", tmp_path, "--topic", name]
-    arguments = [*KLAMM, "archive", *map(str, where), "--remote", "local[2]", "--json"]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert json.loads(done.stdout)["records"] == 50
+    assert run("archive", *where, "--remote", spark_connect)["records"] == 50
     assert archived(str(tmp_path), name) == in_topic(cluster, name)

@@ -1,8 +1,6 @@
 """DataFrames and streams written through Spark, read back by librdkafka."""
 
 import pickle
-import subprocess
-import sys
 from collections import Counter
 
 import pyarrow as pa
@@ -94,42 +92,6 @@ def test_a_stream(spark, cluster, topic, tmp_path):
     assert {number: Counter(values) for number, values in values_read(cluster, name).items()} == {
         odd: Counter(b"%d" % number for number in range(odd, 300, 2)) for odd in (0, 1)
     }
-
-
-REPEATED_TASK = """
-import os, sys
-from pyspark.sql import SparkSession
-bootstrap, topic, marker = sys.argv[1:]
-
-def fail_once(batches):
-    for number, batch in enumerate(batches):
-        yield batch
-        if number == 1 and not os.path.exists(marker):
-            open(marker, "w").close()
-            raise RuntimeError("the first attempt fails")
-
-spark = (SparkSession.builder.master("local[1,2]").config("spark.ui.enabled", "false")
-         .config("spark.sql.execution.arrow.maxRecordsPerBatch", "5000").getOrCreate())
-spark.sparkContext.setLogLevel("OFF")
-frame = spark.range(0, 20_000, 1, 1).selectExpr("repeat(cast(id as string), 300) as value")
-(frame.mapInArrow(fail_once, "value string").write.format("klamm").mode("append")
- .option("kafka.bootstrap.servers", bootstrap).option("topic", topic).save())
-spark.stop()
-"""
-
-
-def test_a_repeated_task_writes_at_least_once(spark_environment, cluster, topic, tmp_path):
-    """What the failed attempt wrote stays, and comes before all rows, in order, once."""
-    name = topic()
-    arguments = [sys.executable, "-c", REPEATED_TASK, cluster.bootstrap, name, str(tmp_path / "failed")]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "failed").exists()
-    every = [b"%d" % number * 300 for number in range(20_000)]
-    found = values_read(cluster, name)[0]
-    first_attempt, second_attempt = found[: -len(every)], found[-len(every) :]
-    assert second_attempt == every
-    assert first_attempt == every[: len(first_attempt)]
 
 
 def test_a_worker_gets_the_writer_and_sends_what_it_has_written(cluster, topic):
