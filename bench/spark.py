@@ -15,7 +15,8 @@ to be the same ones, by a hash over all columns.
 | scaling     | as read, for 1 to 8 partitions and for all cores |                                                 |
 
 A record has a key of 8 bytes; half of its value is the same in all records, half are random hexadecimal digits. Topics
-have four partitions and one replica. Options are the defaults, except for the codec. In local[1] klamm's source has a
+have four partitions and one replica. Options are the defaults, except for the codec, and PYSPARK_PYTHON=klamm-python;
+`python` in the name of a row says that it was the ordinary one. In local[1] klamm's source has a
 core for Python beside the JVM's, where there are two.
 """
 
@@ -70,8 +71,8 @@ Key = tuple[str, str, str]
 class SparkSession:
     """A session of bench/spark_session.py in a process of its own."""
 
-    def __init__(self, log: Path, cores: int, environment: dict[str, str] | None = None) -> None:
-        command = [sys.executable, str(SESSION), "--cores", str(cores)]
+    def __init__(self, log: Path, cores: int, *, sooner: bool, environment: dict[str, str]) -> None:
+        command = [sys.executable, str(SESSION), "--cores", str(cores), *(["--sooner"] if sooner else [])]
         paths = os.pathsep.join(map(str, (ROOT / "tests", ROOT / "tests" / "interop", ROOT / "bench")))
         self._log, self._ready = log, False
         with log.open("w") as errors:
@@ -81,7 +82,7 @@ class SparkSession:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 text=True,
-                env=os.environ | {"PYTHONPATH": paths} | (environment or {}),
+                env=os.environ | {"PYTHONPATH": paths} | environment,
                 start_new_session=True,
             )
 
@@ -118,8 +119,8 @@ class SparkSession:
 
 
 @contextlib.contextmanager
-def session(directory: Path, cores: int, **environment: str) -> Iterator[SparkSession]:
-    made = SparkSession(directory / "session.log", cores, environment)
+def session(directory: Path, cores: int, *, sooner: bool = True, **environment: str) -> Iterator[SparkSession]:
+    made = SparkSession(directory / "session.log", cores, sooner=sooner, environment=environment)
     try:
         made.wait_ready()
         yield made
@@ -269,10 +270,18 @@ class Bench:
         for _ in range(max(3, self._rounds)):
             for connector in CONNECTORS:
                 with session(self._directory, os.cpu_count() or 1) as spark:
-                    self._note("first query", connector, side, spark.ask("read", connector=connector, **place))
+                    first = spark.ask("read", connector=connector, **place)
+                    self._note("first query", connector, side, first)
                     self._note("second query", connector, side, spark.ask("read", connector=connector, **place))
-            with session(self._directory, os.cpu_count() or 1) as spark:
-                self._note("first query, no rows", "klamm", side, spark.ask("nothing"))
+                    if connector == "kafka":
+                        # It has no Python that could start sooner.
+                        self._note("first query, python", connector, side, first)
+            with session(self._directory, os.cpu_count() or 1, sooner=False) as spark:
+                answer = spark.ask("read", connector="klamm", **place)
+                self._note("first query, python", "klamm", side, answer)
+            for sooner, what in ((True, "first query, no rows"), (False, "first query, no rows, python")):
+                with session(self._directory, os.cpu_count() or 1, sooner=sooner) as spark:
+                    self._note(what, "klamm", side, spark.ask("nothing"))
         with tempfile.TemporaryDirectory(dir=self._directory) as nothing:
             with session(self._directory, os.cpu_count() or 1, NUMBA_CACHE_DIR=nothing) as spark:
                 answer = spark.ask("read", connector="klamm", **place)
@@ -361,6 +370,8 @@ class Tables:
         self._row(made, "first query", None, FIRST_TARGET)
         # Of PySpark's own doing: a Python data source that has nothing.
         self._row(made, "first query, no rows", None)
+        self._row(made, "first query, python", None)
+        self._row(made, "first query, no rows, python", None)
         self._row(made, "second query", None)
         self._row(made, "first query, nothing compiled", None)
         return made

@@ -1,6 +1,6 @@
 """One Spark session that does what bench/spark.py asks for: jobs come in, and answers go out, as a line of JSON each.
 
-    spark_session.py --cores N
+    spark_session.py --cores N [--sooner]
 
 A job has the name of a method of `Session` as `do`; its other fields are that method's arguments.
 """
@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from oracles import spark_kafka_jars
@@ -49,8 +50,11 @@ class NothingReader(DataSourceReader):
 class Session:
     """The jobs. `connector` is the name of a format; `seconds` go from the first word about a query to its end."""
 
-    def __init__(self, cores: int, directory: str) -> None:
-        os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
+    def __init__(self, cores: int, directory: str, *, sooner: bool) -> None:
+        python = Path(sys.executable)
+        if sooner:
+            python = python.with_name("klamm-python")
+        os.environ |= {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1", "PYTHONPATH": str(ROOT)}
         self._directory = directory
         self._spark = (
             SparkSession.builder.master(f"local[{cores}]")
@@ -159,12 +163,13 @@ class Session:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cores", type=int, required=True)
+    parser.add_argument("--sooner", action="store_true", help="with PYSPARK_PYTHON=klamm-python")
     arguments = parser.parse_args()
     # What the JVM may print is not to come between the answers.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     with tempfile.TemporaryDirectory(prefix="klamm-bench-", ignore_cleanup_errors=True) as directory:
-        session = Session(arguments.cores, directory)
+        session = Session(arguments.cores, directory, sooner=arguments.sooner)
         print(json.dumps({"ready": True}), file=answers, flush=True)
         for line in sys.stdin:
             job = json.loads(line)

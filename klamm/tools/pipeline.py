@@ -180,7 +180,7 @@ def session(name: str, master: str | None, remote: str | None) -> "Iterator[Spar
         else:
             if (master or LOCAL).startswith("local"):
                 # Else its workers are whatever python3 is.
-                os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+                os.environ.setdefault("PYSPARK_PYTHON", worker_python())
             builder = SparkSession.builder.master(master or LOCAL).appName(name)
             for key in ("spark.ui.enabled", "spark.ui.showConsoleProgress", "spark.speculation"):
                 builder = builder.config(key, "false")
@@ -194,6 +194,12 @@ def session(name: str, master: str | None, remote: str | None) -> "Iterator[Spar
         raise ToolError(reason(str(error))) from error
     except (ValueError, DataLoss, ReplayError, KafkaError, ClientError) as error:
         raise ToolError(str(error)) from error
+
+
+def worker_python() -> str:
+    """This Python, by the name under which its PySpark starts sooner, where it has that name (bin/klamm-python)."""
+    sooner = Path(sys.executable).with_name("klamm-python")
+    return str(sooner) if sooner.exists() else sys.executable
 
 
 def reason(text: str) -> str:
