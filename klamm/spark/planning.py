@@ -116,8 +116,8 @@ class Narrowing:
 def plan_batch(options: ReadOptions, narrowing: Narrowing | None = None) -> list[PartitionRange]:
     """The ranges that a batch query reads, by topic and partition.
 
-    Raises OptionError when the options do not fit the topics, KafkaError and ClientError when the cluster does not
-    answer or there is no such topic.
+    Raises OptionError when the options do not fit the topics, DataLoss when a partition ends before the offset where it
+    is to be read from, KafkaError and ClientError when the cluster does not answer or there is no such topic.
     """
 
     async def plan(client: ClusterClient) -> list[PartitionRange]:
@@ -125,11 +125,21 @@ def plan_batch(options: ReadOptions, narrowing: Narrowing | None = None) -> list
         partitions = _partitions(options.topics, described)
         starting = await _resolve(client, options, options.starting, partitions)
         ending = await _resolve(client, options, options.ending, partitions, is_end=True)
+        await _check_beginnings(client, options, starting, ending)
         ids = _topic_ids(described)
         ranges = _ranges(starting, ending, ids)
         return ranges if narrowing is None else await _narrow(client, options, ranges, narrowing)
 
     return split(call(options.client, plan), options)
+
+
+async def _check_beginnings(client: ClusterClient, options: ReadOptions, starting: Offsets, ending: Offsets) -> None:
+    """Whether what begins behind its end does so because the log has become shorter."""
+    uncommitted = replace(options, fetch=replace(options.fetch, read_committed=False))
+    late = dict.fromkeys((tp for tp in sorted(ending) if starting[tp] > ending[tp]), LATEST)
+    for partition, end in sorted((await _list_offsets(client, uncommitted, late)).items()):
+        if starting[partition] > end:
+            _report_loss(options, f"partition {partition} ends at {end}, but is to be read from {starting[partition]}")
 
 
 async def _narrow(

@@ -157,6 +157,22 @@ def test_where_a_batch_begins_and_ends(
     assert spans(plan_batch(options(cluster.bootstrap, subscribe=filled, **given_))) == expected
 
 
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_a_batch_that_begins_behind_the_end_is_a_loss(
+    cluster: Cluster, filled: str, caplog: pytest.LogCaptureFixture, isolation: str
+) -> None:
+    """Who keeps offsets himself, and whose topic was replaced, must not believe that there is nothing new."""
+    given_ = {"subscribe": filled, "startingOffsets": {filled: {"0": 3, "1": 6}}, "kafka.isolation.level": isolation}
+    told = f"partition {filled}-1 ends at 5, but is to be read from 6"
+    with pytest.raises(DataLoss, match=f"{told}; .*failOnDataLoss=false"):
+        plan_batch(options(cluster.bootstrap, **given_))
+    assert spans(plan_batch(options(cluster.bootstrap, **given_, failOnDataLoss=False))) == [(0, 3, 10)]
+    assert told in caplog.text
+    # An end that is chosen says nothing about the log's.
+    given_["startingOffsets"] = {filled: {"0": 3, "1": 5}}
+    assert spans(plan_batch(options(cluster.bootstrap, **given_, endingTimestamp=1012))) == [(0, 3, 10)]
+
+
 def test_a_timestamp_that_no_record_reaches_is_an_error_unless_wanted(cluster: Cluster, filled: str) -> None:
     with pytest.raises(OptionError, match=f"{filled}-0 has no record at or after 1012; .*Strategy=latest"):
         plan_batch(options(cluster.bootstrap, subscribe=filled, startingTimestamp=1012))
