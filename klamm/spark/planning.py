@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from klamm.net.client import ClientError
+from klamm.net.client import Disconnected, NotSent
 from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata, TopicMetadata
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
@@ -515,7 +515,7 @@ async def _ask_leader(
         response = await connection.send(
             ApiKey.LIST_OFFSETS, lambda version: _list_offsets_request(client, version, isolation_level, wanted)
         )
-    except (ClientError, KafkaError) as error:
+    except (NotSent, Disconnected, KafkaError) as error:
         return _Answer({}, error)
     offsets: Offsets = {}
     failed: KafkaError | None = None
