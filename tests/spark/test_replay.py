@@ -1,5 +1,6 @@
 """An archive back into topics, also by programs that die."""
 
+import asyncio
 import os
 import signal
 from contextlib import suppress
@@ -10,16 +11,29 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from archiving import OneProcess, in_topic
+from broker.answering_broker import AnsweringBroker
 from confluent_kafka import Consumer, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 from producing import numbered, produce
 
-from klamm.protocol.errors import KafkaError
+from klamm.net.cluster import ClusterClient
+from klamm.protocol import messages
+from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.spark.options import OptionError
 from klamm.spark.pipelines.archive import archive
 from klamm.spark.pipelines.commit_log import ArchiveError
-from klamm.spark.pipelines.replay import Progress, ReplayError, _batches, _write_rows, offset_map, replay, translate
+from klamm.spark.pipelines.replay import (
+    Progress,
+    ReplayError,
+    _batches,
+    _log_end,
+    _write_rows,
+    offset_map,
+    replay,
+    translate,
+)
 
 RECORDS = [
     {"value": None, "key": b"", "partition": 0, "timestamp": 1},
@@ -204,6 +218,52 @@ def test_a_partition_that_does_not_come_to_rest(cluster, archived, topic, tmp_pa
         run(cluster, tmp_path, {archived: target})
 
 
+@pytest.mark.parametrize("replica_id", [-1, -2])
+def test_the_end_of_a_broker_that_leads_no_more_does_not_count(replica_id):
+    """A follower of Kafka tells a debugging consumer where its own log ends, unless the leader epoch is another."""
+    current = 4
+    list_offsets, described = messages.response_class(ApiKey.LIST_OFFSETS), messages.response_class(ApiKey.METADATA)
+    topic_class = described.MetadataResponseTopic
+
+    def answer(header, body):
+        nonlocal current
+        if header.api_key is ApiKey.METADATA:
+            partition = topic_class.MetadataResponsePartition(
+                error_code=0, partition_index=0, leader_id=0, leader_epoch=current, replica_nodes=[0], isr_nodes=[0]
+            )
+            # The election comes after the first answer.
+            current = 5
+            return described(
+                version=header.api_version,
+                cluster_id="c",
+                controller_id=0,
+                brokers=[described.MetadataResponseBroker(node_id=0, host="127.0.0.1", port=broker.port, rack=None)],
+                topics=[topic_class(error_code=0, name="t", is_internal=False, partitions=[partition])],
+            )
+        (asked,) = body.topics[0].partitions
+        assert body.replica_id == replica_id
+        code = ErrorCode.NONE if asked.current_leader_epoch in (-1, current) else ErrorCode.FENCED_LEADER_EPOCH
+        found = list_offsets.ListOffsetsTopicResponse.ListOffsetsPartitionResponse(
+            partition_index=0, error_code=code, offset=asked.current_leader_epoch
+        )
+        return list_offsets(
+            version=header.api_version,
+            topics=[list_offsets.ListOffsetsTopicResponse(name="t", partitions=[found])],
+        )
+
+    async def main():
+        nonlocal broker
+        async with AnsweringBroker(answer) as broker:
+            client = ClusterClient([("127.0.0.1", broker.port)])
+            try:
+                return await _log_end(client, "t", 0, replica_id)
+            finally:
+                await client.close()
+
+    broker = None
+    assert asyncio.run(main()) == 5
+
+
 def test_a_row_group_at_a_time_is_read(tmp_path):
     """10,000 rows of 1 MB are more than the memory."""
     path, batch = tmp_path / "file", pa.record_batch({"value": [b"x"] * 10})
@@ -259,6 +319,22 @@ def test_a_rate(cluster, archived, topic, tmp_path):
     assert in_topic(cluster, target) == in_topic(cluster, archived)
     # Two partitions have records and the third none: 100 / 2 a second, in tenths of a second.
     assert [round(b - a, 6) for a, b in pairwise(slept[1:5])] == [0.1, 0.1, 0.1]
+
+
+def test_a_partition_that_is_left_gets_the_whole_rate(cluster, archived, topic, tmp_path):
+    target, steps = topic(partitions=3), []
+
+    async def sleep_until(client, *, time):
+        steps.append(time)
+
+    with (
+        patch("klamm.spark.pipelines.replay._sleep_until", sleep_until),
+        patch("klamm.spark.pipelines.replay.FILES_PER_TASK", 1),
+    ):
+        run(cluster, tmp_path, {archived: target}, max_records_per_second=100)
+    assert in_topic(cluster, target) == in_topic(cluster, archived)
+    # In tenths of a second: 2 and 20 records at 50 a second each, then files of 20 and 5 records at 100 a second.
+    assert len(steps) == (1 + 4) + 2 + 1
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=20), st.integers(0, 90), st.integers(0, 5))

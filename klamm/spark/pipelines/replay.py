@@ -125,7 +125,8 @@ def replay(
     - `topics`: the archived topics, and under which names they are written; all, under their own, by default. A topic
       that does not exist is created with the archived configs and number of partitions. Of topics that were deleted and
       created again the last one is taken.
-    - `max_records_per_second`: of all partitions together; each gets an equal share.
+    - `max_records_per_second`: of all partitions together; each that still has files gets an equal share, also if Spark
+      has fewer cores than there are partitions.
     - `commit_groups`: what the groups had committed in the archive's last snapshot is translated and committed.
 
     Raises OptionError, ArchiveError, ReplayError, KafkaError, ClientError, and Spark's errors when a task fails.
@@ -141,10 +142,10 @@ def replay(
             raise OptionError(f"{output} belongs to a replay of other topics: {plan['topics']}")
         pieces = _pieces(log, plan, output)
         total, done = sum(piece.rows for of_partition in pieces for piece in of_partition), 0
-        share = None if max_records_per_second is None else max_records_per_second / max(1, len(pieces))
         on_progress(Progress(0, total))
         for first in range(0, max(map(len, pieces), default=0), FILES_PER_TASK):
             part = [found for of_partition in pieces if (found := of_partition[first : first + FILES_PER_TASK])]
+            share = None if max_records_per_second is None else max_records_per_second / len(part)
             distribute(spark, part, partial(_replay_files, log.directory, writing, plan["producer"], share))
             done += sum(piece.rows for found in part for piece in found)
             on_progress(Progress(done, total))
@@ -422,17 +423,22 @@ async def _log_end(client: ClusterClient, topic: str, number: int, replica_id: i
     """The high watermark for a consumer; for a debugging consumer the end of the leader's log."""
     request = request_class(ApiKey.LIST_OFFSETS)
     topic_class = request.ListOffsetsTopic
-    wanted = topic_class.ListOffsetsPartition(partition_index=number, current_leader_epoch=-1, timestamp=_LATEST)
+
+    def build(version: int) -> Any:
+        # Kafka's followers answer a debugging consumer, too; by the epoch they see that they are not meant.
+        known = client.metadata.topics.get(topic)
+        state = None if known is None else known.partitions.get(number)
+        wanted = topic_class.ListOffsetsPartition(
+            partition_index=number, current_leader_epoch=-1 if state is None else state.leader_epoch, timestamp=_LATEST
+        )
+        topics = [topic_class(name=topic, partitions=[wanted])]
+        return request(version=version, replica_id=replica_id, isolation_level=0, topics=topics)
+
     response = await client.send_to_leader(
         topic,
         number,
         ApiKey.LIST_OFFSETS,
-        lambda version: request(
-            version=version,
-            replica_id=replica_id,
-            isolation_level=0,
-            topics=[topic_class(name=topic, partitions=[wanted])],
-        ),
+        build,
         errors_of=lambda response: [response.topics[0].partitions[0].error_code],
     )
     answer = response.topics[0].partitions[0]
