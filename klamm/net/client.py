@@ -64,6 +64,10 @@ class Disconnected(ClientError):
     """The connection ended; whether the broker has executed the request is unknown."""
 
 
+class HungUp(Disconnected):
+    """The broker closed the connection on the first request; so does one that wants SASL, if there was none."""
+
+
 class RequestTimedOut(Disconnected):
     """No response in time; the connection was closed because of it."""
 
@@ -120,6 +124,7 @@ class Connection(FrameReader):
         self.api_versions: dict[int, tuple[int, int]] | None = None
         # Versions are known and the broker knows who we are.
         self.ready = False
+        self._first_correlation_id = 0  # since it is ready
         self._authenticate_at_s: float | None = None  # the loop's clock
         self._options = options
         self._next_correlation_id = 0
@@ -186,6 +191,7 @@ class Connection(FrameReader):
             now_s = asyncio.get_running_loop().time()
             self._authenticate_at_s = now_s + session_ms / 1000 * SESSION_SHARE if session_ms else None
         self.ready = True
+        self._first_correlation_id = self._next_correlation_id
 
     async def exchange(self, api_key: ApiKey, build: BuildRequest) -> Any:
         """As `send`, for who authenticates: it has the turn already, and no other request gets between."""
@@ -254,7 +260,8 @@ class Connection(FrameReader):
         reason = "the broker closed the connection" if exc is None else f"connection lost: {exc}"
         if not self.ready and self.api_versions is None and self._options.ssl_context is None:
             reason += " without an answer (so do brokers that speak TLS at this port; see security.protocol)"
-        self._abort(Disconnected(f"{self}: {reason}{' in the middle of a response' if self.mid_frame else ''}"))
+        kind = HungUp if exc is None and self._may_want_sasl() else Disconnected
+        self._abort(kind(f"{self}: {reason}{' in the middle of a response' if self.mid_frame else ''}"))
         if self._cut_off is not None:
             self._cut_off.cancel()
         self._lost.set_result(None)
@@ -267,6 +274,15 @@ class Connection(FrameReader):
         self._make_room()
 
     # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _may_want_sasl(self) -> bool:
+        """Whether the broker knows SASL, was not offered any, and has answered no request yet but that for versions."""
+        return (
+            self._options.authenticate is None
+            and ApiKey.SASL_HANDSHAKE in (self.api_versions or ())
+            and bool(self._pending)
+            and self._pending[0].correlation_id == self._first_correlation_id
+        )
 
     async def _renew_session(self, authenticate_at_s: float) -> None:
         """Authenticates again if it is time. Ends the connection when that fails: the broker may wait for the rest."""
@@ -376,6 +392,29 @@ async def _speaks_plaintext(host: str, port: int, options: ConnectionOptions) ->
         return False
     connection.close()
     return True
+
+
+async def check_sasl(host: str, port: int, options: ConnectionOptions) -> None:
+    """Asks a broker that has hung up whether it wants SASL. If so, no repetition helps: raises AuthenticationFailed."""
+
+    async def ask(connection: Connection) -> int:
+        request = request_class(ApiKey.SASL_HANDSHAKE)
+        response = await connection.exchange(
+            ApiKey.SASL_HANDSHAKE, lambda version: request(version=version, mechanism="PLAIN")
+        )
+        if response.error_code in (ErrorCode.NONE, ErrorCode.UNSUPPORTED_SASL_MECHANISM):
+            theirs = ", ".join(response.mechanisms)
+            raise AuthenticationFailed(
+                f"{connection}: the broker wants SASL at this port; see security.protocol and sasl.mechanism, it has:"
+                f" {theirs}"
+            )
+        return 0
+
+    try:
+        connection = await connect(host, port, replace(options, authenticate=ask))
+    except (NotSent, Disconnected, UnsupportedVersion):
+        return
+    connection.close()
 
 
 async def _ask_versions(connection: Connection) -> dict[int, tuple[int, int]]:

@@ -22,7 +22,9 @@ from klamm.net.client import (
     Connection,
     ConnectionOptions,
     Disconnected,
+    HungUp,
     NotSent,
+    check_sasl,
     connect,
 )
 from klamm.net.framing import ReceiveBuffer
@@ -302,6 +304,8 @@ class ClusterClient:
                 connection = await self._connection(address)
                 response = await connection.send(api_key, build)
             except (NotSent, Disconnected) as error:
+                if isinstance(error, HungUp):
+                    await check_sasl(*address, self._options)
                 last = error
             else:
                 self._informant = address if api_key is ApiKey.METADATA else self._informant

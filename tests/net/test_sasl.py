@@ -13,11 +13,12 @@ from klamm.net.client import (
     AuthenticationFailed,
     ConnectFailed,
     ConnectionOptions,
+    Disconnected,
     NotSent,
     UnsupportedVersion,
     connect,
 )
-from klamm.net.cluster import ClusterClient
+from klamm.net.cluster import ClusterClient, RetryPolicy
 from klamm.net.sasl import authenticator
 from klamm.net.security import SaslOptions
 from klamm.protocol.errors import ErrorCode
@@ -188,6 +189,36 @@ def test_a_connection_that_ends_meanwhile_is_worth_another():
             listener.handler = hang_up
             client = ClusterClient([listener.address], secured(), FAST)
             assert (await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())).error_code == 0
+
+    run(test)
+
+
+def test_a_broker_that_wants_sasl_from_a_client_without():
+    async def test():
+        broker = SaslBroker(mechanisms=("SCRAM-SHA-256",))
+
+        def handler(connection, header, body):
+            if header.api_key == ApiKey.SASL_HANDSHAKE:
+                broker(connection, header, body)
+            else:
+                connection.transport.close()
+
+        async with toy(handler=handler) as listener:
+            client = ClusterClient([listener.address], ConnectionOptions(), FAST)
+            told = r"wants SASL at this port; see security\.protocol and sasl\.mechanism, it has: SCRAM-SHA-256"
+            with pytest.raises(AuthenticationFailed, match=told):
+                await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())
+            # One that only stops, and wants none.
+            broker.mechanisms = ()
+            brief = ClusterClient([listener.address], ConnectionOptions(), RetryPolicy(20, 1, 5))
+            with pytest.raises(Disconnected):
+                await brief.send_to_any(ApiKey.HEARTBEAT, heartbeat())
+            # One that knows no SASL is not asked for it.
+            del listener.versions[ApiKey.SASL_HANDSHAKE]
+            listener.headers.clear()
+            with pytest.raises(Disconnected):
+                await brief.send_to_any(ApiKey.HEARTBEAT, heartbeat())
+            assert {header.api_key for header in listener.headers} == {ApiKey.API_VERSIONS, ApiKey.HEARTBEAT}
 
     run(test)
 

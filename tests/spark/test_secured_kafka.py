@@ -282,6 +282,16 @@ def test_a_client_without_tls_learns_it_at_once(secured: Secured) -> None:
             read({"kafka.bootstrap.servers": secured.at(listener), **PATIENT}, "refused")
 
 
+def test_a_client_without_sasl_learns_it_at_once(secured: Secured) -> None:
+    told = r"wants SASL at this port; see security\.protocol and sasl\.mechanism, it has: .*SCRAM-SHA-256"
+    with pytest.raises(AuthenticationFailed, match=told):
+        read({"kafka.bootstrap.servers": secured.at("SASL_PLAINTEXT"), **PATIENT}, "refused")
+    options = {**ways(secured)["SSL"], "kafka.bootstrap.servers": secured.at("SASL_SSL"), **PATIENT}
+    for use in (read, lambda options, topic: write(options, topic, [b"x"])):
+        with pytest.raises(AuthenticationFailed, match=told):
+            use(options, "refused")
+
+
 # -- sessions that end ------------------------------------------------------------------------------------------------
 
 
