@@ -1,7 +1,7 @@
 """Where PySpark looks for data sources: packages named pyspark_* that have a `DefaultSource`.
 
-PySpark imports all of them before it looks for any one, so this must never fail: where klamm was installed without its
-extra `spark`, or beside an older PySpark, there is no `DefaultSource`, and other data sources work as before.
+PySpark imports all of them before it looks for any one, so this must never fail: beside an older PySpark there is no
+`DefaultSource`, and other data sources work as before.
 """
 
 import contextlib

@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def spark_environment(java: None) -> dict[str, str]:
     """What Spark and its workers need to find this Python and these packages, however they are installed."""
     environment = {
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": str(Path(sys.executable).with_name("klamm-python")),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         # PySpark looks for pyspark_klamm in ordinary directories only, where an editable install does not put it.
         "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),

@@ -1,6 +1,7 @@
 """Where Spark is not one process: executors of their own, and a client that only speaks Spark Connect."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -23,7 +24,7 @@ def source(cluster: Cluster, topic: Callable[..., str]) -> str:
     return name
 
 
-def reads_all(directory: Path, *arguments: str) -> bool:
+def reads_all(directory: Path, *arguments: str, **environment: str) -> bool:
     """Whether the program reads everything in `source`, in a batch and as a stream."""
     done = subprocess.run(
         [sys.executable, PROGRAM, *arguments],
@@ -31,6 +32,7 @@ def reads_all(directory: Path, *arguments: str) -> bool:
         text=True,
         timeout=240,
         cwd=directory,
+        env=os.environ | environment,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-6000:]
@@ -42,9 +44,13 @@ def reads_all(directory: Path, *arguments: str) -> bool:
 def test_executors_of_their_own(
     java: None, cluster: Cluster, source: str, topic: Callable[..., str], tmp_path: Path
 ) -> None:
-    """There Spark repeats tasks. What a failed attempt wrote stays, and comes before all rows, in order, once."""
+    """There Spark repeats tasks. What a failed attempt wrote stays, and comes before all rows, in order, once.
+
+    The workers' Python is the ordinary one; other tests have klamm-python.
+    """
     target = topic()
-    assert reads_all(tmp_path, "master", "local-cluster[2,1,1024]", cluster.bootstrap, source, target)
+    arguments = ("master", "local-cluster[2,1,1024]", cluster.bootstrap, source, target)
+    assert reads_all(tmp_path, *arguments, PYSPARK_PYTHON=sys.executable)
     every = [b"%d" % number * 300 for number in range(20_000)]
     found = values_read(cluster, target)[0]
     first_attempt, second_attempt = found[: -len(every)], found[-len(every) :]
