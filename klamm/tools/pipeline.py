@@ -165,6 +165,7 @@ def session(name: str, master: str | None, remote: str | None) -> "Iterator[Spar
     if master is not None and remote is not None:
         raise typer.BadParameter("only one of --master and --remote", param_hint="--remote")
     try:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError as error:
@@ -192,6 +193,9 @@ def session(name: str, master: str | None, remote: str | None) -> "Iterator[Spar
             spark.stop()
     except PySparkException as error:
         raise ToolError(reason(str(error))) from error
+    except (Py4JError, ConnectionError) as error:
+        # What a broker's connection fails with is a ClientError.
+        raise ToolError(f"Spark's JVM does not answer any more: {error}") from error
     except (ValueError, DataLoss, ReplayError, KafkaError, ClientError) as error:
         raise ToolError(str(error)) from error
 

@@ -6,13 +6,16 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 from archiving import archived, in_topic
 from producing import numbered, produce
+from py4j.protocol import Py4JError, Py4JNetworkError
 
 from klamm.tools import main
-from klamm.tools.pipeline import reason
+from klamm.tools.errors import ToolError
+from klamm.tools.pipeline import reason, session
 
 KLAMM = [sys.executable, "-m", "klamm.tools.main", "pipeline"]
 
@@ -46,6 +49,25 @@ def test_why_spark_failed() -> None:
 
 
 LOCAL = ("--master", "local[2]")
+
+
+@pytest.mark.parametrize(
+    ("before", "at_its_end"),
+    [
+        (Py4JNetworkError("Answer from Java side is empty"), ConnectionRefusedError(111, "refused")),
+        (None, Py4JError("x")),
+    ],
+)
+def test_a_jvm_that_dies_is_told(
+    monkeypatch: pytest.MonkeyPatch, before: Exception | None, at_its_end: Exception
+) -> None:
+    spark = MagicMock()
+    spark.builder.master().appName().config().config().config().getOrCreate().stop.side_effect = at_its_end
+    monkeypatch.setattr("pyspark.sql.SparkSession", spark)
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    with pytest.raises(ToolError, match="Spark's JVM does not answer any more: "), session("name", None, None):
+        if before is not None:
+            raise before
 
 
 def call(*arguments: object) -> list[str]:
