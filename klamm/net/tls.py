@@ -68,9 +68,9 @@ def _trust(context: ssl.SSLContext, options: TlsOptions) -> None:
         context.load_verify_locations(cafile=path, cadata=text)
     except ssl.SSLError as error:
         if path is None:
-            raise SecurityError(f"ssl.truststore.certificates has a broken certificate ({error.reason})") from None
+            raise SecurityError(f"ssl.truststore.certificates has a broken certificate{_reason(error)}") from None
         raise SecurityError(
-            f"ssl.truststore.location: {path} has no certificates in PEM ({error.reason});"
+            f"ssl.truststore.location: {path} has no certificates in PEM{_reason(error)};"
             f" a JKS or PKCS12 store becomes PEM with: {TRUSTSTORE_TO_PEM}"
         ) from None
     except OSError as error:
@@ -91,7 +91,7 @@ def _identify(context: ssl.SSLContext, options: TlsOptions) -> None:
         except ssl.SSLError as error:
             if error.reason == "KEY_VALUES_MISMATCH":
                 raise SecurityError("ssl.keystore: the private key is not that of the first certificate") from None
-            what = f"no certificate with its private key in PEM, or ssl.key.password is not the key's ({error.reason})"
+            what = f"no certificate with its private key in PEM, or ssl.key.password is not the key's{_reason(error)}"
             if path is None:
                 raise SecurityError(f"ssl.keystore.certificate.chain and ssl.keystore.key have {what}") from None
             raise SecurityError(
@@ -101,6 +101,10 @@ def _identify(context: ssl.SSLContext, options: TlsOptions) -> None:
             raise SecurityError("ssl.key.password is longer than any password can be") from None
         except OSError as error:
             raise SecurityError(f"ssl.keystore.location: {path} cannot be read: {error.strerror}") from None
+
+
+def _reason(error: ssl.SSLError) -> str:
+    return f" ({error.reason})" if error.reason else ""
 
 
 @contextmanager

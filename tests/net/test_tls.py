@@ -226,7 +226,7 @@ def test_a_client_without_tls(stores: dict[str, Path]) -> None:
 @pytest.mark.parametrize("name", ["empty", "text", "broken", "binary"])
 def test_files_that_are_no_stores(stores: dict[str, Path], name: str) -> None:
     path = str(stores[name])
-    with pytest.raises(SecurityError, match=r"^ssl\.truststore\.location: .* has no certificates in PEM .* keytool"):
+    with pytest.raises(SecurityError, match=r"^ssl\.truststore\.location: .* has no certificates in PEM.* keytool"):
         client_context(TlsOptions(truststore_path=path))
     with pytest.raises(SecurityError, match=r"^ssl\.keystore\.location: .* has no certificate with .* keytool"):
         client_context(TlsOptions(keystore_path=path))
