@@ -189,7 +189,7 @@ class Connection(FrameReader):
         if self._options.authenticate is not None:
             session_ms = await self._options.authenticate(self)
             now_s = asyncio.get_running_loop().time()
-            self._authenticate_at_s = now_s + session_ms / 1000 * SESSION_SHARE if session_ms else None
+            self._authenticate_at_s = now_s + session_ms / 1000 * SESSION_SHARE if session_ms > 0 else None
         self.ready = True
         self._first_correlation_id = self._next_correlation_id
 
