@@ -65,9 +65,9 @@ def read_range(
 ) -> Iterator[pa.RecordBatch]:
     """The records of a range, in the order of their offsets, with these columns (`schema.schema(columns)`).
 
-    Without `fail_on_data_loss`, `on_loss` is told of each loss before the records behind it are handed out. When the
-    topic turns out to have been replaced while it was read, the whole range is lost: what was handed out may be the
-    other topic's.
+    Without `fail_on_data_loss`, `on_loss` is told of each loss before the records behind it are handed out, and no
+    record of a topic is handed out that has replaced this one. That this happened behind the last record is not known
+    for certain: the whole range counts as lost then.
 
     Raises DataLoss when records of the range were removed, or the topic was deleted (and perhaps created again); and
     KafkaError or ClientError when the cluster does not give them within `poll_timeout_ms`, or they are corrupt.
@@ -132,7 +132,8 @@ class _Fetcher:
     def fetch(self, offset: int, max_bytes: int) -> Work[_Fetched]:
         """What a leader has from `offset` on.
 
-        At both ends of the range the metadata is read, so that no record of another topic of this name gets between.
+        At both ends of the range the metadata is read, so that another topic of this name is noticed. Where an error at
+        the end does not take back what was handed out before, it is also read behind every fetch.
         """
         return lambda client: self._fetch(client, offset, max_bytes)
 
@@ -154,6 +155,9 @@ class _Fetcher:
                     return _Fetched(None, losses)
                 found = await self._attempt(client, offset, max_bytes, is_fresh=refresh)
                 if isinstance(found, FetchResponsePartition):
+                    if not self._options.fail_on_data_loss:
+                        await client.refresh_metadata([self._range.topic])
+                        self._check_topic(client, at_end=True)
                     return _Fetched(found, losses)
                 if isinstance(found, Loss):
                     losses.append(self._accepted(found))

@@ -157,7 +157,8 @@ def offset_map(output: str) -> pa.Table:
     """Where all records went: topic, partition, old_offset, new_offset, count; a row is a run of `count` records."""
     directory, tables = os.path.join(os.path.abspath(output), "offsets"), []
     disk = SystemFileSystem()
-    for topic in disk.list_directory(directory):
+    # Until the first file is finished there is no such directory.
+    for topic in disk.list_directory(directory) if disk.is_directory(directory) else ():
         for name in disk.list_directory(os.path.join(directory, topic)):
             if name.endswith(".parquet"):
                 tables.append(pq.read_table(os.path.join(directory, topic, name), partitioning=None))

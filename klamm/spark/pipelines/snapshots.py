@@ -3,9 +3,11 @@
 Source: KIP-133 (configs), KIP-211 and KIP-98 for what a group's offsets are.
 """
 
+import asyncio
 from typing import Any
 
-from klamm.net.cluster import ClusterClient
+from klamm.net.client import Connection, Disconnected, NotSent
+from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.spark.network import call
@@ -17,6 +19,12 @@ _TOPIC = 2
 # Where a config's value comes from (DescribeConfigs version 1).
 _TOPIC_CONFIG = 1
 _DEFAULT_REPLICATION = -1
+_BACKOFF_S = 0.2
+# Gone when the metadata is read again: no broker, or no coordinator, where there was one.
+_PASSING_ERRORS = RETRIABLE_ERRORS | {ErrorCode.BROKER_NOT_AVAILABLE}
+
+GroupOffsets = dict[str, dict[int, int]]
+"""What a group has committed: `{topic: {partition: offset}}`."""
 
 
 def take_snapshot(options: ReadOptions) -> Snapshot:
@@ -31,7 +39,7 @@ def take_snapshot(options: ReadOptions) -> Snapshot:
             name: TopicSnapshot(position.topic_ids.get(name, ""), len(described[name].partitions), configs[name])
             for name in names
         }
-        return Snapshot(topics, await _group_offsets(client, names))
+        return Snapshot(topics, await _group_offsets(client, names, options.client.retry_timeout_ms))
 
     return call(options.client, ask)
 
@@ -82,39 +90,46 @@ async def _describe_configs(client: ClusterClient, names: list[str]) -> dict[str
     }
 
 
-async def _group_offsets(client: ClusterClient, topics: list[str]) -> dict[str, dict[str, dict[int, int]]]:
-    """Of each group that has committed something for these topics, what."""
+async def _group_offsets(client: ClusterClient, topics: list[str], timeout_ms: int) -> dict[str, GroupOffsets]:
+    """Of each group that has committed something for these topics, what.
+
+    Groups move when a broker dies, so everything is asked for again then, until the time is over.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_ms / 1000
+    while True:
+        try:
+            return await _group_offsets_now(client, topics)
+        except (NotSent, Disconnected, KafkaError) as error:
+            if (isinstance(error, KafkaError) and error.code not in _PASSING_ERRORS) or loop.time() >= deadline:
+                raise
+        await asyncio.sleep(_BACKOFF_S)
+        await client.refresh_metadata(topics)
+
+
+async def _group_offsets_now(client: ClusterClient, topics: list[str]) -> dict[str, GroupOffsets]:
     request = request_class(ApiKey.LIST_GROUPS)
-    groups: dict[str, int] = {}
+    groups: dict[str, Connection] = {}
     for broker in sorted(client.metadata.brokers):
-        response = await client.send_to_broker(
-            broker,
-            ApiKey.LIST_GROUPS,
-            lambda version: request(version=version),
-            errors_of=lambda response: [response.error_code],
-        )
-        if response.error_code != ErrorCode.NONE:
-            raise KafkaError(ErrorCode(response.error_code), f"the groups of broker {broker}")
-        groups.update((group.group_id, broker) for group in response.groups)
+        connection = await client.connection_to(broker)
+        response = await connection.send(ApiKey.LIST_GROUPS, lambda version: request(version=version))
+        _check(response.error_code, f"the groups of broker {broker}")
+        groups.update((group.group_id, connection) for group in response.groups)
     found = {}
-    for group, broker in sorted(groups.items()):
-        offsets = await _committed(client, group, broker)
+    for group, connection in sorted(groups.items(), key=lambda item: item[0]):
+        offsets = await _committed(connection, group)
         if chosen := {topic: offsets[topic] for topic in topics if topic in offsets}:
             found[group] = chosen
     return found
 
 
-async def _committed(client: ClusterClient, group: str, broker: int) -> dict[str, dict[int, int]]:
+async def _committed(connection: Connection, group: str) -> GroupOffsets:
     request = request_class(ApiKey.OFFSET_FETCH)
-    response = await client.send_to_broker(
-        broker,
-        ApiKey.OFFSET_FETCH,
-        lambda version: request(version=version, group_id=group, topics=None),
-        errors_of=_offset_fetch_errors,
+    response = await connection.send(
+        ApiKey.OFFSET_FETCH, lambda version: request(version=version, group_id=group, topics=None)
     )
     for code in _offset_fetch_errors(response):
-        if code != ErrorCode.NONE:
-            raise KafkaError(ErrorCode(code), f"the offsets of group {group}")
+        _check(code, f"the offsets of group {group}")
     return {
         topic.name: {
             partition.partition_index: partition.committed_offset
@@ -130,3 +145,8 @@ def _offset_fetch_errors(response: Any) -> list[int]:
         response.error_code,
         *(partition.error_code for topic in response.topics for partition in topic.partitions),
     ]
+
+
+def _check(code: int, what: str) -> None:
+    if code != ErrorCode.NONE:
+        raise KafkaError(ErrorCode(code), what)
