@@ -22,13 +22,14 @@ from confluent_kafka import Consumer, TopicPartition
 from producing import numbered, produce
 from test_partition_reader import set_retention
 
+from klamm.environment import SystemFileSystem
 from klamm.spark import partition_reader
 from klamm.spark.options import OptionError, read_options
 from klamm.spark.options import TopicPartition as Partition
 from klamm.spark.pipelines import archive as archive_module
 from klamm.spark.pipelines.archive import Archived, Progress, archive, files, plan, write_range
 from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, locked, parse_range
-from klamm.spark.planning import Position
+from klamm.spark.planning import Position, initial_position
 from klamm.spark.settings import DataLoss
 from klamm.testing.cluster import Cluster
 from klamm.tools import main, pipeline
@@ -378,6 +379,29 @@ def test_a_topic_that_is_replaced_while_it_is_archived(cluster, topic, tmp_path,
     assert done.lost_offsets == 100 - count
     (partly,) = CommitLog(str(tmp_path)).ranges
     assert partly.lost == ((count, 100),)
+
+
+def test_a_file_that_is_taken_over_has_its_name_on_disk(cluster, topic, tmp_path):
+    """Who gave it the name may have died before the directory was on disk."""
+    name = topic()
+    produce(cluster.bootstrap, name, numbered(3))
+    options = read_options({"kafka.bootstrap.servers": cluster.bootstrap, "subscribe": name}, streaming=False)
+    topic_id = initial_position(options).topic_ids[name]
+    wanted = ArchivedRange(name, topic_id, 0, 0, 3, 0, 0, None)
+    sync, synced = SystemFileSystem.sync_directory, []
+
+    def record(disk, path):
+        synced.append(path)
+        sync(disk, path)
+
+    directory = str(tmp_path / "data" / topic_id)
+    with patch.object(SystemFileSystem, "sync_directory", record):
+        with patch.object(SystemFileSystem, "remove", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+            write_range(str(tmp_path), options.fetch, wanted)
+        assert any(file.endswith(".parquet") for file in os.listdir(directory))
+        synced.clear()
+        write_range(str(tmp_path), options.fetch, wanted)
+    assert directory in synced
 
 
 def test_a_topic_that_was_created_again_is_another(cluster, topic, tmp_path):

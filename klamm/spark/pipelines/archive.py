@@ -203,6 +203,8 @@ def write_range(directory: str, fetch: FetchOptions, records: ArchivedRange) -> 
     lost = [] if os.path.exists(path) else _write_file(path, fetch, records)
     if not os.path.exists(path):
         return json.dumps({**asdict(records), "lost": lost})
+    # Whoever gave the file its name, perhaps somebody who has died since, has left this to us.
+    SystemFileSystem().sync_directory(os.path.dirname(path))
     # Whoever wrote the file knows what is missing in it.
     footer = pq.read_metadata(path)
     lost = json.loads(footer.metadata[_LOST])
@@ -246,7 +248,6 @@ def _write_file(path: str, fetch: FetchOptions, records: ArchivedRange) -> list[
     with suppress(FileExistsError):
         os.link(temporary, path)
     disk.remove(temporary)
-    disk.sync_directory(os.path.dirname(path))
     return _offsets(losses)
 
 
