@@ -179,10 +179,12 @@ def session(name: str, master: str | None, remote: str | None) -> "Iterator[Spar
         if remote is not None:
             spark = SparkSession.builder.remote(remote).appName(name).getOrCreate()
         else:
+            builder = SparkSession.builder.master(master or LOCAL).appName(name)
             if (master or LOCAL).startswith("local"):
                 # Else its workers are whatever python3 is.
                 os.environ.setdefault("PYSPARK_PYTHON", worker_python())
-            builder = SparkSession.builder.master(master or LOCAL).appName(name)
+                # Spark's default is for clusters: 200 tasks for each micro-batch with an aggregate.
+                builder = builder.config("spark.sql.shuffle.partitions", os.cpu_count() or 1)
             for key in ("spark.ui.enabled", "spark.ui.showConsoleProgress", "spark.speculation"):
                 builder = builder.config(key, "false")
             spark = builder.getOrCreate()
