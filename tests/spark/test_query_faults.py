@@ -5,6 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
 from faults import Gate, revive, stopping_source, take_leaders_away, three_brokers
@@ -13,6 +15,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from test_spark_writing import values_read
 
+from klamm.protocol.record_batch import Record, build_batch
+from klamm.spark.decoding import Decoder
 from klamm.testing.cluster import Cluster
 from klamm.tools.helper import Helper
 
@@ -288,3 +292,17 @@ def test_as_many_batches_as_records(spark: "SparkSession", cluster: Cluster, top
     name = topic()
     produce(cluster.bootstrap, name, numbered(20_000), **{"batch.num.messages": 1})
     assert rows_of(reader(spark, cluster.bootstrap, name).load()) == rows(20_000)
+
+
+def test_a_million_batches_of_a_record() -> None:
+    """As one fetch may bring them."""
+    count = 1_000_000
+    one = np.frombuffer(build_batch([Record(b"k", b"v")]), np.uint8)
+    fetched = np.tile(one, (count, 1))
+    # The offset, which the checksum does not cover.
+    fetched[:, :8] = np.arange(count, dtype=">i8").view(np.uint8).reshape(count, 8)
+    decoder = Decoder("t", 0, ("offset", "key", "value"), 8_000_000)
+    made = list(decoder.decode(decoder.scan(memoryview(fetched).cast("B")), 0, count, ()))
+    table = pa.Table.from_batches(made)
+    assert (table["offset"].to_numpy() == np.arange(count)).all()
+    assert (set(table["key"].to_pylist()), set(table["value"].to_pylist())) == ({b"k"}, {b"v"})
