@@ -88,7 +88,8 @@ def test_an_empty_topic_has_columns(cluster: Cluster, topic: Callable[..., str])
     assert table.schema.field("timestamp").type == pa.timestamp("us", tz="UTC")
 
 
-def test_wrong_arguments_say_what_is_allowed(cluster: Cluster, orders: str) -> None:
+def test_wrong_arguments_say_what_is_allowed(cluster: Cluster, orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("klamm.spark.planning.MISSING_TIMEOUT_MS", 100)
     with pytest.raises(ValueError, match="no column 'valeu'; allowed: key, value"):
         arrow.read(cluster.bootstrap, subscribe=orders, columns=["valeu"])
     with pytest.raises(OptionError, match="exactly one of the options"):

@@ -62,7 +62,9 @@ def test_a_jvm_that_dies_is_told(
     monkeypatch: pytest.MonkeyPatch, before: Exception | None, at_its_end: Exception
 ) -> None:
     spark = MagicMock()
-    spark.builder.master().appName().config().config().config().getOrCreate().stop.side_effect = at_its_end
+    builder = spark.builder.master().appName()
+    builder.config.return_value = builder
+    builder.getOrCreate().stop.side_effect = at_its_end
     monkeypatch.setattr("pyspark.sql.SparkSession", spark)
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
     with pytest.raises(ToolError, match="Spark's JVM does not answer any more: "), session("name", None, None):
