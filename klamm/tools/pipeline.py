@@ -152,7 +152,7 @@ def transform(
         klamm.spark.register(spark)
         query = run(spark, options, source, target, str(checkpoint), window=window, late=late)
         query.awaitTermination()
-        rows = sum(each["numInputRows"] for each in query.recentProgress)
+        rows = sum(each.numInputRows for each in query.recentProgress)
     tell({"records": rows}, f"Summed up {rows} records.", as_json)
 
 

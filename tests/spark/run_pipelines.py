@@ -37,7 +37,7 @@ class Place:
     """What the pipelines work on: a cluster, topics, and a directory for everything else.
 
     `source` is archived; the archive in `finished` has `recorded`, which is replayed to `replayed`; `sales` become
-    `totals`.
+    `totals`, so many in a micro-batch.
     """
 
     bootstrap: str
@@ -48,6 +48,7 @@ class Place:
     replayed: str
     sales: str
     totals: str
+    sales_per_trigger: int
 
     @property
     def archive(self) -> str:
@@ -76,7 +77,7 @@ def run_replay(spark: Any, place: Place) -> None:
 
 
 def run_transform(spark: Any, place: Place) -> None:
-    options = {"kafka.bootstrap.servers": place.bootstrap, "maxOffsetsPerTrigger": "20"}
+    options = {"kafka.bootstrap.servers": place.bootstrap, "maxOffsetsPerTrigger": str(place.sales_per_trigger)}
     transform(spark, options, place.sales, place.totals, place.checkpoint, late="1 minute").awaitTermination()
 
 

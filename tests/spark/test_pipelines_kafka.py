@@ -72,13 +72,12 @@ def test_archive_and_replay(spark: Any, kafka: RealKafka, tmp_path: Path) -> Non
     assert committed.offset == 1234
 
 
-@pytest.mark.usefixtures("spark_environment")
-def test_transform_as_a_command(java: None, kafka: RealKafka, tmp_path: Path) -> None:
+def test_transform_as_a_command(spark_connect: str, kafka: RealKafka, tmp_path: Path) -> None:
     create(kafka, "sales", "totals")
     sales = [sale("tea", 2.5, "10:00:07"), sale("tea", 1.5, "10:00:59"), sale("tea", 1, "10:30:00")]
     produce(kafka.bootstrap, "sales", [{**each, "partition": 0} for each in sales])
     command = ["pipeline", "transform", "--bootstrap-server", kafka.bootstrap, "--source", "sales"]
-    command += ["--target", "totals", "--checkpoint", str(tmp_path), "--master", "local[2]", "--json"]
+    command += ["--target", "totals", "--checkpoint", str(tmp_path), "--remote", spark_connect, "--json"]
     command += ["--option", "kafka.fetch.max.wait.ms=100"]
     done = subprocess.run(
         [sys.executable, "-m", "klamm.tools.main", *command], capture_output=True, text=True, timeout=200, check=False
