@@ -108,14 +108,18 @@ def save(session: "SparkSession", writer: Any) -> None:
     writer.save()
 
 
-def test_what_is_written_without_leaders_is_complete_and_in_order(
+def test_what_is_written_while_leaders_die_is_complete_and_in_order(
     spark: "SparkSession", brokers: Cluster, background: ThreadPoolExecutor
 ) -> None:
-    """One task has sent half of its rows, of which some are not acknowledged."""
+    """One takes requests and does nothing with them; another has appended batches that it cannot acknowledge."""
     brokers.create_topic("written", partitions=3)
+    # The writer asks the first broker for metadata, so that one stays.
+    left, blocked, silent = brokers.broker_ids
+    led = {brokers.leader("written", number): number for number in range(3)}
+    assert sorted(led) == [left, blocked, silent]
     count = 20_000
     with Gate() as gate:
-        session = stopping(spark, writing=(gate.address, 6))
+        session = stopping(spark, writing=(gate.address, 2))
         session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "2000")
         frame = session.range(0, count, 1, 1).selectExpr(
             "CAST(id % 3 AS INT) AS partition", "concat(id, repeat('x', 900)) AS value"
@@ -123,14 +127,18 @@ def test_what_is_written_without_leaders_is_complete_and_in_order(
         writer = frame.write.format("klamm").mode("append").option("kafka.bootstrap.servers", brokers.bootstrap)
         writer = writer.option("topic", "written").option("kafka.batch.size", 10_000)
         done = background.submit(save, session, writer)
-        gate.arrival()
-        killed = take_leaders_away(brokers, "written")
+        gate.arrival(lambda: not done.done())
+        brokers.pause(silent)
         gate.open()
+        replicated = brokers.data_directory(left) / f"written-{led[blocked]}" / f"{0:020}.log"
+        brokers.until(lambda: replicated.stat().st_size > 0)
+        brokers.kill(silent)
+        brokers.kill(blocked)
+        brokers.start(blocked)
         done.result()
-    revive(brokers, killed)
-    found = values_read(brokers, "written")
+    revive(brokers, silent)
     every = [b"%d" % number + b"x" * 900 for number in range(count)]
-    assert found == {number: every[number::3] for number in range(3)}
+    assert values_read(brokers, "written") == {number: every[number::3] for number in range(3)}
 
 
 def test_what_an_attempt_that_died_has_written_stays(
