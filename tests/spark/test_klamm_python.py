@@ -23,10 +23,10 @@ def path_of(script: Path, *entries: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_what_is_taken_off_the_path() -> None:
+def test_what_is_taken_off_the_path(tmp_path: Path) -> None:
     import pyspark
 
-    package = Path(pyspark.__file__).parent
+    package = Path(pyspark.__file__).resolve().parent
     theirs = [str(package / "python" / "lib" / "pyspark.zip"), str(package / "jars" / "spark-core.jar")]
     assert path_of(SCRIPT, *theirs, "/mine with a space", theirs[0], "/other") == [
         "/mine with a space",
@@ -34,6 +34,8 @@ def test_what_is_taken_off_the_path() -> None:
         "with two  spaces",
     ]
     assert path_of(SCRIPT, *theirs) == ["", "with two  spaces"]
+    (tmp_path / "environment").symlink_to(SCRIPT.parent.parent)
+    assert path_of(tmp_path / "environment" / "bin" / SCRIPT.name, *theirs) == ["", "with two  spaces"]
 
 
 @pytest.mark.parametrize("entries", [("/elsewhere/pyspark/python/lib/pyspark.zip", "/mine"), ("/mine",)])
