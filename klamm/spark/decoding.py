@@ -14,6 +14,7 @@ Source: org.apache.kafka.clients.consumer.internals.Fetcher.CompletedFetch.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import crc32c
@@ -322,8 +323,7 @@ class _BinaryColumn:
     def __init__(self, rows: int, size_bytes: int, *, wanted: bool = True) -> None:
         self.ends = np.empty(rows + 1 if wanted else 0, np.int32)
         self.ends[:1] = 0
-        # Arrow's allocator keeps its pages between fetches; numpy's gives them back to the system and pays for it.
-        self._buffer = pa.allocate_buffer(size_bytes if wanted else 0)
+        self._buffer = pa.allocate_buffer(size_bytes if wanted else 0, memory_pool=_memory_pool())
         self.data = np.frombuffer(self._buffer, np.uint8)
         self.validity = _bitmap(rows if wanted else 0)
 
@@ -331,6 +331,16 @@ class _BinaryColumn:
         validity = pa.py_buffer(self.validity) if nulls else None
         buffers = [validity, pa.py_buffer(self.ends), self._buffer.slice(0, size_bytes)]
         return pa.Array.from_buffers(kind, rows, buffers, nulls)
+
+
+@cache
+def _memory_pool() -> pa.MemoryPool:
+    """An allocator that keeps its pages from one fetch to the next, where Arrow has one.
+
+    Others give them back to the system within milliseconds, and fresh pages cost as much as filling them.
+    """
+    keeps_pages = "jemalloc" in pa.supported_memory_backends()
+    return pa.jemalloc_memory_pool() if keeps_pages else pa.default_memory_pool()
 
 
 def _bitmap(rows: int) -> "NDArray[np.uint8]":

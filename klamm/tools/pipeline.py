@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 
 LOCAL: Final = "local[*]"
+PROGRESS_INTERVAL_S: Final = 1
 
 Master = Annotated[str | None, typer.Option("--master", metavar="URL", help=f"Spark's master; {LOCAL} by default.")]
 Remote = Annotated[str | None, typer.Option("--remote", metavar="URL", help="A server of Spark Connect, sc://...")]
@@ -145,14 +146,20 @@ def transform(
 ) -> None:
     """An example: sum up sales, which are JSON, by product and minute."""
     options = {"kafka.bootstrap.servers": bootstrap_server, **parse_pairs("--option", option or [])}
-    with session("klamm transform", master, remote) as spark:
+    with session("klamm transform", master, remote) as spark, progress("summing up", None, visible=not as_json) as add:
         import klamm.spark
         from klamm.spark.pipelines.transform import transform as run
 
         klamm.spark.register(spark)
+        # Else Spark forgets all but the last hundred micro-batches.
+        spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", 1_000_000)
         query = run(spark, options, source, target, str(checkpoint), window=window, late=late)
-        query.awaitTermination()
-        rows = sum(each.numInputRows for each in query.recentProgress)
+        rows, has_ended = 0, False
+        while not has_ended:
+            has_ended = bool(query.awaitTermination(PROGRESS_INTERVAL_S))
+            counted = sum(each.numInputRows for each in query.recentProgress)
+            add(counted - rows)
+            rows = counted
     tell({"records": rows}, f"Summed up {rows} records.", as_json)
 
 
