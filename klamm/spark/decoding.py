@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _CODEC_MASK, _LOG_APPEND_TIME_FLAG, _TRANSACTIONAL_FLAG, _CONTROL_FLAG = 0x07, 0x08, 0x10, 0x20
 # What a row costs beside its key, value and headers, all columns chosen and without the topic's name.
 _FIXED_ROW_BYTES = 44
+# Of batches that are decompressed at a time, unless one of them is larger: what a processor keeps near.
+SCRATCH_BYTES = 2 * 1024 * 1024
 
 
 class Batches(NamedTuple):
@@ -51,8 +53,8 @@ class Batches(NamedTuple):
 class Decoder:
     """Makes record batches with `columns` of what is fetched from one partition.
 
-    `max_batch_bytes`: a record batch is no larger, unless it has one record only; and about as much memory is used for
-    records that are being decompressed, unless the brokers' batches are larger.
+    `max_batch_bytes`: a record batch is no larger, unless it has one record only. What is decompressed takes little
+    memory beside it, unless one of the brokers' batches is large.
     """
 
     def __init__(self, topic: str, partition: int, columns: Sequence[str], max_batch_bytes: int) -> None:
@@ -61,7 +63,9 @@ class Decoder:
         self._partition = partition
         self._max_batch_bytes = max_batch_bytes
         # Where batches are decompressed, again and again: fresh memory costs as much as filling it.
-        self._scratch = np.empty(0, np.uint8)
+        self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
+        # Of the batch before.
+        self._compression_ratio = 1.0
         self._constants: dict[str, pa.Array] = {}
 
     def prepare(self) -> None:
@@ -168,16 +172,20 @@ class Decoder:
             body = bodies[number]
             offset = int(body[kernels.FIRST_OFFSET])
             compressed = records[body[kernels.BODY_START] : body[kernels.BODY_END]]
+            # Batches are much alike, and to try in vain costs as much as to succeed.
+            fits = filled_bytes + self._compression_ratio * len(compressed) <= SCRATCH_BYTES
             while True:
+                if filled_bytes and not fits:
+                    yield self._scratch[:filled_bytes], bodies[first:number]
+                    filled_bytes, first = 0, number
                 room = self._scratch[filled_bytes:].data
                 size_bytes = self._at(offset, record_batch.decompress_into, codec, compressed, room)
                 if size_bytes is not None:
                     break
-                if filled_bytes:
-                    yield self._scratch[:filled_bytes], bodies[first:number]
-                    filled_bytes, first = 0, number
-                else:
+                fits = False
+                if not filled_bytes:
                     self._at(offset, self._make_room)
+            self._compression_ratio = size_bytes / max(len(compressed), 1)
             body[kernels.BODY_START] = filled_bytes
             filled_bytes += size_bytes
             body[kernels.BODY_END] = filled_bytes
@@ -185,10 +193,10 @@ class Decoder:
 
     def _make_room(self) -> None:
         """Larger scratch memory. Raises KafkaError(MESSAGE_TOO_LARGE) when it is as large as a batch may become."""
-        most_bytes = max(self._max_batch_bytes, record_batch.MAX_DECOMPRESSED_BYTES)
+        most_bytes = record_batch.MAX_DECOMPRESSED_BYTES
         if len(self._scratch) == most_bytes:
             raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"the records decompress to more than {most_bytes} bytes")
-        self._scratch = np.empty(min(most_bytes, max(self._max_batch_bytes, 4 * len(self._scratch))), np.uint8)
+        self._scratch = np.empty(min(most_bytes, 4 * len(self._scratch)), np.uint8)
 
     # -- columns --------------------------------------------------------------------------------------------------
 

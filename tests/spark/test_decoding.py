@@ -3,6 +3,7 @@
 import struct
 import subprocess
 import sys
+from random import Random
 
 import crc32c
 import pyarrow as pa
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from klamm.protocol import record_batch
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import CompressionType, ControlRecordType, EndTransactionMarker, Record, build_batch
+from klamm.spark import decoding
 from klamm.spark.decoding import Decoder
 from klamm.spark.schema import ALL_COLUMNS, COLUMNS, HEADERS, LEADER_EPOCH, columns, schema
 
@@ -344,6 +346,8 @@ def test_decoding_does_not_import_pandas() -> None:
     """A third of a second, which pyarrow spends for some innocent calls."""
     program = """
 import sys
+from random import Random
+from klamm.spark import decoding
 from klamm.spark.decoding import Decoder
 from klamm.spark.schema import columns
 from klamm.protocol.record_batch import Record, build_batch
@@ -359,6 +363,7 @@ def test_where_nothing_can_be_kept_on_disk_the_loops_are_compiled_nevertheless()
     program = """
 from numba.core import caching
 caching.CompileResultCacheImpl._locator_classes = []
+from klamm.spark import decoding
 from klamm.spark.decoding import Decoder
 from klamm.protocol.record_batch import Record, build_batch
 decoder = Decoder("t", 0, ("value",), 1000)
@@ -366,3 +371,26 @@ decoder = Decoder("t", 0, ("value",), 1000)
 print(batch.to_pylist())
 """
     assert run(program) == "[{'value': b'found'}]\n"
+
+
+@pytest.mark.parametrize("codec", [codec for codec in CompressionType if codec is not CompressionType.NONE])
+def test_batches_that_are_unlike_the_one_before(codec, monkeypatch):
+    """Hardly compressed, then a thousandfold, then hardly: what was expected of the room is wrong each time."""
+    monkeypatch.setattr(decoding, "SCRATCH_BYTES", 3000)
+    random = Random(7)
+    values = [
+        random.randbytes(1000),
+        bytes(90_000),
+        random.randbytes(2900),
+        b"",
+        bytes(2900),
+        *[random.randbytes(700)] * 9,
+    ]
+    batches = [
+        build_batch([Record(None, value)], base_offset=offset, codec=codec) for offset, value in enumerate(values)
+    ]
+    decoder = Decoder("t", 0, ("offset", "value"), 1 << 20)
+    made = list(decoder.decode(decoder.scan(b"".join(batches)), 0, len(values)))
+    assert [value for batch in made for value in batch["value"].to_pylist()] == values
+    assert [offset for batch in made for offset in batch["offset"].to_pylist()] == list(range(len(values)))
+    assert len(made) > 5
