@@ -25,9 +25,11 @@ from klamm.net.client import Connection, Disconnected, NotSent
 from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse, FetchResponsePartition
-from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.messages import ApiKey
 from klamm.spark.decoding import Decoder
+from klamm.spark.list_offsets import CONSUMER, READ_COMMITTED, READ_UNCOMMITTED, asked_at, list_offsets_request
 from klamm.spark.network import Work, start
+from klamm.spark.options import EARLIEST, LATEST, TopicPartition
 from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
 
 logger = logging.getLogger(__name__)
@@ -39,10 +41,6 @@ FIRST_FETCH_BYTES = 1024 * 1024
 # Well below the largest response that the client takes, which a batch larger than this may still need.
 LARGEST_FETCH_BYTES = 64 * 1024 * 1024
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
-
-_CONSUMER = -1
-_EARLIEST, _LATEST = -2, -1
-_READ_UNCOMMITTED, _READ_COMMITTED = 0, 1
 
 
 class Loss(NamedTuple):
@@ -222,7 +220,7 @@ class _Fetcher:
             # A leader returns at least one batch where there is one, so compaction has left none.
             return self._range.end_offset
         # A leader that does not know yet how far its log is committed refuses to tell the end.
-        end = await self._log_offset(connection, state, _LATEST)
+        end = await self._log_offset(connection, state, LATEST)
         if end < self._range.end_offset:
             last = self._range.end_offset - 1
             raise _Passing(DataLoss(f"{self}: the log ends at offset {end}, but {offset} to {last} were to be read"))
@@ -235,7 +233,7 @@ class _Fetcher:
 
     async def _out_of_range(self, connection: Connection, state: PartitionMetadata, offset: int) -> Loss:
         """What is lost when the leader has no such offset."""
-        first = await self._log_offset(connection, state, _EARLIEST)
+        first = await self._log_offset(connection, state, EARLIEST)
         if offset < first:
             lost = min(first, self._range.end_offset)
             return Loss(
@@ -243,27 +241,15 @@ class _Fetcher:
                 lost,
                 f"{self}: the records from offset {offset} to {lost - 1} were removed, the log begins at {first}",
             )
-        end = await self._log_offset(connection, state, _LATEST)
+        end = await self._log_offset(connection, state, LATEST)
         if offset > end:
             message = f"{self}: the log ends at offset {end}, but {offset} to {self._range.end_offset - 1} were there"
             raise _Passing(DataLoss(message), GRACE_MS)
         raise _Passing(self._out_of_range_error(offset))
 
     async def _log_offset(self, connection: Connection, state: PartitionMetadata, which: int) -> int:
-        request = request_class(ApiKey.LIST_OFFSETS)
-        topic = request.ListOffsetsTopic
-        partition = topic.ListOffsetsPartition(
-            partition_index=self._partition, current_leader_epoch=state.leader_epoch, timestamp=which
-        )
-        response = await connection.send(
-            ApiKey.LIST_OFFSETS,
-            lambda version: request(
-                version=version,
-                replica_id=_CONSUMER,
-                isolation_level=_READ_UNCOMMITTED,
-                topics=[topic(name=self._range.topic, partitions=[partition])],
-            ),
-        )
+        asked = {TopicPartition(self._range.topic, self._partition): asked_at(which, state)}
+        response = await connection.send(ApiKey.LIST_OFFSETS, lambda version: list_offsets_request(version, asked))
         (answer,) = response.topics[0].partitions
         if answer.error_code != ErrorCode.NONE:
             raise self._error(answer.error_code, f"broker {state.leader} does not tell where the log begins and ends")
@@ -271,14 +257,14 @@ class _Fetcher:
         return offset
 
     def _request(self, state: PartitionMetadata, offset: int, max_bytes: int) -> FetchRequest:
-        wanted = FetchPartition(self._partition, state.leader_epoch, offset, -1, -1, max_bytes)
+        asked = FetchPartition(self._partition, state.leader_epoch, offset, -1, -1, max_bytes)
         return FetchRequest(
-            replica_id=_CONSUMER,
+            replica_id=CONSUMER,
             max_wait_ms=self._options.fetch_max_wait_ms,
             min_bytes=1,
             max_bytes=max_bytes,
-            isolation_level=_READ_COMMITTED if self._options.read_committed else _READ_UNCOMMITTED,
-            topics=[(self._range.topic, [wanted])],
+            isolation_level=READ_COMMITTED if self._options.read_committed else READ_UNCOMMITTED,
+            topics=[(self._range.topic, [asked])],
         )
 
     def _state(self, client: ClusterClient) -> PartitionMetadata:

@@ -21,7 +21,8 @@ from typing import Any
 from klamm.net.client import Disconnected, NotSent
 from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata, TopicMetadata
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.messages import ApiKey
+from klamm.spark.list_offsets import READ_COMMITTED, READ_UNCOMMITTED, asked_at, list_offsets_request
 from klamm.spark.network import call
 from klamm.spark.options import EARLIEST, LATEST, Bound, Limit, OptionError, ReadOptions, TopicPartition, Topics
 from klamm.spark.settings import DataLoss, PartitionRange
@@ -36,8 +37,6 @@ MISSING_TIMEOUT_MS = 5_000
 BACKOFF_MS = 50
 NO_OFFSET = -1
 INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state")
-READ_UNCOMMITTED, READ_COMMITTED = 0, 1
-CONSUMER = -1
 
 # No topic can have these names.
 _TOPIC_IDS = "$topicIds"
@@ -509,11 +508,12 @@ async def _ask_leader(
     if leader < 0:
         names = ", ".join(map(str, wanted))
         return _Answer({}, KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"no leader for {names}"))
+    asked = {partition: asked_at(timestamp, _state(client, partition)) for partition, timestamp in wanted.items()}
     isolation_level = READ_COMMITTED if options.fetch.read_committed else READ_UNCOMMITTED
     try:
         connection = await client.connection_to(leader)
         response = await connection.send(
-            ApiKey.LIST_OFFSETS, lambda version: _list_offsets_request(client, version, isolation_level, wanted)
+            ApiKey.LIST_OFFSETS, lambda version: list_offsets_request(version, asked, isolation_level=isolation_level)
         )
     except (NotSent, Disconnected, KafkaError) as error:
         return _Answer({}, error)
@@ -529,27 +529,3 @@ async def _ask_leader(
             if answer.error_code not in RETRIABLE_ERRORS:
                 raise failed
     return _Answer(offsets, failed)
-
-
-def _list_offsets_request(
-    client: ClusterClient, version: int, isolation_level: int, wanted: Mapping[TopicPartition, int]
-) -> Any:
-    """With the leader epochs that the client knows, so that a former leader does not answer with an old end."""
-    request = request_class(ApiKey.LIST_OFFSETS)
-    topic_class = request.ListOffsetsTopic
-    topics: dict[str, list[Any]] = {}
-    for partition, timestamp in wanted.items():
-        state = _state(client, partition)
-        topics.setdefault(partition.topic, []).append(
-            topic_class.ListOffsetsPartition(
-                partition_index=partition.partition,
-                current_leader_epoch=state.leader_epoch if state else -1,
-                timestamp=timestamp,
-            )
-        )
-    return request(
-        version=version,
-        replica_id=CONSUMER,
-        isolation_level=isolation_level,
-        topics=[topic_class(name=name, partitions=partitions) for name, partitions in topics.items()],
-    )

@@ -34,14 +34,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from klamm.environment import SystemFileSystem
-from klamm.net.client import ClientError
+from klamm.net.client import ClientError, Disconnected, NotSent
 from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import advance_sequence
+from klamm.spark.list_offsets import CONSUMER, DEBUGGING_CONSUMER, asked_at, list_offsets_request
 from klamm.spark.network import call
 from klamm.spark.offset_commits import commit_once
-from klamm.spark.options import OptionError, TopicPartition, WriteOptions, write_options
+from klamm.spark.options import LATEST, OptionError, TopicPartition, WriteOptions, write_options
 from klamm.spark.partition_reader import read_range
 from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, Snapshot, TopicSnapshot
 from klamm.spark.pipelines.distribution import distribute
@@ -64,7 +65,6 @@ _QUIET_S = 1.0
 _SETTLE_TIMEOUT_S = 60.0
 _BACKOFF_S = 0.2
 _COMMIT_TIMEOUT_S = 30
-_CONSUMER, _DEBUGGING_CONSUMER, _LATEST = -1, -2, -1
 
 
 class ReplayError(Exception):
@@ -255,7 +255,7 @@ async def _begins(
     count = len(client.metadata.topics[target].partitions)
     if count and count <= numbers[-1]:
         raise OptionError(f"topic {target} has {count} partitions; the archive has records of partition {numbers[-1]}")
-    return {number: await _log_end(client, target, number, _DEBUGGING_CONSUMER) for number in numbers}
+    return {number: await _log_end(client, target, number, DEBUGGING_CONSUMER) for number in numbers}
 
 
 def _newest(ranges: Iterable[ArchivedRange]) -> dict[str, list[ArchivedRange]]:
@@ -405,8 +405,8 @@ async def _end(client: ClusterClient, *, piece: _Piece) -> int:
     """The end of a partition when all in-sync replicas have it and, where somebody has begun the file, it stays."""
     began, quiet_since, last = await _now(client), 0.0, -1
     while True:
-        end = await _log_end(client, piece.topic, piece.partition, _DEBUGGING_CONSUMER)
-        committed = await _log_end(client, piece.topic, piece.partition, _CONSUMER)
+        end = await _log_end(client, piece.topic, piece.partition, DEBUGGING_CONSUMER)
+        committed = await _log_end(client, piece.topic, piece.partition, CONSUMER)
         now = await _now(client)
         if end != last:
             quiet_since, last = now, end
@@ -422,18 +422,12 @@ async def _end(client: ClusterClient, *, piece: _Piece) -> int:
 
 async def _log_end(client: ClusterClient, topic: str, number: int, replica_id: int) -> int:
     """The high watermark for a consumer; for a debugging consumer the end of the leader's log."""
-    request = request_class(ApiKey.LIST_OFFSETS)
-    topic_class = request.ListOffsetsTopic
 
     def build(version: int) -> Any:
         # Kafka's followers answer a debugging consumer, too; by the epoch they see that they are not meant.
         known = client.metadata.topics.get(topic)
-        state = None if known is None else known.partitions.get(number)
-        wanted = topic_class.ListOffsetsPartition(
-            partition_index=number, current_leader_epoch=-1 if state is None else state.leader_epoch, timestamp=_LATEST
-        )
-        topics = [topic_class(name=topic, partitions=[wanted])]
-        return request(version=version, replica_id=replica_id, isolation_level=0, topics=topics)
+        asked = asked_at(LATEST, None if known is None else known.partitions.get(number))
+        return list_offsets_request(version, {TopicPartition(topic, number): asked}, replica_id=replica_id)
 
     response = await client.send_to_leader(
         topic,
@@ -499,7 +493,7 @@ def _commit(options: ClientOptions, group: str, offsets: Mapping[str, Mapping[in
         while flat:
             try:
                 return await commit_once(client, group, flat)
-            except (ClientError, KafkaError) as error:
+            except (NotSent, Disconnected, KafkaError) as error:
                 passing = not isinstance(error, KafkaError) or error.code in RETRIABLE_ERRORS
                 if not passing or asyncio.get_running_loop().time() >= deadline:
                     raise

@@ -1,0 +1,58 @@
+"""ListOffsets requests: where a partition's log begins and ends, and what it had at a time.
+
+What must stay true: a request says which leader epoch the client knows, so that neither a former leader nor a follower
+answers with an end that is not the leader's (KIP-320).
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from klamm.net.cluster import PartitionMetadata
+from klamm.protocol.messages import ApiKey, request_class
+from klamm.spark.options import TopicPartition
+
+CONSUMER = -1
+DEBUGGING_CONSUMER = -2
+"""The replica id of who wants the end of the leader's log, not the high watermark."""
+
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+UNKNOWN_EPOCH = -1
+
+
+class Asked(NamedTuple):
+    """A timestamp in milliseconds, EARLIEST or LATEST; and the leader epoch."""
+
+    timestamp: int
+    leader_epoch: int
+
+
+def asked_at(timestamp: int, state: PartitionMetadata | None) -> Asked:
+    """What is asked of a partition whose state is known, or not."""
+    return Asked(timestamp, UNKNOWN_EPOCH if state is None else state.leader_epoch)
+
+
+def list_offsets_request(
+    version: int,
+    partitions: Mapping[TopicPartition, Asked],
+    *,
+    isolation_level: int = READ_UNCOMMITTED,
+    replica_id: int = CONSUMER,
+) -> Any:
+    """The request for these partitions."""
+    request = request_class(ApiKey.LIST_OFFSETS)
+    topic_class = request.ListOffsetsTopic
+    topics: dict[str, list[Any]] = {}
+    for partition, each in partitions.items():
+        topics.setdefault(partition.topic, []).append(
+            topic_class.ListOffsetsPartition(
+                partition_index=partition.partition,
+                current_leader_epoch=each.leader_epoch,
+                timestamp=each.timestamp,
+            )
+        )
+    return request(
+        version=version,
+        replica_id=replica_id,
+        isolation_level=isolation_level,
+        topics=[topic_class(name=name, partitions=asked) for name, asked in topics.items()],
+    )
