@@ -11,7 +11,8 @@ import pytest
 from archiving import archived, in_topic
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from oracles import RealKafka, RealZooKeeper
+from kafka_broker import running_kafka
+from oracles import RealKafka
 from producing import numbered, produce
 from test_spark_writing import read
 from test_transform import sale
@@ -23,16 +24,8 @@ from klamm.spark.pipelines.replay import replay
 @pytest.fixture(scope="module")
 def kafka(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealKafka]:
     """A broker of Apache Kafka 2.8.2."""
-    directory = tmp_path_factory.mktemp("kafka-of-pipelines")
-    zookeeper = RealZooKeeper(kafka_jars, directory)
-    zookeeper.start()
-    broker = RealKafka(kafka_jars, directory, zookeeper.connect, properties={"offsets.topic.num.partitions": 1})
-    try:
-        broker.start()
+    with running_kafka(kafka_jars, tmp_path_factory.mktemp("kafka-of-pipelines"), {}) as broker:
         yield broker
-    finally:
-        broker.kill()
-        zookeeper.kill()
 
 
 def create(kafka: RealKafka, *topics: str, **configs: str) -> None:

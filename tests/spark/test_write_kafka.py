@@ -7,7 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
-from oracles import RealKafka, RealZooKeeper, java_tool
+from kafka_broker import running_kafka
+from oracles import RealKafka, java_tool
 from test_spark_writing import read, values_read
 
 from klamm.protocol.errors import KafkaError
@@ -21,17 +22,8 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 @pytest.fixture(scope="module")
 def kafka(kafka_jars: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealKafka]:
     """A broker of Apache Kafka 2.8.2 that creates topics of three partitions when they are asked for."""
-    directory = tmp_path_factory.mktemp("kafka-written-to")
-    zookeeper = RealZooKeeper(kafka_jars, directory)
-    zookeeper.start()
-    properties = {"num.partitions": 3, "offsets.topic.num.partitions": 1}
-    broker = RealKafka(kafka_jars, directory, zookeeper.connect, properties=properties)
-    try:
-        broker.start()
+    with running_kafka(kafka_jars, tmp_path_factory.mktemp("kafka-written-to"), {"num.partitions": 3}) as broker:
         yield broker
-    finally:
-        broker.kill()
-        zookeeper.kill()
 
 
 def create(kafka: RealKafka, topic: str, **configs: str) -> None:
