@@ -5,7 +5,7 @@ SEEDS ?= 500
 BIN := .venv/bin
 PYTHON := $(BIN)/python
 
-.PHONY: help venv run test check simulate bench format docs lock system clean
+.PHONY: help venv run test check interop simulate bench format docs lock system clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -27,6 +27,10 @@ check: venv  ## lint, format, types, layers
 
 test: check system  ## everything: check, then all tests
 	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --durations 15
+
+interop: venv system  ## all tests that talk to real Kafka, ZooKeeper and clients, the long ones too
+	$(PYTHON) -m pytest -n $(PYTEST_WORKERS) --dist loadfile --durations 15 -m "long or not long" \
+		tests/interop tests/clients tests/faults tests/durability
 
 simulate: venv  ## random faults on simulated clusters, SEEDS=500 of them
 	$(PYTHON) -m klamm.simulation --seeds $(SEEDS)
