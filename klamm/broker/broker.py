@@ -18,6 +18,7 @@ import logging
 import os.path
 from collections.abc import Awaitable, Mapping
 
+from klamm.broker.auto_topic_creation import AutoTopicCreation
 from klamm.broker.config_admin import ConfigAdmin
 from klamm.broker.config_changes import ConfigChanges
 from klamm.broker.config_handlers import ConfigHandlers
@@ -104,8 +105,12 @@ class Broker:
         self._topic_admin = TopicAdmin(
             environment, lambda: self._broker_config.current, self._metadata_cache, lambda: self._zookeeper.store
         )
+        self._auto_topic_creation = AutoTopicCreation(self._topic_admin, self._fail)
         self._offsets_topic = OffsetsTopic(
-            lambda: self._broker_config.current, self._metadata_cache, self._topic_admin, lambda: self._zookeeper.store
+            lambda: self._broker_config.current,
+            self._metadata_cache,
+            self._auto_topic_creation,
+            lambda: self._zookeeper.store,
         )
         self._finalized_features = FinalizedFeatureCache(
             SUPPORTED_FEATURES, config.inter_broker_protocol_version, lambda: self._zookeeper.store, self._fail
@@ -328,6 +333,7 @@ class Broker:
             self._metadata_cache,
             self._topic_configs,
             self._topic_admin,
+            self._auto_topic_creation,
             ConfigAdmin(self._metadata_cache, self._broker_config, self.broker_id, lambda: self._zookeeper.store),
             LeaderElections(controller, self._metadata_cache),
             self._finalized_features,

@@ -12,6 +12,7 @@ from types import CoroutineType
 from typing import Any
 
 from klamm.broker.registry import Api, Body, Request
+from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.broker.security import ANONYMOUS, Client
 from klamm.broker.services import Services
 from klamm.net.server import InvalidRequest, Response, ServerConnection
@@ -19,8 +20,6 @@ from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, InvalidFrame
 from klamm.tasks import in_slices
-from klamm.znodes.fields import ZnodeError
-from klamm.zookeeper.errors import ZooKeeperError
 
 NO_RESPONSE = Response(None)
 
@@ -103,15 +102,8 @@ class Dispatcher:
     ) -> Response:
         try:
             body = await pending
-        except KafkaError as error:
-            body = request.api.error_response(request, error)
-        except ZooKeeperError as error:
-            # ZooKeeper is away or has ended the session; whether a write that was under way was done is unknown.
-            timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"ZooKeeper: {error}")
-            body = request.api.error_response(request, timed_out)
-        except ZnodeError as error:
-            # Somebody else has written a znode that the request is about; the others can still be served.
-            body = request.api.error_response(request, KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error)))
+        except ITEM_ERRORS as error:
+            body = request.api.error_response(request, as_kafka_error(error))
         return self._respond(request, correlation_id, request_bytes, body)
 
     def _respond(self, request: Request, correlation_id: int, request_bytes: int, body: Body | None) -> Response:

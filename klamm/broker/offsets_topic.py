@@ -13,8 +13,9 @@ Source: kafka.server.AutoTopicCreationManager, kafka.coordinator.group.GroupCoor
 import logging
 from collections.abc import Callable
 
+from klamm.broker.auto_topic_creation import AutoTopicCreation
 from klamm.broker.metadata_cache import NO_LEADER, Endpoint, MetadataCache
-from klamm.broker.topic_admin import OFFSETS_TOPIC, NewTopic, TopicAdmin
+from klamm.broker.topic_admin import OFFSETS_TOPIC, NewTopic
 from klamm.config.broker import BrokerConfig
 from klamm.coordinator.group_metadata_manager import UNKNOWN_PARTITION, partition_for
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -31,15 +32,14 @@ class OffsetsTopic:
         self,
         config: Callable[[], BrokerConfig],
         metadata_cache: MetadataCache,
-        topic_admin: TopicAdmin,
+        auto_topic_creation: AutoTopicCreation,
         zookeeper: Callable[[], KafkaZooKeeper],
     ) -> None:
         self._config = config
         self._metadata_cache = metadata_cache
-        self._topic_admin = topic_admin
+        self._auto_topic_creation = auto_topic_creation
         self._zookeeper = zookeeper
         self._partition_count = 0
-        self._is_being_created = False
 
     async def load(self) -> None:
         """Asks ZooKeeper for the number of partitions, if that is not known yet. Raises ZooKeeperError."""
@@ -87,15 +87,8 @@ class OffsetsTopic:
 
     async def _create(self) -> None:
         """Does not wait for leaders. Raises KafkaError COORDINATOR_NOT_AVAILABLE with the reason when it cannot be."""
-        if self._is_being_created:
-            return
-        self._is_being_created = True
-        try:
-            (created,) = await self._topic_admin.create_topics([self.new_topic()], timeout_ms=0, validate_only=False)
-        finally:
-            self._is_being_created = False
-        error = created.error
-        if error is not None and error.code not in (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.TOPIC_ALREADY_EXISTS):
+        error = (await self._auto_topic_creation.create([self.new_topic()])).get(OFFSETS_TOPIC)
+        if error is not None:
             _log.warning("%s cannot be created, so no group has a coordinator: %s", OFFSETS_TOPIC, error)
             raise _not_available(f"{OFFSETS_TOPIC} cannot be created: {error.message or error.code.name}")
 

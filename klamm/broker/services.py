@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from klamm.broker.auto_topic_creation import AutoTopicCreation
 from klamm.broker.config_admin import ConfigAdmin
 from klamm.broker.controller_channel import ControllerChannel
 from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
@@ -45,6 +46,7 @@ class Services:
     metadata_cache: MetadataCache
     topic_configs: TopicConfigs
     topic_admin: TopicAdmin
+    auto_topic_creation: AutoTopicCreation
     config_admin: ConfigAdmin
     leader_elections: LeaderElections
     finalized_features: FinalizedFeatureCache

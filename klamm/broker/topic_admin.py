@@ -17,6 +17,7 @@ from uuid import UUID
 
 from klamm.broker.metadata_cache import NO_LEADER, MetadataCache
 from klamm.broker.replica_assignment import InvalidPartitions, InvalidReplicationFactor, assign_replicas
+from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.config.broker import BrokerConfig
 from klamm.config.definition import ConfigError
 from klamm.config.topic import TopicConfig
@@ -124,8 +125,8 @@ class TopicAdmin:
                 topic_id = self._environment.random_uuid()
             if not validate_only:
                 await self._zookeeper().create_topic(topic.name, assignment, topic_id, overrides)
-        except KafkaError as error:
-            return CreatedTopic(topic.name, error)
+        except ITEM_ERRORS as error:
+            return CreatedTopic(topic.name, as_kafka_error(error))
         return CreatedTopic(topic.name, None, topic_id, assignment, config)
 
     def _validate(
@@ -211,8 +212,8 @@ class TopicAdmin:
                 expected[topic] = await self._grow(topic, count, replicas, validate_only, left_partitions)
                 left_partitions -= len(expected[topic])
                 results[topic] = None
-            except KafkaError as error:
-                results[topic] = error
+            except ITEM_ERRORS as error:
+                results[topic] = as_kafka_error(error)
             if index % TOPICS_PER_SLICE == 0:
                 await asyncio.sleep(0)
         if not validate_only:
@@ -278,8 +279,8 @@ class TopicAdmin:
             try:
                 await self._zookeeper().mark_topic_for_deletion(topic)
                 results[topic] = None
-            except KafkaError as error:
-                results[topic] = error
+            except ITEM_ERRORS as error:
+                results[topic] = as_kafka_error(error)
         marked = {topic: None for topic, error in results.items() if error is None}
         gone = await self._wait(_TopicsDeleted(self._metadata_cache, list(marked)), marked, timeout_ms)
         timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the topic is marked for deletion, but not gone yet")

@@ -137,6 +137,79 @@ def test_zookeeper_away_within_the_session(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def metadata_topics(*names: str) -> list[Any]:
+    return [messages.request_class(ApiKey.METADATA).MetadataRequestTopic(name=name) for name in names]
+
+
+def test_topics_that_exist_are_told_of_while_zookeeper_is_away_and_others_are_not_there_yet(tmp_path: Path) -> None:
+    async def scenario(cluster: Behind, client: Client) -> None:
+        await client.create_topic("t")
+        cluster.proxy.refusing = True
+        cluster.proxy.cut()
+        expired = asyncio.Event()
+        await cluster.zk.exists("/brokers/ids/0", lambda event: expired.set())
+        wanted = metadata_topics("t", "new", "newer")
+        for waits in (True, False):
+            answer = await asyncio.wait_for(
+                client.ask(ApiKey.METADATA, topics=wanted, allow_auto_topic_creation=True), 3 if waits else 1
+            )
+            assert [(topic.name, topic.error_code, len(topic.partitions)) for topic in answer.topics] == [
+                ("t", NONE, 1),
+                ("new", ErrorCode.LEADER_NOT_AVAILABLE, 0),
+                ("newer", ErrorCode.LEADER_NOT_AVAILABLE, 0),
+            ]
+        assert not expired.is_set()
+        # Nobody asks again, but what was begun is done.
+        cluster.proxy.refusing = False
+        await until(lambda: set(cluster.broker._metadata_cache.snapshot.topics) == {"t", "new", "newer"})
+
+    play(tmp_path, scenario, zookeeper_session_timeout_ms=10_000)
+
+
+def test_without_a_session_each_item_of_a_request_gets_its_own_answer(tmp_path: Path) -> None:
+    """An item that needs no ZooKeeper to be refused, or served, is; the others are to be tried again."""
+    timed_out = ErrorCode.REQUEST_TIMED_OUT
+
+    async def scenario(cluster: Behind, client: Client) -> None:
+        await client.create_topic("t")
+        cluster.proxy.refusing = True
+        cluster.proxy.cut()
+        expired = asyncio.Event()
+        await cluster.zk.exists("/brokers/ids/0", lambda event: expired.set())
+        creations = [
+            messages.request_class(ApiKey.CREATE_TOPICS).CreatableTopic(
+                name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[]
+            )
+            for name in ("n", "t", "a/b")
+        ]
+        created = asyncio.ensure_future(
+            (await cluster.connect()).ask(ApiKey.CREATE_TOPICS, topics=creations, timeout_ms=1000)
+        )
+        resource = messages.request_class(ApiKey.DESCRIBE_CONFIGS).DescribeConfigsResource
+        resources = [
+            resource(resource_type=kind, resource_name=name, configuration_keys=None)
+            for kind, name in ((2, "t"), (2, "absent"), (4, "0"))
+        ]
+        described = asyncio.ensure_future((await cluster.connect()).ask(ApiKey.DESCRIBE_CONFIGS, resources=resources))
+        found = await client.ask(ApiKey.FIND_COORDINATOR, key="g")
+        assert found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+        await expired.wait()
+        cluster.proxy.refusing = False
+        assert [(one.resource_name, one.error_code) for one in (await described).results] == [
+            ("t", timed_out),
+            ("absent", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            ("0", NONE),
+        ]
+        assert [(topic.name, topic.error_code) for topic in (await created).topics] == [
+            ("n", timed_out),
+            ("t", ErrorCode.TOPIC_ALREADY_EXISTS),
+            ("a/b", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ]
+        await cluster.registered()
+
+    play(tmp_path, scenario, zookeeper_session_timeout_ms=300)
+
+
 def test_a_stop_does_not_wait_for_zookeeper(tmp_path: Path) -> None:
     async def scenario(cluster: Behind, client: Client) -> None:
         await client.create_topic("t")

@@ -6,6 +6,7 @@ from enum import IntEnum
 from typing import Any
 
 from klamm.broker.registry import Body, Request
+from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.broker.security import CLUSTER_NAME, ResourceType
 from klamm.protocol.errors import ErrorCode, KafkaError
 
@@ -39,8 +40,8 @@ async def alter_each(
             if kind is ConfigResourceType.BROKER_LOGGER:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "the levels of broker loggers cannot be changed")
             await alter(kind, resource)
-        except KafkaError as error:
-            answers.append(_answer(response_class, resource, error))
+        except ITEM_ERRORS as error:
+            answers.append(_answer(response_class, resource, as_kafka_error(error)))
         else:
             answers.append(_answer(response_class, resource, KafkaError(ErrorCode.NONE)))
     return response_class(version=request.version, responses=answers)

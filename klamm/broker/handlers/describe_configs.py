@@ -7,6 +7,7 @@ default of the cluster (an empty name) by every broker.
 from collections.abc import Mapping, Sequence
 
 from klamm.broker.registry import Body, Request, handler
+from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.broker.topic_admin import validate_topic_name
 from klamm.config.describe import DescribedConfig, describe_broker, describe_default_broker, describe_topic
@@ -38,11 +39,19 @@ def error_response(request: Request, error: KafkaError) -> Body:
 )
 async def handle(request: Request) -> Body:
     # Each resource once, so that the response is not many thousand times as large as its request.
-    configs = await request.services.topic_configs.read(_topics(request))
+    topics = _topics(request)
+    configs: Mapping[str, TopicConfig] = {}
+    unread = None
+    try:
+        configs = await request.services.topic_configs.read(list(topics))
+    except ITEM_ERRORS as error:
+        unread = as_kafka_error(error)
     resources = {(resource.resource_type, resource.resource_name): resource for resource in request.body.resources}
     results = []
     for resource in resources.values():
         try:
+            if unread is not None and resource.resource_type == TOPIC and resource.resource_name in topics:
+                raise unread
             entries = _entries(request, resource.configuration_keys, _describe(request, resource, configs))
         except KafkaError as error:
             results.append(_failed(resource, error))
@@ -59,10 +68,10 @@ async def handle(request: Request) -> Body:
     return Response(version=request.version, results=results)
 
 
-def _topics(request: Request) -> list[str]:
+def _topics(request: Request) -> dict[str, None]:
     """Those that are asked for and exist."""
     names = dict.fromkeys(one.resource_name for one in request.body.resources if one.resource_type == TOPIC)
-    return [name for name in names if name in request.services.metadata_cache.snapshot.topics]
+    return {name: None for name in names if name in request.services.metadata_cache.snapshot.topics}
 
 
 def _describe(request: Request, resource: Body, configs: Mapping[str, TopicConfig]) -> Sequence[DescribedConfig]:

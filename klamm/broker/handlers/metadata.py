@@ -1,8 +1,9 @@
 """Metadata (key 3): brokers, the controller, and the leaders of topics, as this broker's metadata cache has them.
 
 Every version. Topics that do not exist are created when the client allows it, auto.create.topics.enable is on and the
-client may create; they are answered with LEADER_NOT_AVAILABLE, as in Kafka, and a later request finds them. Topics are
-found by name only; ids in requests come with version 12, which Kafka 2.8 does not have.
+client may create; they are answered with LEADER_NOT_AVAILABLE, as in Kafka, and a later request finds them. So they are
+while ZooKeeper is away, and the topics that exist are answered as ever. Topics are found by name only; ids in requests
+come with version 12, which Kafka 2.8 does not have.
 """
 
 from collections.abc import Sequence
@@ -118,16 +119,9 @@ async def _auto_create(request: Request, names: Sequence[str]) -> dict[str, Erro
     """Starts the creation of topics with the broker's defaults and does not wait for their leaders."""
     if not names:
         return {}
-    created = await request.services.topic_admin.create_topics(
-        [_new_topic(request, name) for name in names], timeout_ms=0, validate_only=False
-    )
-    codes = {}
-    for topic in created:
-        code = ErrorCode.REQUEST_TIMED_OUT if topic.error is None else topic.error.code
-        # Created just now, by this request or another one: its leaders will be known soon.
-        soon = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.TOPIC_ALREADY_EXISTS)
-        codes[topic.name] = ErrorCode.LEADER_NOT_AVAILABLE if code in soon else code
-    return codes
+    topics = [_new_topic(request, name) for name in names]
+    refused = await request.services.auto_topic_creation.create(topics)
+    return {name: refused[name].code if name in refused else ErrorCode.LEADER_NOT_AVAILABLE for name in names}
 
 
 def _new_topic(request: Request, name: str) -> NewTopic:

@@ -1,0 +1,57 @@
+"""Creates topics that clients name and nobody has created: auto-created ones, and `__consumer_offsets`.
+
+What must stay true:
+- A request waits for ZooKeeper at most `ANSWER_WITHIN_MS`, and what it asks of topics that exist never fails with it.
+- A creation that has begun runs to its end, whether or not the client that caused it is still there.
+- One topic has one creation under way at a time, and there are at most `MAX_UNDER_WAY`. Clients ask again.
+
+Source: kafka.server.AutoTopicCreationManager.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+
+from klamm.broker.topic_admin import NewTopic, TopicAdmin
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.tasks import OnFailure, start_task
+
+# How long a client waits for the writes of the creations that it causes. ZooKeeper takes milliseconds when it is there.
+ANSWER_WITHIN_MS = 500
+MAX_UNDER_WAY = 1000
+
+# The topic has no leaders yet, ZooKeeper did not say whether it was created, or somebody else has created it.
+_TO_BE_ASKED_FOR_AGAIN = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.TOPIC_ALREADY_EXISTS)
+
+
+class AutoTopicCreation:
+    """The creations of one broker that no CreateTopics request has asked for."""
+
+    def __init__(self, topic_admin: TopicAdmin, on_failure: OnFailure) -> None:
+        self._topic_admin = topic_admin
+        self._on_failure = on_failure
+        self._under_way: dict[str, None] = {}
+
+    async def create(self, topics: Sequence[NewTopic]) -> dict[str, KafkaError]:
+        """Starts to create the topics. Returns those that cannot be, with the reason; the others will be there soon."""
+        room = MAX_UNDER_WAY - len(self._under_way)
+        new = [topic for topic in topics if topic.name not in self._under_way][:room]
+        if not new:
+            return {}
+        self._under_way.update(dict.fromkeys(topic.name for topic in new))
+        refused: dict[str, KafkaError] = {}
+        creation = start_task(self._create(new, refused), self._on_failure)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(ANSWER_WITHIN_MS / 1000):
+                await asyncio.shield(creation)
+        return dict(refused)
+
+    async def _create(self, topics: Sequence[NewTopic], refused: dict[str, KafkaError]) -> None:
+        """Does not wait for leaders."""
+        try:
+            for created in await self._topic_admin.create_topics(topics, timeout_ms=0, validate_only=False):
+                if created.error is not None and created.error.code not in _TO_BE_ASKED_FOR_AGAIN:
+                    refused[created.name] = created.error
+        finally:
+            for topic in topics:
+                del self._under_way[topic.name]
