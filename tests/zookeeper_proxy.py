@@ -4,6 +4,9 @@ import asyncio
 import contextlib
 import struct
 
+from klamm.zookeeper.jute import FrameSplitter
+
+MAX_FRAME_BYTES = 2**24
 PING = struct.pack(">iii", 8, -2, 11)
 
 
@@ -21,6 +24,7 @@ class Proxy:
         """Set once something that was said is kept back, or lost."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._garbage = b""
+        self._last_xid: int | None = None
         self.refusing = False
         """New connections are closed at once."""
         self.pings = 0
@@ -69,6 +73,13 @@ class Proxy:
         """Puts `garbage` in place of what the server says next."""
         self._garbage = garbage
 
+    def cut_after_answer(self, xid: int) -> None:
+        """The next frame with this xid is the last that reaches the client on its connection.
+
+        To be called while the server says nothing. Connections made after that are left alone.
+        """
+        self._last_xid = xid
+
     async def wait_for_pings(self, count: int) -> None:
         async with self.pinged:
             await self.pinged.wait_for(lambda: self.pings >= count)
@@ -100,6 +111,7 @@ class Proxy:
         writer.close()
 
     async def _to_client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        splitter = FrameSplitter(MAX_FRAME_BYTES)
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(65536):
                 if not self._open.is_set() and self._answers_to_pass > 0:
@@ -109,6 +121,21 @@ class Proxy:
                     await self._open.wait()
                 if self._garbage:
                     data, self._garbage = self._garbage, b""
+                is_last = False
+                if self._last_xid is not None:
+                    data, is_last = self._up_to_the_last(splitter.feed(data))
                 writer.write(data)
                 await writer.drain()
+                if is_last:
+                    break
         writer.close()
+
+    def _up_to_the_last(self, frames: list[bytes]) -> tuple[bytes, bool]:
+        """The frames as they came, without those behind the last one; and whether that is among them."""
+        passed = b""
+        for frame in frames:
+            passed += struct.pack(">i", len(frame)) + frame
+            if struct.unpack_from(">i", frame)[0] == self._last_xid:
+                self._last_xid = None
+                return passed, True
+        return passed, False

@@ -356,6 +356,40 @@ async def many_watches_survive_a_cut(scene: Scene) -> None:
         assert events == [(EventType.NODE_CREATED, path) for path in paths]
 
 
+async def a_cut_between_two_notifications_loses_no_watch(scene: Scene) -> None:
+    """One transaction fires several watches, and only the first notification arrives."""
+    async with scene.proxy() as proxy, scene.client() as other, scene.client(proxy.address) as client:
+        paths = ["/a", "/b", "/c"]
+        for path in paths:
+            await client.create(path)
+        fired = {path: Fired() for path in paths}
+        for path in paths:
+            await client.get(path, fired[path])
+        proxy.cut_after_answer(jute.XID_NOTIFICATION)
+        await other.multi([SetData(path, b"new") for path in paths])
+        for path in paths:
+            assert await fired[path].next() == (EventType.NODE_DATA_CHANGED, path)
+
+
+async def a_cut_between_two_set_watches_loses_no_watch(scene: Scene) -> None:
+    """What has changed meanwhile is watched by the last of several SetWatches, and only the first is answered."""
+    name = "x" * 200
+    async with scene.proxy() as proxy, scene.client() as other, scene.client(proxy.address) as client:
+        states, quiet, changed = States(client), Fired(), Fired()
+        paths = [f"/{name}{number}" for number in range(800)]
+        await asyncio.gather(*(client.submit_create(path) for path in paths))
+        await asyncio.gather(*(client.submit_get(path, quiet) for path in paths[:-1]))
+        await client.get(paths[-1], changed)
+        proxy.refusing = True
+        proxy.cut()
+        assert await states.next() is State.DISCONNECTED
+        await other.set(paths[-1], b"new")
+        proxy.cut_after_answer(jute.XID_SET_WATCHES)
+        proxy.refusing = False
+        assert await changed.next() == (EventType.NODE_DATA_CHANGED, paths[-1])
+        assert quiet.silent()
+
+
 async def a_silent_server_is_given_up(scene: Scene) -> None:
     async with (
         scene.proxy() as one,
@@ -493,6 +527,8 @@ SCENARIOS = [
     a_cut_connection,
     reads_are_retried_over_cuts,
     many_watches_survive_a_cut,
+    a_cut_between_two_notifications_loses_no_watch,
+    a_cut_between_two_set_watches_loses_no_watch,
     a_silent_server_is_given_up,
     idle_sessions_are_kept_alive,
     garbage_closes_the_connection,

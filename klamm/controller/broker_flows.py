@@ -22,6 +22,7 @@ from klamm.controller.reassignment import complete_reassignments, resume_reassig
 from klamm.controller.slices import CHEAP_SLICE, slices
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import TopicPartition
 
 UNKNOWN_BROKER_EPOCH = -1
@@ -66,13 +67,16 @@ async def broker_change(parts: ControllerParts) -> None:
 async def broker_modifications(parts: ControllerParts, broker_id: int) -> None:
     """A live broker says something else about itself."""
     broker = await parts.store.watched_broker(broker_id, parts.on_broker)
-    known = parts.context.live_or_shutting_down_brokers.get(broker_id)
-    if broker is not None and known is None:
-        # What it said could not be understood until now.
-        await broker_change(parts)
+    if isinstance(broker, ZnodeError):
+        _log.error("what broker %d says about itself is left out: %s", broker_id, broker)
         return
-    # A bounce comes as a change of the list of brokers.
+    known = parts.context.live_or_shutting_down_brokers.get(broker_id)
+    if broker is None and known is None:
+        return
     if broker is None or known is None or broker.epoch != known.epoch:
+        # The broker is gone, or has bounced, or what it said could not be understood until now. The watch of the list
+        # tells of the first two as well, but it may come later than this one.
+        await broker_change(parts)
         return
     before, after = known.registration, broker.registration
     if (before.endpoints, before.features) != (after.endpoints, after.features):

@@ -112,8 +112,10 @@ class ControllerStore(KafkaZooKeeper):
 
     # -- brokers and features ---------------------------------------------------------------------------------------
 
-    async def watched_broker(self, broker_id: int, on_modification: Callable[[int], None]) -> LiveBroker | None:
-        """One broker, like `live_brokers`; None when it is gone or cannot be understood."""
+    async def watched_broker(
+        self, broker_id: int, on_modification: Callable[[int], None]
+    ) -> "LiveBroker | ZnodeError | None":
+        """One broker, like `live_brokers`; None when it is gone, the error when it cannot be understood."""
         found = await self._get_all({broker_id: brokers.broker_path(broker_id)}, on_modification)
         if broker_id not in found:
             return None
@@ -121,8 +123,7 @@ class ControllerStore(KafkaZooKeeper):
         try:
             return LiveBroker(BrokerRegistration.decode(broker_id, data), stat.czxid)
         except ZnodeError as error:
-            logger.error("what broker %d says about itself is left out: %s", broker_id, error)
-            return None
+            return error
 
     async def set_up_features(self, is_enabled: bool, guard: int) -> None:
         """Gives /feature the status that the inter-broker protocol asks for (KIP-584).

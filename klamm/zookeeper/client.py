@@ -541,8 +541,7 @@ class ZooKeeperClient:
         self._auth_answers.clear()
         for scheme, credentials, answer in self._credentials:
             self._send_auth(connection, scheme, credentials, answer)
-        for request in self._watches.set_watches(self._last_zxid):
-            connection.write(jute.encode_request(jute.XID_SET_WATCHES, request))
+        connection.set_watches(self._watches.set_watches(self._last_zxid))
         while self._waiting:
             call = self._waiting.popleft()
             if not call.future.done():

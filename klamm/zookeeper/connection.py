@@ -4,6 +4,10 @@ What must stay true:
 - Replies are matched to calls in order, by xid. Anything else (a wrong xid, bytes that `jute` refuses) closes the
   connection: nothing that the server says after that can be trusted.
 - Every call handed to `send` is completed by its reply, or stands in `unanswered()` when the connection is lost.
+- `last_zxid` only counts transactions whose notifications have all come. A reply shows that: a server sends it behind
+  the notifications of everything that it can show. A notification does not, although those of ZooKeeper 3.9 carry a
+  zxid: the same transaction may fire more watches. Nor does any reply before the last SetWatches of this connection is
+  answered, since what the others missed is told only then.
 - Within one turn of the loop, everything written leaves in one piece.
 - A ping goes out when nothing was sent for about a third of the session's time-out; the peer is dead when nothing
   came for about two thirds of it. This is counted in ticks and not read from the clock, so that a process that was
@@ -103,6 +107,7 @@ class Connection(asyncio.Protocol):
         self.handshake: asyncio.Future[bool] = self._loop.create_future()
         self.closed: asyncio.Future[None] = self._loop.create_future()
         self.last_zxid = hello.last_zxid_seen
+        self._unanswered_set_watches = 0
         self._owner = owner
         self._hello = hello
         self._max_in_flight = max_in_flight
@@ -132,6 +137,12 @@ class Connection(asyncio.Protocol):
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing.append(frame)
+
+    def set_watches(self, requests: Iterable[jute.SetWatches]) -> None:
+        """Arms on this connection what the client waits for; to be called once, before anything is sent."""
+        for request in requests:
+            self._unanswered_set_watches += 1
+            self.write(jute.encode_request(jute.XID_SET_WATCHES, request))
 
     @property
     def reason(self) -> str:
@@ -193,9 +204,8 @@ class Connection(asyncio.Protocol):
             self._attach(jute.decode_connect_response(frame))
             return
         xid, zxid, error = jute.decode_reply_header(frame)
-        if zxid > 0:
-            self.last_zxid = zxid
         if xid >= 0:
+            self._seen(zxid)
             self._answer(xid, error, frame)
         elif xid == jute.XID_NOTIFICATION:
             self._owner.notified(jute.decode_event(frame))
@@ -204,8 +214,16 @@ class Connection(asyncio.Protocol):
         elif xid == jute.XID_SET_WATCHES:
             if error:
                 raise JuteError(f"the watches were refused with error {error}")
+            if self._unanswered_set_watches == 0:
+                raise JuteError("an answer about watches that were not set")
+            self._unanswered_set_watches -= 1
+            self._seen(zxid)
         elif xid != jute.XID_PING:
             raise JuteError(f"a reply with xid {xid}")
+
+    def _seen(self, zxid: int) -> None:
+        if zxid > 0 and self._unanswered_set_watches == 0:
+            self.last_zxid = zxid
 
     def _attach(self, response: ConnectResponse) -> None:
         self._owner.attached(self, response)

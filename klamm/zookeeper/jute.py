@@ -596,13 +596,14 @@ def encode_error(xid: int, zxid: int, error: int) -> bytes:
     return _FRAMED_REPLY_HEADER.pack(REPLY_HEADER_BYTES, xid, zxid, error)
 
 
-def encode_event(event: WatcherEvent) -> bytes:
-    """The whole frame of a notification."""
+def encode_event(event: WatcherEvent, zxid: int = -1) -> bytes:
+    """The whole frame of a notification. Servers before 3.9 name no zxid in it; later ones that of the transaction, or
+    -1 where a SetWatches finds out that a client has missed something."""
     path = event.path.encode()
     size = REPLY_HEADER_BYTES + _EVENT.size + _INT.size + len(path)
     return b"".join(
         (
-            _FRAMED_REPLY_HEADER.pack(size, XID_NOTIFICATION, -1, 0),
+            _FRAMED_REPLY_HEADER.pack(size, XID_NOTIFICATION, zxid, 0),
             _EVENT.pack(event.type, event.state),
             _INT.pack(len(path)),
             path,

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from controller_scene import Scene, play
 
+from klamm.controller.events import BrokerChange
 from klamm.controller.leader_election import ElectionType
 from klamm.protocol.errors import ErrorCode
 from klamm.znodes.requests import REASSIGN_PARTITIONS_PATH, encode_reassignment
@@ -237,5 +238,20 @@ def test_a_proposal_from_before_a_bounce_is_refused_by_the_next_controller(tmp_p
             "t", [1, 2], leader_epoch=proposed.leader_epoch, version=proposed.zk_version
         )
         assert (error, item.error_code) == (ErrorCode.NONE, ErrorCode.FENCED_LEADER_EPOCH)
+
+    play(tmp_path, scenario)
+
+
+def test_a_broker_is_gone_and_only_the_watch_of_its_own_znode_tells(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.start(9, 1, 2)
+        await scene.create("t", [1, 2])
+        await scene.alter_isr("t", [1, 2])
+        parts = scene.controller.parts
+        put = parts._put
+        parts._put = lambda event: None if isinstance(event, BrokerChange) else put(event)
+        await scene.brokers.pop(1).die()
+        await scene.settled()
+        assert await scene.state("t") == (2, 1, (2,))
 
     play(tmp_path, scenario)

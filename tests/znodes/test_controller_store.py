@@ -222,7 +222,7 @@ def test_brokers_are_watched(tmp_path: Path) -> None:
                     3: (registration(3), first),
                 }
             assert await store.watched_broker(3, modified) == (registration(3), first)
-            assert await store.watched_broker(9, modified) is None
+            assert isinstance(await store.watched_broker(9, modified), ZnodeError)
             assert await store.watched_broker(8, modified) is None
             await store.update_broker(registration(3, 9093))
             await modified.wait()

@@ -1,27 +1,46 @@
 """The ZooKeeper client against the embedded server (tests/interop runs the same scenarios against real ones)."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from zookeeper_scenarios import SCENARIOS, Scene, States
+from zookeeper_scenarios import SCENARIOS, Scene, States, a_cut_between_two_notifications_loses_no_watch
 
 from klamm.environment import SystemEnvironment
 from klamm.zookeeper import errors, jute
 from klamm.zookeeper.client import State, ZooKeeperClient, parse_connect_string
 from klamm.zookeeper.jute import EventType, KeeperState, WatcherEvent
 from klamm.zookeeper.server import ZooKeeperServer
+from klamm.zookeeper.server.connection import ClientConnection
+from klamm.zookeeper.server.requests import encode_event
+from klamm.zookeeper.tree import Event
 from klamm.zookeeper.watches import SET_WATCHES_BYTES, WatchKind, WatchTable
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
 def test_scenario(scenario: Callable[[Scene], Awaitable[None]], tmp_path: Path) -> None:
+    play(tmp_path, scenario, ZooKeeperServer)
+
+
+def test_notifications_with_a_zxid_as_those_of_zookeeper_39_lose_no_watch(tmp_path: Path) -> None:
+    play(tmp_path, a_cut_between_two_notifications_loses_no_watch, StampingServer)
+
+
+class StampingServer(ZooKeeperServer):
+    """Names a transaction's zxid in its notifications, as ZooKeeper does since 3.9."""
+
+    def _notify(self, fired: Iterable[tuple[ClientConnection, Event]]) -> None:
+        for connection, event in fired:
+            self._outbox.send(connection, encode_event(event, self.tree.zxid))
+
+
+def play(tmp_path: Path, scenario: Callable[[Scene], Awaitable[None]], server_class: type[ZooKeeperServer]) -> None:
     async def main() -> None:
         environment = SystemEnvironment()
-        server = ZooKeeperServer(environment, str(tmp_path), min_session_timeout_ms=500)
+        server = server_class(environment, str(tmp_path), min_session_timeout_ms=500)
         await server.start()
         try:
             await scenario(Scene(environment, "127.0.0.1", server.port, "/" + scenario.__name__))

@@ -26,9 +26,10 @@ from klamm.zookeeper.tree import (
 MAX_IDENTITIES_BYTES: Final = 4096
 
 
-def encode_event(event: Event) -> bytes:
-    """The frame that tells a client of a watch that fired."""
-    return jute.encode_event(WatcherEvent(event.type, KeeperState.SYNC_CONNECTED, event.path))
+def encode_event(event: Event, zxid: int = -1) -> bytes:
+    """The frame that tells a client of a watch that fired. This server names no zxid, as ZooKeeper before 3.9: clients
+    in C take one for seen, and then lose the other watches that the same transaction has fired."""
+    return jute.encode_event(WatcherEvent(event.type, KeeperState.SYNC_CONNECTED, event.path), zxid)
 
 
 class Requests:

@@ -9,7 +9,7 @@ What must stay true:
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from klamm.environment import Environment
@@ -20,7 +20,7 @@ from klamm.zookeeper.server.database import Database
 from klamm.zookeeper.server.outbox import Outbox
 from klamm.zookeeper.server.requests import Requests, encode_event
 from klamm.zookeeper.server.sessions import Session, SessionTracker
-from klamm.zookeeper.tree import Applied, Caller, CloseSessionTxn, CreateSessionTxn, Txn, Watches, ZnodeTree
+from klamm.zookeeper.tree import Applied, Caller, CloseSessionTxn, CreateSessionTxn, Event, Txn, Watches, ZnodeTree
 
 CONTAINER_CHECK_S: Final = 60.0  # znode.container.checkIntervalMs
 
@@ -216,9 +216,12 @@ class ZooKeeperServer:
         applied = self._database.commit(txn)
         if self._on_transaction is not None:
             self._on_transaction(self._tree.zxid, repr(txn))
-        for connection, event in self._watches.fire(applied.events):
-            self._outbox.send(connection, encode_event(event))
+        self._notify(self._watches.fire(applied.events))
         return applied
+
+    def _notify(self, fired: Iterable[tuple[ClientConnection, Event]]) -> None:
+        for connection, event in fired:
+            self._outbox.send(connection, encode_event(event))
 
     def _durable(self, zxid: int) -> None:
         self._outbox.release(zxid)
