@@ -5,7 +5,10 @@ It asks the brokers for topics and offsets, and reads no record; this runs on th
 What must stay true:
 - The ranges of a plan do not overlap, and together hold every offset from where reading begins to where it ends.
 - A plan is made of its arguments and of what the brokers answered, in sorted order: Spark compares positions as text.
-- Records that are gone are told (`DataLoss`, or a warning with failOnDataLoss=false), never passed over in silence.
+- Records that are gone are told (`DataLoss`, or a warning with failOnDataLoss=false), never passed over in silence. So
+  is a range that would begin behind its end: no plan leaves one out without saying so.
+- Where a micro-batch begins comes from the checkpoint. A begin that was only just asked for never counts for a batch
+  that was planned before.
 
 Source: org.apache.spark.sql.kafka010.KafkaOffsetReaderAdmin, KafkaMicroBatchStream, KafkaOffsetRangeCalculator.
 """
@@ -133,12 +136,32 @@ def plan_batch(options: ReadOptions, narrowing: Narrowing | None = None) -> list
 
 
 async def _check_beginnings(client: ClusterClient, options: ReadOptions, starting: Offsets, ending: Offsets) -> None:
-    """Whether what begins behind its end does so because the log has become shorter."""
+    """Says why a partition begins behind its end.
+
+    Only one reason is harmless: the partition is to be read up to its present end, its log is long enough, and
+    read_committed waits for a transaction.
+    """
+    late = [partition for partition in sorted(ending) if starting[partition] > ending[partition]]
     uncommitted = replace(options, fetch=replace(options.fetch, read_committed=False))
-    late = dict.fromkeys((tp for tp in sorted(ending) if starting[tp] > ending[tp]), LATEST)
-    for partition, end in sorted((await _list_offsets(client, uncommitted, late)).items()):
-        if starting[partition] > end:
-            _report_loss(options, f"partition {partition} ends at {end}, but is to be read from {starting[partition]}")
+    log_ends = await _list_offsets(client, uncommitted, dict.fromkeys(late, LATEST))
+    present_ends = await _list_offsets(client, options, dict.fromkeys(late, LATEST))
+    for partition in late:
+        start, end = starting[partition], ending[partition]
+        if start > log_ends[partition]:
+            _report_loss(
+                options, f"partition {partition} ends at {log_ends[partition]}, but is to be read from {start}"
+            )
+        elif _begins_at_earliest(options.starting, partition):
+            _report_loss(options, f"partition {partition} begins at {start}, but is to be read up to {end}")
+        elif end < present_ends[partition]:
+            raise OptionError(
+                f"{partition} begins at {start} ({options.starting.option}) and ends at {end} ({options.ending.option})"
+            )
+
+
+def _begins_at_earliest(limit: Limit, partition: TopicPartition) -> bool:
+    value = limit.all if limit.each is None else dict(limit.each)[partition]
+    return limit.bound is Bound.OFFSETS and value == EARLIEST
 
 
 async def _narrow(
@@ -255,12 +278,31 @@ def limit_position(start: Position, end: Position, max_offsets: int) -> Position
 
 
 def plan_micro_batch(options: ReadOptions, start: Position, end: Position) -> list[PartitionRange]:
-    """The ranges of a micro-batch: the same for the same `end`, because no broker is asked."""
-    return split(_ranges(_begin(start, end), end.offsets, end.topic_ids), options)
+    """The ranges of a micro-batch: the same for the same `end`, because no broker is asked.
+
+    Raises OptionError for the first batch of another connector's checkpoint, DataLoss where a partition begins behind
+    its end; with failOnDataLoss=false that is a warning.
+    """
+    if start.is_initial and end.offsets.keys() - end.begin.keys():
+        raise OptionError(
+            "the checkpoint is of Spark's own Kafka connector, and its first batch has not been committed: only that"
+            ' connector knows where the batch begins. Run the query with format("kafka") once more, until the'
+            ' checkpoint has the file commits/0, and then with format("klamm"); or begin with a new checkpoint'
+        )
+    begin = _begin(start, end)
+    for partition, offset in sorted(end.offsets.items()):
+        if begin[partition] > offset:
+            _report_loss(options, f"partition {partition} ends at {offset}, but was read up to {begin[partition]}")
+    return split(_ranges(begin, end.offsets, end.topic_ids), options)
 
 
 def _begin(start: Position, end: Position) -> Offsets:
-    return {**start.offsets, **end.begin}
+    """Where the micro-batch that ends at `end` begins.
+
+    Spark's own connector does not write down where new partitions begin. They begin at their first offset: what has
+    been removed since is a loss, which readers find.
+    """
+    return {**dict.fromkeys(end.offsets, 0), **start.offsets, **end.begin}
 
 
 def _recreated(start: Position, end: Position) -> list[str]:

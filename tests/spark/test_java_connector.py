@@ -13,6 +13,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 from producing import numbered, produce
+from pyspark.errors import StreamingQueryException
 from test_spark_writing import read
 
 from klamm.testing.cluster import Cluster
@@ -128,6 +129,44 @@ def test_a_stream_has_the_same_rows_and_takes_over_a_checkpoint(
     run("klamm", "theirs")
     offsets = sorted((row.partition, row.offset) for row in spark.read.parquet(f"{tmp_path}/theirs").collect())
     assert offsets == [*((0, offset) for offset in range(50)), *((1, offset) for offset in range(35))]
+
+
+@pytest.mark.usefixtures("java_connector")
+def test_a_checkpoint_with_an_uncommitted_first_batch_is_refused_until_the_java_connector_has_committed_it(
+    spark: "SparkSession", cluster: Cluster, topic: MakeTopic, tmp_path: Path
+) -> None:
+    """It began at latest, which was 4, and its first batch, up to 10, failed; the topic goes on to 15."""
+    name = topic()
+    offsets: list[int] = []
+
+    def run(source: str, fail: bool = False) -> None:
+        def keep(frame: "DataFrame", _: int) -> None:
+            if fail:
+                raise RuntimeError("this batch is to fail")
+            offsets.extend(sorted(row.offset for row in frame.select("offset").collect()))
+
+        reader = spark.readStream.format(source).option("kafka.bootstrap.servers", cluster.bootstrap)
+        reader = reader.option("subscribe", name).option("startingOffsets", "latest")
+        writer = reader.load().writeStream.foreachBatch(keep)
+        query = writer.option("checkpointLocation", f"{tmp_path}/checkpoint").trigger(availableNow=True).start()
+        assert query.awaitTermination(100)
+
+    produce(cluster.bootstrap, name, numbered(4))
+    with pytest.raises(StreamingQueryException, match="this batch is to fail"):
+        run("kafka", fail=True)
+    # Its empty first batch ends where it begins; a busier topic's would not.
+    written = tmp_path / "checkpoint" / "offsets" / "0"
+    assert f'{{"{name}":{{"0":4}}}}' in written.read_text()
+    written.write_text(written.read_text().replace('"0":4', '"0":10'))
+    (written.parent / ".0.crc").unlink(missing_ok=True)
+    produce(cluster.bootstrap, name, numbered(11, first=4))
+    with pytest.raises(StreamingQueryException, match="its first batch has not been committed"):
+        run("klamm")
+    assert offsets == []
+    run("kafka")
+    produce(cluster.bootstrap, name, numbered(2, first=15))
+    run("klamm")
+    assert offsets == list(range(4, 17))
 
 
 @pytest.mark.usefixtures("java_connector")

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -117,7 +118,40 @@ def test_the_first_batch_is_planned_from_its_end_alone() -> None:
     assert plan_micro_batch(options(), moved, Position({A0: 20}, {}, {A0: 20})) == []
 
 
+def test_the_java_connectors_uncommitted_first_batch_is_refused() -> None:
+    """Its end says 10. Where it begins only that connector has written down; latest has moved to 15 meanwhile."""
+    asked_anew = Position({A0: 15}, {"a": "01"}, {A0: 15})
+    with pytest.raises(OptionError, match=r'of Spark\'s own Kafka connector, .*format\("kafka"\).*commits/0'):
+        plan_micro_batch(options(), asked_anew, Position.from_json({"a": {"0": 10}}))
+
+
+def test_an_uncommitted_batch_of_the_java_connector_reads_new_partitions_from_their_first_offset() -> None:
+    committed, uncommitted = ({"a": {"0": 4}}, {"a": {"0": 10, "1": 3}})
+    ranges = plan_micro_batch(options(), Position.from_json(committed), Position.from_json(uncommitted))
+    assert spans(ranges) == [(0, 4, 10), (1, 0, 3)]
+
+
+def test_a_micro_batch_that_would_begin_behind_its_end_is_a_loss(caplog: pytest.LogCaptureFixture) -> None:
+    start, end = Position({A0: 20, A1: 0}, {}, {}), Position({A0: 10, A1: 2}, {}, {})
+    told = "partition a-0 ends at 10, but was read up to 20"
+    with pytest.raises(DataLoss, match=told):
+        plan_micro_batch(options(), start, end)
+    assert spans(plan_micro_batch(options(failOnDataLoss=False), start, end)) == [(1, 0, 2)]
+    assert told in caplog.text
+
+
 # -- with a cluster ---------------------------------------------------------------------------------------------------
+
+
+def begins_at(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """Every partition of every topic answers that its records before this offset were removed."""
+    list_offsets = planning._list_offsets
+
+    async def removed(client: ClusterClient, options: ReadOptions, wanted: Mapping[TopicPartition, int]) -> dict:
+        found = await list_offsets(client, options, wanted)
+        return {partition: first if wanted[partition] == EARLIEST else offset for partition, offset in found.items()}
+
+    monkeypatch.setattr(planning, "_list_offsets", removed)
 
 
 @pytest.fixture
@@ -168,9 +202,43 @@ def test_a_batch_that_begins_behind_the_end_is_a_loss(
         plan_batch(options(cluster.bootstrap, **given_))
     assert spans(plan_batch(options(cluster.bootstrap, **given_, failOnDataLoss=False))) == [(0, 3, 10)]
     assert told in caplog.text
-    # An end that is chosen says nothing about the log's.
-    given_["startingOffsets"] = {filled: {"0": 3, "1": 5}}
-    assert spans(plan_batch(options(cluster.bootstrap, **given_, endingTimestamp=1012))) == [(0, 3, 10)]
+
+
+@pytest.mark.parametrize(
+    ("given_", "told"),
+    [
+        (
+            {"startingOffsets": {"0": 3, "1": 5}, "endingTimestamp": 1012},
+            "begins at 5 (startingOffsets) and ends at 2 (endingTimestamp)",
+        ),
+        (
+            {"startingTimestamp": 1012, "endingTimestamp": 1010, "startingOffsetsByTimestampStrategy": "latest"},
+            "begins at 2 (startingTimestamp) and ends at 0 (endingTimestamp)",
+        ),
+    ],
+)
+def test_a_batch_that_would_end_before_it_begins_is_an_error(
+    cluster: Cluster, filled: str, given_: dict[str, object], told: str
+) -> None:
+    given_ = {name: {filled: value} if isinstance(value, dict) else value for name, value in given_.items()}
+    with pytest.raises(OptionError, match=re.escape(f"{filled}-1 {told}")):
+        plan_batch(options(cluster.bootstrap, subscribe=filled, **given_))
+
+
+def test_records_before_a_chosen_end_that_were_removed_are_a_loss(
+    cluster: Cluster, filled: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begins_at(monkeypatch, 5)
+    given_ = {
+        "subscribe": filled,
+        "startingOffsets": {filled: {"0": 0, "1": -2}},
+        "endingOffsets": {filled: {"0": 10, "1": 4}},
+    }
+    told = f"partition {filled}-1 begins at 5, but is to be read up to 4"
+    with pytest.raises(DataLoss, match=f"{told}; .*failOnDataLoss=false"):
+        plan_batch(options(cluster.bootstrap, **given_))
+    assert spans(plan_batch(options(cluster.bootstrap, **given_, failOnDataLoss=False))) == [(0, 0, 10)]
+    assert told in caplog.text
 
 
 def test_a_timestamp_that_no_record_reaches_is_an_error_unless_wanted(cluster: Cluster, filled: str) -> None:
@@ -316,13 +384,7 @@ def test_a_loss_is_not_believed_because_brokers_were_gone_before(
 def test_records_of_a_new_partition_that_were_removed_are_a_loss(
     cluster: Cluster, filled: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    list_offsets = planning._list_offsets
-
-    async def beginning_at_3(client: ClusterClient, options: ReadOptions, wanted: Mapping[TopicPartition, int]) -> dict:
-        found = await list_offsets(client, options, wanted)
-        return {partition: 3 if wanted[partition] == EARLIEST else offset for partition, offset in found.items()}
-
-    monkeypatch.setattr(planning, "_list_offsets", beginning_at_3)
+    begins_at(monkeypatch, 3)
     start = Position({TopicPartition(filled, 0): 10}, {}, {})
     given_ = options(cluster.bootstrap, streaming=True, subscribe=filled)
     latest = planning.latest_position(given_, start)

@@ -109,6 +109,26 @@ def test_a_topic_that_is_created_anew_between_runs(
     assert goes_on.run() == [*rows(4, first=10, first_offset=0), *rows(1, partition=1)]
 
 
+def test_an_uncommitted_first_batch_of_the_java_connector_is_refused(
+    spark: "SparkSession", cluster: Cluster, topic: MakeTopic, tmp_path: Path
+) -> None:
+    """Files as that connector and Spark write them: it began at latest, which was 4; the batch ends at 10."""
+    name = topic()
+    produce(cluster.bootstrap, name, numbered(15))
+    checkpoint = tmp_path / "checkpoint"
+    for file, lines in {
+        "metadata": ['{"id":"8f13b8a3-4f0c-4b52-9f31-6a31b5a9a3a5"}'],
+        "sources/0/0": ["\0v1", f'{{"{name}":{{"0":4}}}}'],
+        "offsets/0": ["v1", '{"batchWatermarkMs":0,"batchTimestampMs":1,"conf":{}}', f'{{"{name}":{{"0":10}}}}'],
+    }.items():
+        (checkpoint / file).parent.mkdir(parents=True, exist_ok=True)
+        (checkpoint / file).write_text("\n".join(lines))
+    query = Query(spark, cluster, name, tmp_path, startingOffsets="latest")
+    with pytest.raises(StreamingQueryException, match=r"its first batch has not been committed.*commits/0"):
+        query.run()
+    assert query.batches == {}
+
+
 def test_topics_that_come_later_are_read_from_their_first_record(
     spark: "SparkSession", cluster: Cluster, topic: MakeTopic, tmp_path: Path
 ) -> None:
