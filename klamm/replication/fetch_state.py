@@ -11,6 +11,7 @@ from klamm.protocol.fetch import FetchPartition
 from klamm.protocol.primitives import Buffer
 from klamm.storage.leader_epoch_cache import NO_EPOCH
 from klamm.storage.log import AppendInfo, Log
+from klamm.storage.truncation import Truncation
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +39,8 @@ class FollowerPartition(Protocol):
     def append_records_as_follower(self, records: Buffer) -> AppendInfo | None:
         """Appends whole batches of the leader's. Raises KafkaError as `Log.append_as_follower`."""
 
-    def truncate_to(self, offset: int) -> object:
-        """Removes everything from `offset` on."""
+    def truncate_to(self, offset: int, prepared: Truncation | None = None) -> object:
+        """Removes everything from `offset` on; `prepared` comes from `Log.prepare_truncation`."""
 
     def truncate_fully_and_start_at(self, offset: int) -> object:
         """Removes everything; the next record has `offset`."""

@@ -26,7 +26,7 @@ Source: kafka.server.AbstractFetcherThread, ReplicaFetcherThread.
 import asyncio
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
@@ -70,6 +70,8 @@ _NO_OFFSET = LeaderOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
 _LOGGER = logging.getLogger(__name__)
 
 Fetches = dict[TopicPartition, PartitionFetch]
+# A partition whose log the leader does not have, and the leader's (epoch, end offset).
+_Diverging = tuple[TopicPartition, PartitionFetch, tuple[int, int]]
 
 
 class ReplicaFetcher:
@@ -304,6 +306,7 @@ class ReplicaFetcher:
         """Appends what the leader sent, truncates where it says so, and deals with its errors."""
         after_sync: list[tuple[TopicPartition, FetchResponsePartition]] = []
         out_of_range: Fetches = {}
+        diverging: list[_Diverging] = []
         done = done_bytes = 0
         for topic, results in response.topics:
             for result in results:
@@ -314,21 +317,25 @@ class ReplicaFetcher:
                 if result.records and fetch.partition.log.is_truncation_unsynced:
                     after_sync.append((topic_partition, result))
                     continue
-                self._process_partition(topic_partition, fetch, result, out_of_range)
+                self._process_partition(topic_partition, fetch, result, out_of_range, diverging)
                 done += 1
                 done_bytes += len(result.records or b"")
                 if done >= PARTITIONS_PER_SLICE or done_bytes >= BYTES_PER_SLICE:
                     done = done_bytes = 0
                     await asyncio.sleep(0)
         if after_sync:
-            await self._process_after_sync(after_sync, out_of_range)
+            await self._process_after_sync(after_sync, out_of_range, diverging)
+        await self._truncate_diverging(diverging)
         if self._unconfirmed:
             self._confirm_high_watermarks()
         if out_of_range:
             await self._reset_offsets(out_of_range)
 
     async def _process_after_sync(
-        self, results: list[tuple[TopicPartition, FetchResponsePartition]], out_of_range: Fetches
+        self,
+        results: list[tuple[TopicPartition, FetchResponsePartition]],
+        out_of_range: Fetches,
+        diverging: list[_Diverging],
     ) -> None:
         """Appends to logs whose last truncation is not durable; the append itself would wait for the disk."""
         for start in range(0, len(results), PARTITIONS_PER_SLICE):
@@ -338,7 +345,7 @@ class ReplicaFetcher:
             for topic_partition, result in batch:
                 fetch = self._fetches.get(topic_partition)
                 if fetch is not None:
-                    self._process_partition(topic_partition, fetch, result, out_of_range)
+                    self._process_partition(topic_partition, fetch, result, out_of_range, diverging)
 
     def _process_partition(
         self,
@@ -346,7 +353,9 @@ class ReplicaFetcher:
         fetch: PartitionFetch,
         result: FetchResponsePartition,
         out_of_range: Fetches,
+        diverging: list[_Diverging],
     ) -> None:
+        """Appends; what takes a question to the leader, or a truncation, goes to `out_of_range` or `diverging`."""
         asked = fetch.asked
         log = fetch.partition.log
         if asked is None:
@@ -361,7 +370,7 @@ class ReplicaFetcher:
             self._leader_refused(topic_partition, fetch, result.error_code)
         elif result.diverging_epoch is not None:
             self._unconfirmed[topic_partition] = result.high_watermark
-            self._truncate_diverging(topic_partition, fetch, *result.diverging_epoch)
+            diverging.append((topic_partition, fetch, result.diverging_epoch))
         elif asked.fetch_offset != log.log_end_offset:
             self._changed[topic_partition] = fetch
         else:
@@ -403,7 +412,7 @@ class ReplicaFetcher:
                 continue
             log = fetch.partition.log
             if self.endpoint.truncates_on_fetch or log.leader_epochs.latest_epoch == NO_EPOCH:
-                self._truncate_to(topic_partition, fetch, log.high_watermark)
+                await self._truncate_to(topic_partition, fetch, log.high_watermark)
             else:
                 asked[topic_partition] = fetch
             if done % PARTITIONS_PER_SLICE == 0:
@@ -435,17 +444,18 @@ class ReplicaFetcher:
                 continue
             before = _end(fetch)
             offset, is_final = truncation_offset(fetch.partition.log, answer.leader_epoch, answer.end_offset)
-            if self._truncate_to(topic_partition, fetch, offset, is_final=is_final):
+            if await self._truncate_to(topic_partition, fetch, offset, is_final=is_final):
                 self._require_progress(topic_partition, fetch, before, is_final=is_final)
 
-    def _truncate_diverging(
-        self, topic_partition: TopicPartition, fetch: PartitionFetch, leader_epoch: int, leader_end_offset: int
-    ) -> None:
+    async def _truncate_diverging(self, diverging: Sequence[_Diverging]) -> None:
         """Cuts what the leader does not have; the next fetch tells whether more has to go (KIP-595)."""
-        before = _end(fetch)
-        offset, _ = truncation_offset(fetch.partition.log, leader_epoch, leader_end_offset)
-        if self._truncate_to(topic_partition, fetch, offset):
-            self._require_progress(topic_partition, fetch, before, is_final=False)
+        for topic_partition, fetch, (leader_epoch, leader_end_offset) in diverging:
+            if self._fetches.get(topic_partition) is not fetch:
+                continue
+            before = _end(fetch)
+            offset, _ = truncation_offset(fetch.partition.log, leader_epoch, leader_end_offset)
+            if await self._truncate_to(topic_partition, fetch, offset):
+                self._require_progress(topic_partition, fetch, before, is_final=False)
 
     def _require_progress(
         self, topic_partition: TopicPartition, fetch: PartitionFetch, before: tuple[int, int], *, is_final: bool
@@ -456,17 +466,27 @@ class ReplicaFetcher:
             self._changed.pop(topic_partition, None)
             self._delay(topic_partition, fetch, "its leader's epochs end nowhere within its log")
 
-    def _truncate_to(
+    async def _truncate_to(
         self, topic_partition: TopicPartition, fetch: PartitionFetch, offset: int, *, is_final: bool = True
     ) -> bool:
-        """Truncates; whether that went well. If not `is_final` in the truncating state, that state goes on."""
+        """Truncates; whether that went well. If not `is_final` in the truncating state, that state goes on.
+
+        To find out how to cut may take long, and the partition may be removed or led by another meanwhile.
+        """
+        refusal = None
+        try:
+            prepared = await fetch.partition.log.prepare_truncation(offset)
+            if self._is_valid(topic_partition, fetch):
+                fetch.partition.truncate_to(offset, prepared)
+        except KafkaError as error:
+            refusal = error
+        if self._fetches.get(topic_partition) is not fetch:
+            return False
+        if refusal is not None:
+            self._log_refused(topic_partition, fetch, refusal)
+            return False
         if not self._is_valid(topic_partition, fetch):
             self._delay(topic_partition, fetch, "it follows another leader or epoch now")
-            return False
-        try:
-            fetch.partition.truncate_to(offset)
-        except KafkaError as error:
-            self._log_refused(topic_partition, fetch, error)
             return False
         fetch.is_truncating = not is_final
         fetch.asked = None
@@ -483,7 +503,7 @@ class ReplicaFetcher:
         behind = {}
         for topic_partition, fetch, latest in await self._list_offsets(LATEST_TIMESTAMP, out_of_range):
             if latest < fetch.partition.log.log_end_offset:
-                self._truncate_to(topic_partition, fetch, latest)
+                await self._truncate_to(topic_partition, fetch, latest)
             else:
                 behind[topic_partition] = fetch
         if not behind:

@@ -32,6 +32,7 @@ from klamm.replication.isr import (
 from klamm.replication.ports import IsrChange, IsrChanges, WrittenIsr
 from klamm.replication.replica import NEVER_MS, Replica
 from klamm.storage.log import AppendInfo, AppendOrigin, Log
+from klamm.storage.truncation import Truncation
 from klamm.znodes.topics import NO_LEADER
 
 NO_EPOCH = -1
@@ -393,12 +394,12 @@ class Partition:
                 break
         return log.append_as_follower(records)
 
-    def truncate_to(self, offset: int) -> bool:
+    def truncate_to(self, offset: int, prepared: Truncation | None = None) -> bool:
         """As `Log.truncate_to`. Raises KafkaError NOT_LEADER_OR_FOLLOWER when this broker leads."""
         self._require_follower()
         if offset < self.log.high_watermark:
             _log.warning("Truncating %s to %d, below the high watermark %d", self, offset, self.log.high_watermark)
-        return self.log.truncate_to(offset)
+        return self.log.truncate_to(offset, prepared)
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """As `Log.truncate_fully_and_start_at`. Raises KafkaError NOT_LEADER_OR_FOLLOWER when this broker leads."""

@@ -5,6 +5,7 @@ loop appends to the same file. All raise OSError, and KafkaError(CORRUPT_MESSAGE
 """
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from klamm.environment import File
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -120,10 +121,14 @@ def _find_record(
     return None
 
 
-def largest_timestamp(read: Read, position: int, end: int) -> tuple[int, int]:
-    """(the largest timestamp of the batches in [position, end), last offset of the first batch that has it)."""
+def largest_timestamp(read: Read, position: int, end: int, max_batches: int) -> tuple[int, tuple[int, int]]:
+    """The largest timestamp of the batches in [position, end), or of the first `max_batches` of them.
+
+    (position after the last batch looked at, (timestamp, last offset of the first batch that has it)).
+    """
     largest = (NO_TIMESTAMP, -1)
-    for _, header in headers(read, position, end):
+    for found, header in islice(headers(read, position, end), max_batches):
         if header.max_timestamp > largest[0]:
             largest = (header.max_timestamp, header.last_offset)
-    return largest
+        position = found + header.size_bytes
+    return position, largest

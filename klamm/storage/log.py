@@ -13,7 +13,7 @@ Source: kafka.log.Log.
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeGuard
 from uuid import UUID
 
 from klamm.environment import Environment
@@ -37,12 +37,13 @@ from klamm.storage.index_file import NO_SPACE
 from klamm.storage.leader_epoch_cache import EpochEntry, LeaderEpochCache
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import PARTITION_METADATA_FILE, LogDirectory, format_partition_metadata
-from klamm.storage.log_loader import LoadedLog, replay_segment, write_unsynced
+from klamm.storage.log_loader import LoadedLog, write_unsynced
 from klamm.storage.log_reader import FetchedRecords, LogReader
 from klamm.storage.log_validator import check_size, validate_batch
 from klamm.storage.producer_state import AppendOrigin, BatchMetadata, ProducerState
 from klamm.storage.segment import LogSegment
 from klamm.storage.transaction_index import AbortedTransaction
+from klamm.storage.truncation import Steps, Truncation, find_truncation, take_at_once, take_off_loop
 from klamm.storage.unsynced_files import sync
 
 __all__ = ["AppendInfo", "AppendOrigin", "FetchedRecords", "Log", "LogHost"]
@@ -491,11 +492,33 @@ class Log:
 
     # -- truncation -----------------------------------------------------------------------------------------------
 
-    def truncate_to(self, offset: int) -> bool:
+    async def prepare_truncation(self, offset: int) -> Truncation | None:
+        """Does the long part of `truncate_to(offset)` off the loop; None when there is none, or it came to nothing.
+
+        Nothing is changed. Raises KafkaError also when the log is damaged below `offset`.
+        """
+        self._check_usable()
+        if not self._segments.first.base_offset <= offset < self._log_end_offset:
+            return None
+        generation = self._reader.generation
+        try:
+            return await take_off_loop(self._find_truncation(offset), self._environment)
+        except FileNotFoundError:
+            # Retention has deleted what was being read, or the whole log has gone.
+            return None
+        except (OSError, KafkaError) as error:
+            if generation != self._reader.generation:
+                return None
+            if isinstance(error, OSError):
+                raise self._storage_error(error, "preparing to truncate") from error
+            raise
+
+    def truncate_to(self, offset: int, prepared: Truncation | None = None) -> bool:
         """Removes everything from `offset` on; whether there was anything.
 
         When `offset` lies within a batch, the batch goes, too, and the log ends where it began. The next append waits
-        for the disk, unless a `flush` has come before it.
+        for the disk, unless a `flush` has come before it. `prepared` spares the loop the walk through the log; when the
+        log has changed since, it is walked here.
         """
         self._check_usable()
         if offset >= self._log_end_offset:
@@ -506,17 +529,43 @@ class Log:
             self.truncate_fully_and_start_at(offset)
             return True
         _LOGGER.info("Truncating %s to offset %d", self.name, offset)
+        try:
+            truncation = prepared if self._is_valid(prepared, offset) else take_at_once(self._find_truncation(offset))
+        except OSError as error:
+            raise self._storage_error(error, "truncating") from error
+        end = truncation.end_offset
         self._reader.invalidate()
         try:
             self._remove_newest_first([segment for segment in self._segments if segment.base_offset > offset])
-            end = self._segments.active.truncate_to(offset)
-            self._truncated(min(end, self._log_start_offset), end)
+            truncation.segment.cut(truncation.position, end, truncation.largest_timestamp)
+            self._truncated(min(end, self._log_start_offset), end, truncation.producer_state)
         except OSError as error:
             # Done by halves there is no way back, not even from a full disk.
             raise self.log_directory.fail(error, f"truncating {self.name}") from error
         # When these cannot be written, epochs of what is gone stay known until the next truncation or append.
         self.leader_epochs.truncate_from_end(end)
         return True
+
+    def _find_truncation(self, offset: int) -> Steps:
+        return find_truncation(
+            self._file_system,
+            self._segments,
+            self._snapshots,
+            offset,
+            generation=self._reader.generation,
+            log_end_offset=self._log_end_offset,
+            has_producers=not self._producer_state.is_empty,
+        )
+
+    def _is_valid(self, truncation: Truncation | None, offset: int) -> TypeGuard[Truncation]:
+        """Whether the log is what it was when this was found out, and this is what is wanted."""
+        return (
+            truncation is not None
+            and truncation.offset == offset
+            and truncation.generation == self._reader.generation
+            and truncation.log_end_offset == self._log_end_offset
+            and not truncation.segment.is_gone
+        )
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Removes everything; the next record gets `offset`."""
@@ -529,38 +578,26 @@ class Log:
             segment.create_files()
             self._segments.add(segment)
             self._snapshots.delete_after(-1)
-            self._producer_state = ProducerState(offset)
-            self._truncated(offset, offset)
+            self._truncated(offset, offset, ProducerState(offset))
         except OSError as error:
             raise self.log_directory.fail(error, f"truncating {self.name}") from error
         self.leader_epochs.clear()
 
-    def _truncated(self, start: int, end: int) -> None:
+    def _truncated(self, start: int, end: int, producer_state: ProducerState) -> None:
         self._log_start_offset = start
         self._log_end_offset = end
         self.recovery_point = min(self.recovery_point, end)
         self.is_truncation_unsynced = True
-        self._rebuild_producer_state()
+        self._snapshots.delete_after(end)
+        self._producer_state = producer_state
+        if not producer_state.is_empty:
+            self._snapshots.take_if_room(producer_state)
         self.update_high_watermark(min(self._high_watermark, end))
         self._host.log_truncated(self)
 
     def _remove_newest_first(self, segments: Sequence[LogSegment]) -> None:
         """So that a process that is killed meanwhile leaves no hole in the log."""
         self._remove_segments(segments[::-1])
-
-    def _rebuild_producer_state(self) -> None:
-        end = self._log_end_offset
-        self._snapshots.delete_after(end)
-        if self._producer_state.is_empty:
-            self._producer_state = ProducerState(end)
-            return
-        state = self._snapshots.load_latest(end) or ProducerState(self._segments.first.base_offset)
-        if state.end_offset < end:
-            for segment in self._segments.starting_with(state.end_offset):
-                replay_segment(segment, state, segment.size_bytes)
-            state.end_offset = end
-        self._producer_state = state
-        self._snapshots.take_if_room(self._producer_state)
 
     # -- read -----------------------------------------------------------------------------------------------------
 

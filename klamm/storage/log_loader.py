@@ -14,6 +14,7 @@ import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from uuid import UUID
 
 from klamm.environment import FileSystem
@@ -381,7 +382,9 @@ class _Loader:
     def _replay(self, segments: Sequence[LogSegment], state: ProducerState) -> None:
         """Brings the producer state to the end of `segments`."""
         for segment in segments:
-            replay_segment(segment, state, segment.size_bytes)
+            segment.load_indexes()
+            start = segment.offset_index.lookup(state.end_offset)
+            replay_batches(segment.file().read, start, segment.size_bytes, state)
 
     def _drop(self, segments: Sequence[LogSegment]) -> None:
         for segment in segments:
@@ -431,21 +434,22 @@ class _Loader:
         write_unsynced(self._file_system, path, format_leader_epoch_checkpoint(entries), self._unsynced)
 
 
-def replay_segment(segment: LogSegment, state: ProducerState, end_position: int) -> None:
-    """Applies the segment's batches from the state's end on, up to `end_position`, to `state`.
+def replay_batches(
+    read: batch_scan.Read, position: int, end: int, state: ProducerState, *, max_batches: int | None = None
+) -> int:
+    """Applies the batches in [position, end) to `state`, but for those that it knows; where it stopped.
 
     Raises OSError, KafkaError(CORRUPT_MESSAGE).
     """
-    read = segment.file().read
-    segment.load_indexes()
-    start = segment.offset_index.lookup(state.end_offset)
-    for position, header in batch_scan.headers(read, start, end_position):
+    for found, header in islice(batch_scan.headers(read, position, end), max_batches):
+        position = found + header.size_bytes
         if header.base_offset < state.end_offset:
             continue
         marker = None
         if header.is_control:
-            marker = decode_end_transaction_marker(batch_scan.read_batch(read, position, header), 0, header)
+            marker = decode_end_transaction_marker(batch_scan.read_batch(read, found, header), 0, header)
         state.update(header, marker)
+    return position
 
 
 def _offset_of(name: str) -> int:

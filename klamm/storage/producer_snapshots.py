@@ -56,14 +56,26 @@ class ProducerSnapshots:
 
     def load_latest(self, at_most: int) -> ProducerState | None:
         """The state of the latest good snapshot up to offset `at_most`."""
-        for offset in [offset for offset in reversed(self._offsets) if offset <= at_most]:
-            path = self._path(offset)
+        for offset in self.latest_first(at_most):
             try:
-                return ProducerState.from_snapshot(self._file_system.read_file(path), offset, path)
+                return self.read(offset)
             except KafkaError as error:
-                _LOGGER.warning("Removing a producer snapshot that cannot be read: %s", error.message)
-                self.delete(offset)
+                self.drop_unreadable(offset, error)
         return None
+
+    def latest_first(self, at_most: int) -> list[int]:
+        """The offsets of the snapshots up to `at_most`, descending."""
+        return [offset for offset in reversed(self._offsets) if offset <= at_most]
+
+    def read(self, offset: int) -> ProducerState:
+        """The state in one snapshot; changes nothing, so it may run off the loop. Raises KafkaError when malformed."""
+        path = self._path(offset)
+        return ProducerState.from_snapshot(self._file_system.read_file(path), offset, path)
+
+    def drop_unreadable(self, offset: int, error: KafkaError) -> None:
+        """Removes a snapshot that `read` has found malformed."""
+        _LOGGER.warning("Removing a producer snapshot that cannot be read: %s", error.message)
+        self.delete(offset)
 
     def delete(self, offset: int) -> None:
         """Removes the snapshot at `offset` if there is one."""

@@ -19,7 +19,7 @@ from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader, parse_he
 from klamm.storage import batch_scan
 from klamm.storage.index_file import NO_SPACE, CorruptIndexError
 from klamm.storage.offset_index import OffsetIndex
-from klamm.storage.time_index import NO_TIMESTAMP, TimeIndex
+from klamm.storage.time_index import NO_TIMESTAMP, TimeEntry, TimeIndex
 from klamm.storage.transaction_index import TransactionIndex
 from klamm.storage.unsynced_files import UnsyncedFiles
 
@@ -310,23 +310,12 @@ class LogSegment:
 
     # -- cutting and rebuilding -----------------------------------------------------------------------------------
 
-    def truncate_to(self, offset: int) -> int:
-        """Removes the batch that holds `offset` and everything after it; returns the offset where it ends now."""
-        self.load_indexes()
-        read = self.file().read
-        try:
-            found = batch_scan.find_batch(read, self.offset_index.lookup(offset), self.size_bytes, offset)
-        except KafkaError:
-            self.rebuild_indexes()
-            found = batch_scan.find_batch(read, 0, self.size_bytes, offset)
-        if found is None:
-            return offset
-        position, header = found
-        end_offset = min(offset, header.base_offset)
-        self._cut(position, end_offset)
-        return end_offset
+    def cut(self, position: int, offset: int, largest_timestamp: TimeEntry) -> None:
+        """Removes everything from the batch at `position` on; the segment ends at `offset` then.
 
-    def _cut(self, position: int, offset: int) -> None:
+        `largest_timestamp`: of the batches that stay, and the offset that the time index names for it.
+        """
+        self.load_indexes()
         self.offset_index.truncate_to(offset, position)
         self.time_index.truncate_to(offset)
         self.transaction_index.truncate_to(offset)
@@ -336,11 +325,7 @@ class LogSegment:
         self._bytes_since_index_entry = 0
         if position == 0:
             self._first_timestamp = None
-        timestamp, timestamp_offset = self.time_index.last_entry()
-        after = batch_scan.largest_timestamp(self.file().read, self.offset_index.lookup(timestamp_offset), position)
-        self._max_timestamp, self._offset_of_max_timestamp = max(
-            (timestamp, timestamp_offset), after, key=lambda entry: entry[0]
-        )
+        self._max_timestamp, self._offset_of_max_timestamp = largest_timestamp
 
     def rebuild_indexes(self) -> None:
         """Makes the offset and time index anew from the batches."""

@@ -8,7 +8,7 @@ Source: kafka.log.TimeIndex.
 """
 
 import struct
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from itertools import pairwise
 
 from klamm.environment import FileSystem
@@ -83,6 +83,12 @@ class TimeIndex:
     def last_entry(self) -> tuple[int, int]:
         """(timestamp, offset) of the last entry of a loaded index, or (-1, base offset)."""
         timestamp_ms, relative = self._entries[-1] if self._entries else (NO_TIMESTAMP, 0)
+        return timestamp_ms, self._base_offset + relative
+
+    def last_entry_below(self, offset: int) -> TimeEntry:
+        """As `last_entry`, of the entries that `truncate_to` would keep."""
+        at = bisect_left(self._entries, offset - self._base_offset, key=lambda entry: entry[1])
+        timestamp_ms, relative = self._entries[at - 1] if at else (NO_TIMESTAMP, 0)
         return timestamp_ms, self._base_offset + relative
 
     def last_entry_on_disk(self) -> tuple[int, int]:

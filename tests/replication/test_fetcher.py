@@ -567,6 +567,54 @@ def test_older_clusters_ask_for_the_ends_of_epochs_before_they_fetch():
     scenario(test, inter_broker_protocol_version="2.7-IV0")
 
 
+def test_a_follower_walks_the_log_that_it_cuts_off_the_loop():
+    async def test(follower, leader):
+        partition = follower.host(T0)
+        for i in range(2000):
+            append(partition.log, b"x", leader_epoch=1, producer_id=7, producer_epoch=0, base_sequence=i)
+        follower.follow(T0, epoch=2)
+        asked = await leader.asked()
+        assert asked.wanted == {T0: (2, 2000, 1)}
+        before = partition.environment.bytes_read_on_the_loop
+        asked.answer_fetch([result(T0, diverging=(1, 1990))])
+        assert (await leader.asked()).wanted == {T0: (2, 1990, 1)}
+        assert partition.environment.bytes_read_on_the_loop - before == 0
+        assert partition.log.producer_state.entries[7].last_sequence == 1989
+
+    scenario(test)
+
+
+def test_a_partition_that_this_broker_leads_before_its_log_is_walked_is_not_cut():
+    async def test(follower, leader):
+        partition = follower.host(T0, 1, 1, 1)
+        follower.follow(T0, epoch=2)
+        partition.environment.before_blocking = lambda: follower.lead(T0, 3)
+        asked = await leader.asked()
+        asked.answer_fetch([result(T0, diverging=(1, 1))])
+        # The next request comes when the answer has been worked off.
+        follower.follow(T1)
+        assert list((await leader.asked()).wanted) == [T1]
+        assert partition.is_leader
+        assert partition.log.log_end_offset == 3
+
+    scenario(test)
+
+
+def test_a_partition_that_follows_anew_before_its_log_is_walked_asks_again():
+    async def test(follower, leader):
+        partition = follower.host(T0, 1, 1, 1)
+        follower.follow(T0, epoch=2)
+        partition.environment.before_blocking = lambda: follower.follow(T0, epoch=3)
+        asked = await leader.asked()
+        asked.answer_fetch([result(T0, diverging=(1, 1))])
+        asked = await leader.asked()
+        assert asked.wanted == {T0: (3, 3, 1)}
+        asked.answer_fetch([result(T0, diverging=(1, 2))])
+        assert (await leader.asked()).wanted == {T0: (3, 2, 1)}
+
+    scenario(test)
+
+
 def test_older_clusters_truncate_to_the_high_watermark_when_the_leader_knows_no_end():
     async def test(follower, leader):
         partition = follower.host(T0, 1, 1, 1)

@@ -339,7 +339,7 @@ def test_an_acknowledgement_before_replication_is_found_out(monkeypatch: pytest.
 
 
 def test_a_follower_that_does_not_truncate_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Partition, "truncate_to", lambda partition, offset: False)
+    monkeypatch.setattr(Partition, "truncate_to", lambda partition, offset, prepared=None: False)
     found = failures(paused_leader, seeds=2)
     assert any("replicas differ" in failure or "in sync" in failure for failure in found), found
 

@@ -34,6 +34,9 @@ class DiskEnvironment(Environment):
         self.random = random.Random(seed)
         self.file_system = SimulatedFileSystem(self.disk, Process("process", "host"))
         self.before_blocking = None  # a test's chance to do something while a read or a flush is under way
+        self.is_blocking = False
+        self.bytes_read_on_the_loop = 0
+        self.file_system.open = self._open
 
     def now_ms(self) -> int:
         return self.clock_ms
@@ -45,7 +48,23 @@ class DiskEnvironment(Environment):
         hook, self.before_blocking = self.before_blocking, None
         if hook is not None:
             hook()
-        return function(*arguments)
+        self.is_blocking = True
+        try:
+            return function(*arguments)
+        finally:
+            self.is_blocking = False
+
+    def _open(self, path, *, create=False):
+        file = SimulatedFileSystem.open(self.file_system, path, create=create)
+        read = file.read
+
+        def counted(position, size_bytes):
+            data = read(position, size_bytes)
+            self.bytes_read_on_the_loop += 0 if self.is_blocking else len(data)
+            return data
+
+        file.read = counted
+        return file
 
 
 class RecordingHost:

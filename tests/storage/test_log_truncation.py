@@ -9,6 +9,7 @@ from logs import DIRECTORY, NOW_MS, DiskEnvironment, append, marker, open_log, r
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import ControlRecordType
+from klamm.storage import truncation
 from klamm.storage.log import AppendOrigin
 from klamm.storage.log_config import LogConfig
 
@@ -302,3 +303,134 @@ def test_truncating_keeps_the_producer_of_the_batch_that_the_log_start_offset_li
     log.update_log_start_offset(1)
     log.truncate_to(3)
     assert append(log, b"a", b"b", b"c", producer_id=7, producer_epoch=0, base_sequence=0).duplicate
+
+
+# What takes long is found out before
+
+
+def idempotent(environment, count, config=None):
+    """A log of batches of one record each, of one producer, that all have the same timestamp."""
+    log = open_log(environment, config or LogConfig())
+    for i in range(count):
+        append(log, b"%d" % i, producer_id=7, producer_epoch=0, base_sequence=i)
+    return log
+
+
+def state_of(log):
+    """What a truncation has to get right."""
+    active = log._segments.active
+    entry = log.producer_state.entries.get(7)
+    return (
+        (log.log_start_offset, log.log_end_offset, log.high_watermark, log.recovery_point),
+        (active.base_offset, active.size_bytes, active.max_timestamp, active.offset_index.entry_count),
+        None if entry is None else (entry.last_sequence, entry.producer_epoch),
+        log._snapshots.offsets,
+        asyncio.run(read_all(log)),
+    )
+
+
+@pytest.mark.parametrize("offset", [0, 1, 13, 50, 99, 100])
+@pytest.mark.parametrize("config", [LogConfig(), SMALL])
+def test_a_prepared_truncation_does_what_one_at_once_does(offset, config):
+    prepared, at_once = (idempotent(DiskEnvironment(), 100, config) for _ in range(2))
+    for log in (prepared, at_once):
+        log.release_unused()
+        log.release_unused()
+    found = asyncio.run(prepared.prepare_truncation(offset))
+    assert (found is None) == (offset == 100)
+    assert prepared.truncate_to(offset, found) == at_once.truncate_to(offset)
+    assert state_of(prepared) == state_of(at_once)
+    for log in (prepared, at_once):
+        append(log, b"next", producer_id=7, producer_epoch=0, base_sequence=offset)
+    assert state_of(prepared) == state_of(at_once)
+
+
+def test_a_prepared_truncation_reads_the_log_off_the_loop():
+    environment = DiskEnvironment()
+    log = idempotent(environment, 3000)
+    log.truncate_to(2990, asyncio.run(log.prepare_truncation(2990)))
+    assert environment.bytes_read_on_the_loop == 0
+    assert log.producer_state.entries[7].last_sequence == 2989
+
+
+def test_the_walk_before_a_truncation_is_cut_into_slices(monkeypatch):
+    monkeypatch.setattr(truncation, "BATCHES_PER_SLICE", 7)
+    environment = DiskEnvironment()
+    log = idempotent(environment, 100)
+    slices = 0
+
+    def count():
+        nonlocal slices
+        slices += 1
+        environment.before_blocking = count
+
+    environment.before_blocking = count
+    prepared = asyncio.run(log.prepare_truncation(90))
+    # The batch that is cut, the timestamps, the producers.
+    assert slices == 1 + 13 + 13
+    assert prepared.producer_state.entries[7].last_sequence == 89
+    assert prepared.largest_timestamp == (NOW_MS, 0)
+
+
+def change_by_truncating(log):
+    log.truncate_to(40)
+    for i in range(40, 60):
+        append(log, b"other", producer_id=7, producer_epoch=1, base_sequence=i - 40)
+
+
+def change_by_appending(log):
+    append(log, b"more", producer_id=7, producer_epoch=0, base_sequence=100)
+
+
+def change_by_retention(log):
+    log.update_high_watermark(100)
+    retained(log, NOW_MS + 10**6, retention_ms=1)
+
+
+@pytest.mark.parametrize("change", [change_by_truncating, change_by_appending, change_by_retention])
+@pytest.mark.parametrize("step", range(4))
+def test_what_happens_during_the_walk_makes_it_void(change, step):
+    walked, at_once = (idempotent(DiskEnvironment(), 100, SMALL) for _ in range(2))
+    environment = walked._environment
+
+    def hook(left):
+        if left:
+            environment.before_blocking = lambda: hook(left - 1)
+        else:
+            change(walked)
+
+    environment.before_blocking = lambda: hook(step)
+    prepared = asyncio.run(walked.prepare_truncation(55))
+    assert environment.before_blocking is None
+    change(at_once)
+    for log in (walked, at_once):
+        log.truncate_to(55, prepared if log is walked else None)
+    assert state_of(walked) == state_of(at_once)
+    assert not walked.failures
+
+
+def test_a_log_that_is_deleted_during_the_walk(environment, log):
+    environment.before_blocking = log.abandon
+    assert asyncio.run(log.prepare_truncation(50)) is None or log._is_closed
+    with pytest.raises(KafkaError, match="closed"):
+        log.truncate_to(50)
+
+
+def test_a_disk_that_fails_during_the_walk_takes_its_directory_offline(environment):
+    log = idempotent(environment, 100)
+    environment.disk.fail("read", "*.log", errno.EIO)
+    with pytest.raises(KafkaError) as caught:
+        asyncio.run(log.prepare_truncation(50))
+    assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert log.failures
+
+
+def test_a_log_that_is_damaged_below_the_cut_is_not_cut(environment):
+    log = idempotent(environment, 100)
+    file = environment.file_system.open(f"{DIRECTORY}/t-0/{0:020d}.log")
+    file.write(16, b"\x09")
+    with pytest.raises(KafkaError, match="format"):
+        asyncio.run(log.prepare_truncation(50))
+    with pytest.raises(KafkaError, match="format"):
+        log.truncate_to(50)
+    assert log.log_end_offset == 100

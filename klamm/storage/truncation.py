@@ -1,0 +1,211 @@
+"""What a truncation has to know before it cuts: where, and what the log is like there.
+
+A cut is a few renames and one ftruncate. But the producer state at the new end comes from replaying the log since the
+last producer snapshot, and the largest timestamp may lie far before the cut: walking a full segment of small batches
+takes seconds, longer than a ZooKeeper session lasts. So the walk comes first, off the loop and in slices, and the cut
+follows in one step.
+
+What must stay true:
+- Until the walk has ended nothing of the log is changed, so whatever ends it early (a deletion, a shutdown, a kill)
+  leaves the log as it was.
+- The result depends only on bytes below the cut, which nothing but another truncation changes; `Truncation.generation`
+  tells whether one has come in between.
+- The work that leaves the loop knows paths and positions only, opens its own handles, and changes only what its own
+  walk has made: it may go on after its caller has gone.
+"""
+
+import errno
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Any, NamedTuple
+
+from klamm.environment import Environment, FileSystem
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.record_batch import BatchHeader
+from klamm.storage import batch_scan
+from klamm.storage.index_file import CorruptIndexError
+from klamm.storage.log_loader import replay_batches
+from klamm.storage.log_segments import LogSegments
+from klamm.storage.producer_snapshots import ProducerSnapshots
+from klamm.storage.producer_state import ProducerState
+from klamm.storage.segment import LogSegment
+from klamm.storage.time_index import TimeEntry
+
+# After so many batches the thread is free for others, and who waits for the walk may find that it is not wanted.
+BATCHES_PER_SLICE = 20_000
+
+
+class Truncation(NamedTuple):
+    """A cut of `segment` at `position`, where the log ends at `end_offset` then."""
+
+    offset: int
+    generation: int
+    log_end_offset: int  # before the cut
+    segment: LogSegment
+    position: int
+    end_offset: int
+    largest_timestamp: TimeEntry  # of the segment, below the cut, and its offset
+    producer_state: ProducerState
+
+
+# Yields work that may run off the loop, and is sent what it returns.
+Steps = Generator[Callable[[], Any], Any, Truncation]
+
+
+def find_truncation(
+    file_system: FileSystem,
+    segments: LogSegments,
+    snapshots: ProducerSnapshots,
+    offset: int,
+    *,
+    generation: int,
+    log_end_offset: int,
+    has_producers: bool,
+) -> Steps:
+    """How to cut a log at `offset`, which lies within it. Without producers their state need not be found.
+
+    Raises OSError, KafkaError(CORRUPT_MESSAGE) when the log is damaged below the cut.
+    """
+    segment = segments.floor(offset)
+    assert segment is not None
+    yield from _load_indexes(segment)
+    start, size_bytes = segment.offset_index.lookup(offset), segment.size_bytes
+    is_index_right, found = yield partial(_find_batch, file_system, segment.path, start, size_bytes, offset)
+    if not is_index_right:
+        segment.rebuild_indexes()
+    position, end_offset = size_bytes, offset
+    if found is not None:
+        position, end_offset = found[0], min(offset, found[1].base_offset)
+    largest = yield from _find_largest_timestamp(file_system, segment, position, end_offset)
+    state = ProducerState(end_offset)
+    if has_producers:
+        state = yield from _find_producer_state(file_system, segments, snapshots, segment, position, end_offset)
+    return Truncation(offset, generation, log_end_offset, segment, position, end_offset, largest, state)
+
+
+async def take_off_loop(steps: Steps, environment: Environment) -> Truncation:
+    """Does the work of all steps off the loop."""
+    try:
+        work = next(steps)
+        while True:
+            try:
+                result = await environment.run_blocking(work)
+            except (OSError, KafkaError, CorruptIndexError) as error:
+                work = steps.throw(error)
+            else:
+                work = steps.send(result)
+    except StopIteration as end:
+        truncation: Truncation = end.value
+        return truncation
+
+
+def take_at_once(steps: Steps) -> Truncation:
+    """Does the work of all steps here and now."""
+    try:
+        work = next(steps)
+        while True:
+            try:
+                result = work()
+            except (OSError, KafkaError, CorruptIndexError) as error:
+                work = steps.throw(error)
+            else:
+                work = steps.send(result)
+    except StopIteration as end:
+        truncation: Truncation = end.value
+        return truncation
+
+
+def _load_indexes(segment: LogSegment) -> Generator[Callable[[], Any], Any, None]:
+    for index in (segment.offset_index, segment.time_index):
+        if not index.is_loaded:
+            try:
+                entries = yield index.read_entries
+            except (CorruptIndexError, FileNotFoundError):
+                break
+            # Meanwhile an append may have loaded it, and added to it.
+            if not index.is_loaded:
+                index.adopt(entries)
+    if segment.is_gone:
+        raise FileNotFoundError(errno.ENOENT, "segment is deleted", segment.path)
+    segment.load_indexes()
+
+
+def _find_batch(
+    file_system: FileSystem, path: str, start: int, end: int, offset: int
+) -> tuple[bool, tuple[int, BatchHeader] | None]:
+    """(whether the index was right about `start`, the first batch that holds `offset` or a later one)."""
+    file = file_system.open(path)
+    try:
+        try:
+            return True, batch_scan.find_batch(file.read, start, end, offset)
+        except KafkaError:
+            return False, batch_scan.find_batch(file.read, 0, end, offset)
+    finally:
+        file.close()
+
+
+def _find_largest_timestamp(
+    file_system: FileSystem, segment: LogSegment, end: int, end_offset: int
+) -> Generator[Callable[[], Any], Any, TimeEntry]:
+    largest = segment.time_index.last_entry_below(end_offset)
+    position = segment.offset_index.lookup(largest[1])
+    while position < end:
+        position, found = yield partial(_largest_timestamp, file_system, segment.path, position, end)
+        largest = max(largest, found, key=lambda entry: entry[0])
+    return largest
+
+
+def _largest_timestamp(file_system: FileSystem, path: str, position: int, end: int) -> tuple[int, TimeEntry]:
+    """(where this slice ends, what it has found)."""
+    file = file_system.open(path)
+    try:
+        return batch_scan.largest_timestamp(file.read, position, end, max_batches=BATCHES_PER_SLICE)
+    finally:
+        file.close()
+
+
+def _find_producer_state(
+    file_system: FileSystem,
+    segments: LogSegments,
+    snapshots: ProducerSnapshots,
+    cut_segment: LogSegment,
+    cut_position: int,
+    end_offset: int,
+) -> Generator[Callable[[], Any], Any, ProducerState]:
+    state = yield from _load_snapshot(snapshots, end_offset)
+    if state is None:
+        state = ProducerState(segments.first.base_offset)
+    for segment in segments.starting_with(state.end_offset):
+        if state.end_offset >= end_offset:
+            break
+        yield from _load_indexes(segment)
+        position = segment.offset_index.lookup(state.end_offset)
+        end = cut_position if segment is cut_segment else segment.size_bytes
+        while position < end:
+            position = yield partial(_replay, file_system, segment.path, position, end, state)
+        if segment is cut_segment:
+            break
+    state.end_offset = end_offset
+    return state
+
+
+def _load_snapshot(
+    snapshots: ProducerSnapshots, at_most: int
+) -> Generator[Callable[[], Any], Any, ProducerState | None]:
+    """As `ProducerSnapshots.load_latest`, but the reading happens off the loop."""
+    for offset in snapshots.latest_first(at_most):
+        try:
+            state: ProducerState = yield partial(snapshots.read, offset)
+        except KafkaError as error:
+            snapshots.drop_unreadable(offset, error)
+        else:
+            return state
+    return None
+
+
+def _replay(file_system: FileSystem, path: str, position: int, end: int, state: ProducerState) -> int:
+    file = file_system.open(path)
+    try:
+        return replay_batches(file.read, position, end, state, max_batches=BATCHES_PER_SLICE)
+    finally:
+        file.close()
