@@ -23,7 +23,8 @@ Entries = Sequence[tuple[str, str | None]]
 
 class ConfigAdmin:
     """`zookeeper()` is the store of the current session. Methods raise KafkaErrors, for topics also
-    UNKNOWN_TOPIC_OR_PARTITION, and ZooKeeperError when the session ends.
+    UNKNOWN_TOPIC_OR_PARTITION, ZooKeeperError when the session ends, and ZnodeError when a change starts from a
+    configuration that nobody can understand (it can be replaced).
 
     A broker is named by its id as text; an empty name is the default of the cluster. A broker alters only itself and
     the default, because only it can tell whether it could run with the result.
@@ -44,16 +45,14 @@ class ConfigAdmin:
     async def replace_topic(self, topic: str, entries: Entries, *, validate_only: bool) -> None:
         """The topic is to have these configs and no others."""
         await self._require_topic(topic)
-        await self._update(
-            topic_entity(topic),
-            lambda _stored: replace_topic_config(self._broker_config.current, entries),
-            validate_only,
-        )
+        config = replace_topic_config(self._broker_config.current, entries)
+        if not validate_only:
+            await self._zookeeper().replace_config(topic_entity(topic), config)
 
     async def change_topic(self, topic: str, changes: Sequence[ConfigChange], *, validate_only: bool) -> None:
         """Changes some of the topic's configs."""
         await self._require_topic(topic)
-        await self._update(
+        await self._change(
             topic_entity(topic),
             lambda stored: change_topic_config(self._broker_config.current, stored, changes),
             validate_only,
@@ -63,28 +62,26 @@ class ConfigAdmin:
         """The broker is to have these dynamic configs and no others."""
         broker_id = self._require_broker(name)
         per_broker = broker_id is not None
-        await self._update(
-            broker_entity(broker_id),
-            lambda _stored: replace_broker_config(self._broker_config.current, entries, per_broker=per_broker),
-            validate_only,
-        )
+        config = replace_broker_config(self._broker_config.current, entries, per_broker=per_broker)
+        if not validate_only:
+            await self._zookeeper().replace_config(broker_entity(broker_id), config)
 
     async def change_broker(self, name: str, changes: Sequence[ConfigChange], *, validate_only: bool) -> None:
         """Changes some of the broker's dynamic configs."""
         broker_id = self._require_broker(name)
         per_broker = broker_id is not None
-        await self._update(
+        await self._change(
             broker_entity(broker_id),
             lambda stored: change_broker_config(self._broker_config.current, stored, changes, per_broker=per_broker),
             validate_only,
         )
 
-    async def _update(
+    async def _change(
         self, entity_path: str, change: Callable[[dict[str, str]], Mapping[str, str]], validate_only: bool
     ) -> None:
         store = self._zookeeper()
         if validate_only:
-            change(await store.config(entity_path))
+            change(await store.readable_config(entity_path))
         else:
             await store.update_config(entity_path, change)
 

@@ -17,7 +17,8 @@ from klamm.config.versions import ApiVersion
 from klamm.controller.feature_updates import FeatureResults, FeatureUpdate, check_update, failed
 from klamm.controller.parts import ControllerParts
 from klamm.protocol.errors import KafkaError
-from klamm.znodes.cluster import FinalizedFeatures, incompatible_features
+from klamm.znodes.cluster import FEATURE_PATH, FinalizedFeatures, incompatible_features
+from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import LiveBroker
 
 NONE_FINALIZED = FinalizedFeatures({}, epoch=-1)
@@ -46,8 +47,18 @@ async def _finalized_features(parts: ControllerParts) -> FinalizedFeatures:
 
 
 async def update_features(parts: ControllerParts, updates: Iterable[FeatureUpdate]) -> FeatureResults:
-    """Finalizes other versions of features, or removes features, as far as the updates are allowed."""
-    existing = await _finalized_features(parts)
+    """Finalizes other versions of features, or removes features, as far as the updates are allowed.
+
+    FEATURE_UPDATE_FAILED for all of them when /feature does not say what is finalized now: that would be lost.
+    """
+    updates = list(updates)
+    try:
+        existing = await parts.store.readable_finalized_features()
+    except ZnodeError as error:
+        return FeatureResults(failed(dict.fromkeys(update.feature for update in updates), str(error)), None)
+    if existing is None:
+        why = f"{FEATURE_PATH} is not there, or switched off; a controller that is elected anew makes it"
+        return FeatureResults(failed(dict.fromkeys(update.feature for update in updates), why), None)
     brokers = [broker.registration for broker in parts.context.live_or_shutting_down_brokers.values()]
     own = parts.context.live_or_shutting_down_brokers.get(parts.broker_id)
     supported = {} if own is None else own.registration.features
@@ -68,4 +79,6 @@ async def update_features(parts: ControllerParts, updates: Iterable[FeatureUpdat
         return FeatureResults(errors, None)
     epoch = await parts.store.update_features(target, existing.epoch, parts.guard)
     _log.info("finalized features %s become %s: epoch %s", existing, target, epoch)
-    return FeatureResults(errors if epoch is not None else failed(errors, "/feature has changed meanwhile"), epoch)
+    return FeatureResults(
+        errors if epoch is not None else failed(errors, f"{FEATURE_PATH} has changed meanwhile"), epoch
+    )

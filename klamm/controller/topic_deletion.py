@@ -11,7 +11,7 @@ replicas, on brokers 1 and 2:
 | D4 broker 1 answers, broker 2 dies: topic is ineligible   | NON_EXISTENT| DELETION_SUCCESSFUL | DELETION_INELIGIBLE |
 | D5 the replica that failed is made ready for another try  | NON_EXISTENT| DELETION_SUCCESSFUL | OFFLINE             |
 | D6 broker 2 starts: D3 again, for those that are left     | NON_EXISTENT| DELETION_SUCCESSFUL | DELETION_STARTED    |
-| D7 the last one answers: the znodes go, the mark last     | (forgotten) | (forgotten)         | (forgotten)         |
+| D7 the last one answers: the znodes go, with the mark     | (forgotten) | (forgotten)         | (forgotten)         |
 
 What must stay true:
 - A topic that is *ineligible* (a broker or disk of a replica is dead, or a partition is being reassigned) is not tried

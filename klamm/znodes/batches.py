@@ -43,6 +43,21 @@ async def write(
     return [result for answer in answers for result in answer]
 
 
+async def write_together(client: ZooKeeperClient, operations: Sequence[MultiOperation], guard: int) -> None:
+    """Does all of a few operations, or none. Raises ControllerMoved, and the error of the operation that cannot be
+    done; after ConnectionLoss nobody knows."""
+    try:
+        await client.multi([Check(CONTROLLER_EPOCH_PATH, guard), *operations])
+    except BadVersion as error:
+        if error.index != 0:
+            raise
+        raise _moved(guard) from None
+
+
+def _moved(guard: int) -> ControllerMoved:
+    return ControllerMoved(f"the version of {CONTROLLER_EPOCH_PATH} is not {guard} any more")
+
+
 def _batches(operations: Sequence[MultiOperation]) -> Iterator[Sequence[MultiOperation]]:
     start = size = 0
     for index, operation in enumerate(operations):
@@ -78,7 +93,7 @@ async def _after_failure(
 ) -> list[Result]:
     if check and error.index == 0:
         if isinstance(error, BadVersion):
-            raise ControllerMoved(f"the version of {CONTROLLER_EPOCH_PATH} is not {check[0].version} any more")
+            raise _moved(check[0].version)
         raise error
     if error.index is None:  # Not about one znode: the session, or the request as a whole.
         raise error

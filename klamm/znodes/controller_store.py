@@ -22,7 +22,7 @@ from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper, LiveBroker, notice
 from klamm.znodes.topics import TopicAssignment, TopicPartition
 from klamm.zookeeper.client import retrying
-from klamm.zookeeper.errors import BadVersion, NodeExists, NoNode, NotEmpty, ZooKeeperError
+from klamm.zookeeper.errors import BadVersion, ConnectionLoss, NodeExists, NoNode, NotEmpty, ZooKeeperError
 from klamm.zookeeper.jute import OPEN_ACL, Create, CreateMode, Delete, MultiOperation, SetData
 
 NO_CONTROLLER = -1
@@ -150,7 +150,7 @@ class ControllerStore(KafkaZooKeeper):
                 return
 
     async def update_features(self, features: Mapping[str, FinalizedVersions], version: int, guard: int) -> int | None:
-        """Replaces the finalized features if /feature has this version (-1: any); returns their epoch.
+        """Replaces the finalized features if /feature has this version; returns their epoch.
 
         None when the znode has another version, or is not there.
         """
@@ -232,16 +232,45 @@ class ControllerStore(KafkaZooKeeper):
         return gone
 
     async def delete_topic_guarded(self, topic: str, guard: int) -> None:
-        """Removes a topic, its configuration, and last the mark for deletion, so that a crash in between is made good
-        by whoever finds the mark."""
-        left = True
-        while left:
-            levels = [[configs.config_path(configs.topic_entity(topic)), topics.topic_path(topic)]]
-            while levels[-1]:
-                levels.append(await self._children_of(levels[-1]))
-            # Somebody may have put something below a znode since.
-            left = await self._delete_all([path for level in reversed(levels) for path in level], guard)
-        await self.delete_topic_deletions([topic], guard)
+        """Removes a topic. First goes what is below its znode; then the znode, the configuration and the mark for
+        deletion go in one multi.
+
+        A mark without its topic, left behind by a controller that dies, would delete the next topic of that name. And
+        while the znode is there, nobody can create that one: what is removed here is the old topic's.
+        """
+        last = {
+            configs.config_path(configs.topic_entity(topic)): None,
+            topics.topic_path(topic): None,
+            requests.delete_topic_path(topic): None,
+        }
+        path = topics.topic_path(topic)
+        stat = await retrying(self.client.exists, path)
+        while last:
+            await self._delete_below([*last], guard)
+            try:
+                await batches.write_together(self.client, [Delete(path) for path in last], guard)
+                return
+            except NoNode as error:
+                if error.path not in last:
+                    raise
+                del last[error.path]
+            except NotEmpty:
+                continue  # Somebody has put something below one of them.
+            except ConnectionLoss:
+                if stat is not None and await self._is_gone(path, stat.czxid):
+                    return  # It was done, and there may be another topic of that name already.
+
+    async def _is_gone(self, path: str, czxid: int) -> bool:
+        """Whether the znode that was created by this transaction is there no more."""
+        await retrying(self.client.sync)
+        stat = await retrying(self.client.exists, path)
+        return stat is None or stat.czxid != czxid
+
+    async def _delete_below(self, paths: Sequence[str], guard: int) -> None:
+        levels = [await self._children_of(paths)]
+        while levels[-1]:
+            levels.append(await self._children_of(levels[-1]))
+        await self._delete_all([path for level in reversed(levels) for path in level], guard)
 
     async def _children_of(self, paths: Sequence[str]) -> list[str]:
         answers = await asyncio.gather(

@@ -211,16 +211,21 @@ class KafkaZooKeeper:
 
         None when feature versioning is off, and when the znode is not there or cannot be understood.
         """
+        try:
+            return await self.readable_finalized_features(watch)
+        except ZnodeError as error:
+            logger.error("no feature counts as finalized: %s", error)
+            return None
+
+    async def readable_finalized_features(self, watch: Callable[[], None] | None = None) -> FinalizedFeatures | None:
+        """The same for whoever changes them: ZnodeError when the znode cannot be understood."""
         if await retrying(self.client.exists, cluster.FEATURE_PATH, notice(watch)) is None:
             return None
         try:
             data, stat = await retrying(self.client.get, cluster.FEATURE_PATH)
-            features = Features.decode(data)
         except NoNode:
             return None
-        except ZnodeError as error:
-            logger.error("no feature counts as finalized: %s", error)
-            return None
+        features = Features.decode(data)
         return FinalizedFeatures(features.features, stat.version) if features.status is FeatureStatus.ENABLED else None
 
     async def allocate_producer_id_block(self, broker_id: int) -> tuple[int, int]:
@@ -315,21 +320,27 @@ class KafkaZooKeeper:
                 continue
 
     async def mark_topic_for_deletion(self, topic: str) -> None:
-        """Asks the controller to delete a topic. KafkaError UNKNOWN_TOPIC_OR_PARTITION. Safe to repeat."""
-        if not await self.topic_exists(topic):
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{topic}' does not exist.")
-        await self._create_unless_there(requests.delete_topic_path(topic), None)
+        """Asks the controller to delete a topic. KafkaError UNKNOWN_TOPIC_OR_PARTITION. Safe to repeat.
+
+        One multi: a mark that outlives its topic would delete the next one of that name. And the server that takes the
+        writes knows a topic that this session's server may not have heard of yet.
+        """
+        operations: list[MultiOperation] = [
+            Check(topics.topic_path(topic), -1),
+            Create(requests.delete_topic_path(topic), None),
+        ]
+        try:
+            await retrying(self.client.multi, operations)
+        except NodeExists:
+            return
+        except NoNode as error:
+            if error.index != 0:
+                raise
+            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{topic}' does not exist.") from None
 
     async def topic_deletions(self, watch: Callable[[], None] | None = None) -> list[str]:
         """The topics marked for deletion, sorted; `watch` is called once when that list changes."""
         return await retrying(self.client.children, requests.DELETE_TOPICS_PATH, notice(watch))
-
-    async def delete_topic(self, topic: str) -> None:
-        """Removes a topic, its configuration, and last the mark for deletion, so that a crash in between is made good
-        by whoever finds the mark. Safe to repeat; no error for a topic that does not exist."""
-        await retrying(self.client.delete_recursive, topics.topic_path(topic))
-        await self._delete_if_there(configs.config_path(configs.topic_entity(topic)))
-        await self._delete_if_there(requests.delete_topic_path(topic))
 
     # -- partition states -------------------------------------------------------------------------------------------
 
@@ -422,41 +433,54 @@ class KafkaZooKeeper:
     async def config(self, entity_path: str) -> dict[str, str]:
         """An entity's configuration (`topics/T`, `brokers/1` ...). One that cannot be understood counts as empty and is
         logged."""
-        return (await self._config_and_version(entity_path))[0]
+        try:
+            return await self.readable_config(entity_path)
+        except ZnodeError as error:
+            logger.error("the configuration of %s counts as empty: %s", entity_path, error)
+            return {}
 
-    async def _config_and_version(self, entity_path: str) -> tuple[dict[str, str], int | None]:
-        """None when the entity has no znode."""
+    async def readable_config(self, entity_path: str) -> dict[str, str]:
+        """The same for whoever changes it: ZnodeError when it cannot be understood."""
+        data, _ = await self._config_data(entity_path)
+        return configs.decode_config(entity_path, data)
+
+    async def _config_data(self, entity_path: str) -> tuple[bytes, int | None]:
+        """What the entity's znode holds, and its version: None when there is no znode."""
         try:
             data, stat = await retrying(self.client.get, configs.config_path(entity_path))
         except NoNode:
-            return {}, None
-        try:
-            return configs.decode_config(entity_path, data), stat.version
-        except ZnodeError as error:
-            logger.error("the configuration of %s counts as empty: %s", entity_path, error)
-            return {}, stat.version
+            return b"", None
+        return data, stat.version
 
     async def update_config(self, entity_path: str, change: Callable[[dict[str, str]], Mapping[str, str]]) -> None:
         """Changes an entity's configuration from what it is to what `change` makes of that, and tells all brokers.
 
-        Nobody else's change is overwritten unseen: `change` is then called again. What it raises is raised. KafkaError
-        INVALID_REQUEST when the result is more than ZooKeeper takes. A repeated write is told by its content.
+        Nobody else's change is overwritten unseen: `change` is then called again. What it raises is raised. ZnodeError
+        when what is stored cannot be understood: a part of it cannot be changed without losing the rest.
         """
+        await self._write_config(entity_path, lambda data: change(configs.decode_config(entity_path, data)))
+
+    async def replace_config(self, entity_path: str, config: Mapping[str, str]) -> None:
+        """Gives an entity this configuration, whatever it had, and tells all brokers."""
+        await self._write_config(entity_path, lambda _data: config)
+
+    async def _write_config(self, entity_path: str, change: Callable[[bytes], Mapping[str, str]]) -> None:
+        """KafkaError INVALID_REQUEST when the result is more than ZooKeeper takes. A repeated write is told by its
+        content."""
         path = configs.config_path(entity_path)
-        written: Mapping[str, str] | None = None
+        written: bytes | None = None
         while True:
-            stored, version = await self._config_and_version(entity_path)
+            stored, version = await self._config_data(entity_path)
             if written is not None and stored == written:
                 return
-            written = change(dict(stored))
-            data = configs.encode_config(written)
-            _check_size(entity_path, len(data))
+            written = configs.encode_config(change(stored))
+            _check_size(entity_path, len(written))
             notification = Create(
                 configs.CONFIG_CHANGE_PREFIX,
                 configs.encode_config_change(entity_path),
                 flags=CreateMode.PERSISTENT_SEQUENTIAL,
             )
-            write: MultiOperation = Create(path, data) if version is None else SetData(path, data, version)
+            write: MultiOperation = Create(path, written) if version is None else SetData(path, written, version)
             for parent in (path.rpartition("/")[0], configs.CONFIG_CHANGES_PATH):
                 await retrying(self.client.ensure_path, parent)
             try:

@@ -141,6 +141,24 @@ def test_a_feature_znode_that_is_gone_fails_the_update(tmp_path: Path, monkeypat
     play(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("content", [b"{", Features(FeatureStatus.DISABLED).encode()])
+def test_a_feature_znode_that_says_nothing_is_not_written_over(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    support(monkeypatch, {1: OLD})
+
+    async def scenario(scene: Scene) -> None:
+        await scene.start(1)
+        await scene.store.client.set(FEATURE_PATH, content)
+        errors, epoch = await scene.controller.update_features([FeatureUpdate("f", 1, False)])
+        assert (await scene.store.client.get(FEATURE_PATH))[0] == content
+        assert epoch is None
+        assert errors["f"] is not None and errors["f"].code is ErrorCode.FEATURE_UPDATE_FAILED
+        assert FEATURE_PATH in errors["f"].message
+
+    play(tmp_path, scenario)
+
+
 def test_brokers_that_cannot_do_what_is_finalized_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new one, one that comes back without the feature, and both again under the next controller."""
     supported = {1: OLD, 2: OLD, 3: NEW, 4: OLD}

@@ -611,7 +611,7 @@ def test_a_topic_that_is_gone_meanwhile(tmp_path: Path) -> None:
     async def scenario(scene: Scene, stage: Stage) -> None:
         await scene.create("t", [1, 2])
         moving = scene.controller.alter_partition_reassignments({T0: (3,)})
-        await scene.store.delete_topic("t")
+        await scene.store.client.delete_recursive("/brokers/topics/t")
         [error] = (await moving).values()
         assert error is not None and error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         await scene.settled()

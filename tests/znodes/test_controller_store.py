@@ -186,7 +186,7 @@ def test_every_write_is_guarded(tmp_path: Path) -> None:
                 store.update_topic_assignment("t", read["t"], guard),
                 store.delete_topic_guarded("t", guard),
                 store.delete_topic_deletions(["t"], guard),
-                store.update_features(FINALIZED, -1, guard),
+                store.update_features(FINALIZED, 0, guard),
                 store.delete_preferred_replica_election(guard),
                 store.delete_isr_changes([isr[0].rpartition("/")[2]], guard),
                 store.delete_log_dir_events([log_dir[0].rpartition("/")[2]], guard),
@@ -280,7 +280,7 @@ def test_finalized_features(tmp_path: Path) -> None:
         store, told = controller_store(plain), Told()
         guard = await elected(store)
         assert await store.finalized_features(told) is None
-        assert await store.update_features(FINALIZED, -1, guard) is None
+        assert await store.update_features(FINALIZED, 0, guard) is None
         await store.set_up_features(True, guard)
         await told.wait()
         assert await store.finalized_features(told) == ({}, 0)
@@ -288,7 +288,7 @@ def test_finalized_features(tmp_path: Path) -> None:
         await told.wait()
         assert await store.finalized_features() == (FINALIZED, 1)
         assert await store.update_features({}, 0, guard) is None
-        assert await store.update_features({}, -1, guard) == 2
+        assert await store.update_features({}, 1, guard) == 2
         assert await store.finalized_features() == ({}, 2)
         for content in (Features(FeatureStatus.DISABLED, FINALIZED).encode(), b"?"):
             await store.client.set("/feature", content)
@@ -359,6 +359,36 @@ def test_a_topic_is_deleted_with_all_that_belongs_to_it(tmp_path: Path) -> None:
 
         await with_losses(proxy, attempt)
         await store.delete_topic_guarded("never there", guard)
+
+    play_with_losses(tmp_path, scenario)
+
+
+def test_a_deletion_leaves_the_next_topic_of_that_name_alone(tmp_path: Path) -> None:
+    """Whenever the controller is cut off, or dies: the mark goes with the topic, and what is new stays."""
+
+    async def scenario(proxy: Proxy, plain: KafkaZooKeeper, other: KafkaZooKeeper) -> None:
+        store = controller_store(plain)
+        guard = await elected(store)
+        created = []
+
+        async def attempt(step: int) -> None:
+            topic = f"t{step}"
+            await other.create_topic(topic, {0: [1]}, None, {"old": "1"})
+            await other.create_partition_states({(topic, 0): LeaderAndIsr(1, 0, (1,), 1)}, None)
+            await other.mark_topic_for_deletion(topic)
+            await store.delete_topic_guarded(topic, guard)
+
+        async def create_again(step: int) -> None:
+            topic = f"t{step}"
+            if not await other.topic_exists(topic):
+                assert await other.topic_deletions() == []
+                await other.create_topic(topic, {0: [2]}, None, {"new": "1"})
+                created.append(topic)
+
+        await with_losses(proxy, attempt, create_again)
+        assert created
+        assert await other.topic_names() == created
+        assert await other.topic_configs(created) == {topic: {"new": "1"} for topic in created}
 
     play_with_losses(tmp_path, scenario)
 

@@ -64,10 +64,13 @@ async def write_states(
     return versions
 
 
-async def with_losses(proxy: Proxy, attempt: Callable[[int], Awaitable[T]]) -> list[T]:
+async def with_losses(
+    proxy: Proxy, attempt: Callable[[int], Awaitable[T]], when_lost: Callable[[int], Awaitable[None]] | None = None
+) -> list[T]:
     """Does `attempt` again and again; in the n-th one the connection is lost after the server has answered n times.
 
-    Returns the results, up to the first attempt that was through before that.
+    `when_lost` is what others do between the server's last answer and the loss. Returns the results, up to the first
+    attempt that was through before that.
     """
     results = []
     for step in itertools.count():
@@ -78,6 +81,8 @@ async def with_losses(proxy: Proxy, attempt: Callable[[int], Awaitable[T]]) -> l
         lost = held.done()
         held.cancel()
         if lost:
+            if when_lost is not None:
+                await when_lost(step)
             proxy.cut()
         proxy.release()
         results.append(await trying)
@@ -291,6 +296,20 @@ def test_an_unreadable_topic_does_not_hide_the_others(tmp_path: Path, caplog: py
     play(tmp_path, scenario)
 
 
+def test_a_config_that_nobody_understands_is_replaced_but_never_changed(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
+        await store.client.create("/config/topics/t", b"{'retention.ms': '1'}")
+        with pytest.raises(ZnodeError, match="/config/topics/t: not JSON"):
+            await store.update_config("topics/t", lambda stored: {**stored, "a": "1"})
+        assert (await store.client.get("/config/topics/t"))[0] == b"{'retention.ms': '1'}"
+        assert await store.config_changes() == []
+        await store.replace_config("topics/t", {"a": "1"})
+        assert await store.config("topics/t") == {"a": "1"}
+        assert len(await store.config_changes()) == 1
+
+    play(tmp_path, scenario)
+
+
 def test_a_config_left_by_another_topic_of_that_name_is_replaced(tmp_path: Path) -> None:
     async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
         await store.update_config("topics/t", lambda _stored: {"old": "1"})
@@ -300,7 +319,7 @@ def test_a_config_left_by_another_topic_of_that_name_is_replaced(tmp_path: Path)
     play(tmp_path, scenario)
 
 
-def test_deletion(tmp_path: Path) -> None:
+def test_marks_for_deletion(tmp_path: Path) -> None:
     async def scenario(scene: Scene, store: KafkaZooKeeper) -> None:
         marked = asyncio.Event()
         assert await store.topic_deletions(marked.set) == []
@@ -313,12 +332,25 @@ def test_deletion(tmp_path: Path) -> None:
         await store.mark_topic_for_deletion("t")
         await marked.wait()
         assert await store.topic_deletions() == ["t"]
-        for _ in range(2):
-            await store.delete_topic("t")
-        assert (await store.topic_names(), await store.topic_deletions()) == ([], [])
-        assert await store.client.children("/config/topics") == []
 
     play(tmp_path, scenario)
+
+
+def test_a_topic_that_goes_as_it_is_marked_leaves_no_mark_behind(tmp_path: Path) -> None:
+    """The next topic of that name would be deleted."""
+
+    async def scenario(proxy: Proxy, store: KafkaZooKeeper, safe: KafkaZooKeeper) -> None:
+        await safe.create_topic("t", {0: [0]}, None, {})
+        proxy.hold_answers()
+        marking = asyncio.ensure_future(store.mark_topic_for_deletion("t"))
+        await proxy.held.wait()
+        for path in ("/brokers/topics/t", "/admin/delete_topics/t"):
+            await safe.client.delete_recursive(path)
+        proxy.release()
+        await asyncio.gather(marking, return_exceptions=True)
+        assert await safe.topic_deletions() == []
+
+    play_with_losses(tmp_path, scenario)
 
 
 def test_partition_states(tmp_path: Path) -> None:
@@ -412,7 +444,7 @@ def test_a_config_that_cannot_be_understood_counts_as_empty(tmp_path: Path, capl
         await store.client.create("/config/brokers/1", b"not JSON")
         assert await store.config("brokers/1") == {}
         assert "/config/brokers/1" in caplog.text
-        await store.update_config("brokers/1", lambda stored: {**stored, "a": "1"})
+        await store.replace_config("brokers/1", {"a": "1"})
         assert await store.config("brokers/1") == {"a": "1"}
 
     play(tmp_path, scenario)
@@ -531,18 +563,12 @@ def test_losses_during_registration(tmp_path: Path) -> None:
     play_with_losses(tmp_path, scenario)
 
 
-def test_losses_during_deletion(tmp_path: Path) -> None:
+def test_losses_while_topics_are_marked(tmp_path: Path) -> None:
     async def scenario(proxy: Proxy, store: KafkaZooKeeper, safe: KafkaZooKeeper) -> None:
-        async def delete(step: int) -> None:
-            await store.mark_topic_for_deletion(f"t{step}")
-            await store.delete_topic(f"t{step}")
-
         for number in range(20):
             await safe.create_topic(f"t{number}", {0: [0]}, None, {})
-            await write_states(safe, {(f"t{number}", 0): LeaderAndIsr(0, 0, (0,), 0)})
-        steps = len(await with_losses(proxy, delete))
-        assert await safe.topic_names() == sorted(f"t{number}" for number in range(steps, 20))
-        assert await safe.topic_deletions() == []
+        steps = len(await with_losses(proxy, lambda step: store.mark_topic_for_deletion(f"t{step}")))
+        assert await safe.topic_deletions() == sorted(f"t{number}" for number in range(steps))
 
     play_with_losses(tmp_path, scenario)
 
