@@ -49,7 +49,7 @@ class AutoTopicCreation:
     async def _create(self, topics: Sequence[NewTopic], refused: dict[str, KafkaError]) -> None:
         """Does not wait for leaders."""
         try:
-            for created in await self._topic_admin.create_topics(topics, timeout_ms=0, validate_only=False):
+            for created in await self._topic_admin.create_topics(topics):
                 if created.error is not None and created.error.code not in _TO_BE_ASKED_FOR_AGAIN:
                     refused[created.name] = created.error
         finally:

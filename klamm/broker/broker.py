@@ -52,7 +52,7 @@ from klamm.coordinator.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.group_metrics import register_group_metrics
 from klamm.environment import Environment
 from klamm.metrics import Metrics
-from klamm.net.server import Response, ServerConnection, ServerLimits, SocketServer
+from klamm.net.server import Answer, ServerConnection, ServerLimits, SocketServer
 from klamm.protocol.api_keys import request_size_limit
 from klamm.protocol.messages import ApiKey
 from klamm.replication.alter_isr import AlterIsrManager
@@ -261,7 +261,7 @@ class Broker:
             await server.bind()
             self._listeners[listener.name] = server
 
-    def _dispatch(self, connection: ServerConnection, frame: bytearray) -> Response | Awaitable[Response]:
+    def _dispatch(self, connection: ServerConnection, frame: bytearray) -> Answer | Awaitable[Answer]:
         assert self._dispatcher is not None
         return self._dispatcher.dispatch(connection, frame)
 

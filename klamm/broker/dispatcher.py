@@ -15,7 +15,7 @@ from klamm.broker.registry import Api, Body, Request
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.broker.security import ANONYMOUS, Client
 from klamm.broker.services import Services
-from klamm.net.server import InvalidRequest, Response, ServerConnection
+from klamm.net.server import Answer, AnswerOnly, InvalidRequest, Response, ServerConnection
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, InvalidFrame
@@ -39,7 +39,7 @@ class Dispatcher:
         """Whether the request may start while earlier ones of its API are unanswered."""
         return frame[:2] in self._pipelined
 
-    def dispatch(self, connection: ServerConnection, frame: bytearray) -> Response | Awaitable[Response]:
+    def dispatch(self, connection: ServerConnection, frame: bytearray) -> Answer | Awaitable[Answer]:
         """Starts the request in `frame`. Raises InvalidRequest when the connection must close."""
         try:
             header = messages.parse_request_header(frame)
@@ -53,7 +53,8 @@ class Dispatcher:
         if len(frame) >= LARGE_FRAME_BYTES:
             steps = messages.request_steps(api.key, header.api_version, frame, header.body_position)
             if steps is not None:
-                return self._dispatch_in_steps(connection, api, header, len(frame), steps)
+                in_steps = self._dispatch_in_steps(connection, api, header, len(frame), steps)
+                return AnswerOnly(lambda: in_steps) if api.ends_with_client else in_steps
         try:
             body = messages.decode_request(api.key, header.api_version, frame, header.body_position)
         except InvalidFrame as error:
@@ -67,18 +68,18 @@ class Dispatcher:
         header: messages.RequestHeader,
         request_bytes: int,
         steps: messages.Steps[Body],
-    ) -> Response:
+    ) -> Answer:
         """Others have the loop between two steps of decoding; the next request of the connection waits."""
         try:
             body = await in_slices(steps)
         except InvalidFrame as error:
             raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
         result = self._handle(connection, api, header, request_bytes, body)
-        return result if isinstance(result, Response) else await result
+        return await result if isinstance(result, Awaitable) else result
 
     def _handle(
         self, connection: ServerConnection, api: Api, header: messages.RequestHeader, request_bytes: int, body: Body
-    ) -> Response | Awaitable[Response]:
+    ) -> Answer | Awaitable[Answer]:
         request = Request(
             api,
             header.api_version,
@@ -94,19 +95,25 @@ class Dispatcher:
         except KafkaError as error:
             result = api.error_response(request, error)
         if isinstance(result, CoroutineType):
-            return self._finish(request, header.correlation_id, request_bytes, result)
-        return self._respond(request, header.correlation_id, request_bytes, result)
+            finishing = self._finish(request, request_bytes, result)
+            return AnswerOnly(lambda: finishing) if api.ends_with_client else finishing
+        return self._answer(request, request_bytes, result)
 
     async def _finish(
-        self, request: Request, correlation_id: int, request_bytes: int, pending: Coroutine[Any, Any, Body | None]
-    ) -> Response:
+        self, request: Request, request_bytes: int, pending: Coroutine[Any, Any, Body | AnswerOnly[Body] | None]
+    ) -> Answer:
         try:
-            body = await pending
+            result = await pending
         except ITEM_ERRORS as error:
-            body = request.api.error_response(request, as_kafka_error(error))
-        return self._respond(request, correlation_id, request_bytes, body)
+            result = request.api.error_response(request, as_kafka_error(error))
+        return self._answer(request, request_bytes, result)
 
-    def _respond(self, request: Request, correlation_id: int, request_bytes: int, body: Body | None) -> Response:
+    def _answer(self, request: Request, request_bytes: int, result: Body | AnswerOnly[Body] | None) -> Answer:
+        if isinstance(result, AnswerOnly):
+            return AnswerOnly(lambda: self._finish(request, request_bytes, result.answer()))
+        return self._respond(request, request_bytes, result)
+
+    def _respond(self, request: Request, request_bytes: int, body: Body | None) -> Response:
         throttle_time_ms = self._services.quotas.throttle_time_ms(
             request.api.key, request.client, request.client_id, request_bytes
         )
@@ -114,7 +121,7 @@ class Dispatcher:
             return Response(None, throttle_time_ms) if throttle_time_ms else NO_RESPONSE
         if throttle_time_ms:
             body.throttle_time_ms = throttle_time_ms
-        buffers = messages.encode_response(request.api.key, request.version, correlation_id, body)
+        buffers = messages.encode_response(request.api.key, request.version, request.correlation_id, body)
         return Response(buffers, throttle_time_ms)
 
     def _unsupported_version(self, api: Api, header: messages.RequestHeader) -> Response:

@@ -5,7 +5,6 @@ What must stay true: whoever has asked finds the new leader in this broker's met
 unless the time was up.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
 from klamm.broker.metadata_cache import MetadataCache
@@ -29,24 +28,27 @@ class LeaderElections:
         self._purgatory.check(topic)
 
     async def elect(
-        self, partitions: Sequence[TopicPartition], election_type: ElectionType, timeout_ms: int
+        self, partitions: Sequence[TopicPartition], election_type: ElectionType
+    ) -> Mapping[TopicPartition, int | KafkaError]:
+        """The leader of each partition, or why there was no election: NOT_CONTROLLER, or as `replica_leader_election`
+        says."""
+        try:
+            return await self._controller.elect_leaders(partitions, election_type)
+        except KafkaError as error:
+            return dict.fromkeys(partitions, error)
+
+    async def wait_until_known(
+        self, results: Mapping[TopicPartition, int | KafkaError], timeout_ms: float
     ) -> dict[TopicPartition, KafkaError | None]:
         """What became of each election; None is success.
 
-        Errors: those of `replica_leader_election`, NOT_CONTROLLER, and REQUEST_TIMED_OUT for a partition that has its
-        leader, but not in this broker's metadata within `timeout_ms`.
+        REQUEST_TIMED_OUT for a partition that has its leader, but not in this broker's metadata within `timeout_ms`.
         """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + timeout_ms / 1000
-        try:
-            results = await self._controller.elect_leaders(partitions, election_type)
-        except KafkaError as error:
-            return dict.fromkeys(partitions, error)
         errors = {partition: result for partition, result in results.items() if isinstance(result, KafkaError)}
         leaders = {partition: result for partition, result in results.items() if isinstance(result, int)}
         elected = _LeadersKnown(self._metadata_cache, leaders)
         topics = list(dict.fromkeys(topic for topic, _ in leaders))
-        are_known = await self._purgatory.wait(elected, topics, (deadline - loop.time()) * 1000)
+        are_known = await self._purgatory.wait(elected, topics, timeout_ms)
         timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the leader is elected, but not known here yet")
         return {
             partition: errors.get(partition) or (None if are_known or elected.is_known(partition) else timed_out)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from klamm.broker.security import CLUSTER_NAME, OPERATIONS, Client, Operation, ResourceType
+from klamm.net.server import AnswerOnly
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey
 
@@ -25,8 +26,9 @@ DENIED = {
 
 Body = Any  # an instance of a message class of `klamm.protocol`
 NO_BROKER = -1
-# Plain where the answer is known at once, `async def` where it may have to wait. None: nothing is answered.
-Handle = Callable[["Request"], Body | Coroutine[Any, Any, Body | None] | None]
+# Plain where the answer is known at once, `async def` where it may have to wait. None: nothing is answered. AnswerOnly:
+# all is done that the request changes, and only its answer must be waited for.
+Handle = Callable[["Request"], Body | Coroutine[Any, Any, Body | None] | AnswerOnly[Body] | None]
 ErrorResponse = Callable[["Request", KafkaError], Body]
 
 
@@ -37,6 +39,8 @@ class Api:
     `operation` on a resource of `resource_type` is what a client must be authorized for; None: it needs nothing.
     `error_response` makes the answer when `handle` raises a KafkaError. `pipelined`: may start while earlier requests
     of the same API on the connection are unanswered, because its effect comes before its response.
+    `ends_with_client`: is cancelled, wherever it is, when its client hangs up, because it only reads, or because what
+    it changes it changes in one step. Any other request runs to its end.
     """
 
     key: ApiKey
@@ -47,6 +51,7 @@ class Api:
     handle: Handle
     error_response: ErrorResponse
     pipelined: bool
+    ends_with_client: bool
 
 
 @dataclass(slots=True)
@@ -94,6 +99,7 @@ def handler(
     resource_type: ResourceType | None,
     error_response: ErrorResponse,
     pipelined: bool = False,
+    ends_with_client: bool = False,
 ) -> Callable[[Handle], Handle]:
     """Registers the decorated function as the handler of `key`. Raises ValueError when the key is taken."""
 
@@ -101,7 +107,7 @@ def handler(
         if key in _apis:
             raise ValueError(f"two handlers for {key.name}: {_apis[key].handle} and {handle}")
         versions = ADVERTISED_MIN[key], ADVERTISED_MAX[key]
-        _apis[key] = Api(key, *versions, operation, resource_type, handle, error_response, pipelined)
+        _apis[key] = Api(key, *versions, operation, resource_type, handle, error_response, pipelined, ends_with_client)
         return handle
 
     return register

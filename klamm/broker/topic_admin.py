@@ -2,7 +2,7 @@
 (Kafka's `ZkAdminManager`).
 
 The broker that receives such a request only writes znodes. The controller watches them, does the work and announces
-the result by UpdateMetadata; the request waits in purgatory until this broker's metadata shows it.
+the result by UpdateMetadata; the answer waits in purgatory until this broker's metadata shows it.
 
 What must stay true:
 - Nothing is written before everything about the topic has been validated.
@@ -36,6 +36,9 @@ UNSET = -1
 MAX_NEW_PARTITIONS = 100_000
 # Topics that can be decided without ZooKeeper; other requests run in between.
 TOPICS_PER_SLICE = 100
+
+# The replicas of each partition that is added to a topic.
+NewPartitions = Mapping[int, Sequence[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +96,8 @@ class TopicAdmin:
 
     # -- creation -------------------------------------------------------------------------------------------------
 
-    async def create_topics(
-        self, topics: Sequence[NewTopic], *, timeout_ms: int, validate_only: bool
-    ) -> list[CreatedTopic]:
-        """Creates the topics, and waits until each has leaders for all its partitions.
-
-        A topic that has not by `timeout_ms` gets REQUEST_TIMED_OUT, although it will be created.
-        """
+    async def create_topics(self, topics: Sequence[NewTopic], *, validate_only: bool = False) -> list[CreatedTopic]:
+        """Creates the topics. They have no leaders yet."""
         created = []
         left_partitions = MAX_NEW_PARTITIONS
         for index, topic in enumerate(topics, 1):
@@ -107,8 +105,13 @@ class TopicAdmin:
             left_partitions -= len(created[-1].assignment)
             if index % TOPICS_PER_SLICE == 0:
                 await asyncio.sleep(0)
-        if validate_only:
-            return created
+        return created
+
+    async def wait_until_created(self, created: Sequence[CreatedTopic], timeout_ms: int) -> list[CreatedTopic]:
+        """Waits until each of these topics has leaders for all its partitions.
+
+        A topic that has not by `timeout_ms` gets REQUEST_TIMED_OUT, although it will be created.
+        """
         expected = {topic.name: topic.assignment for topic in created if topic.error is None}
         ready = await self._wait(_TopicsCreated(self._metadata_cache, expected), expected, timeout_ms)
         timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the topic is created, but has no leaders yet")
@@ -200,27 +203,32 @@ class TopicAdmin:
         self,
         topics: Sequence[tuple[str, int, Sequence[Sequence[int]] | None]],
         *,
-        timeout_ms: int,
         validate_only: bool,
-    ) -> dict[str, KafkaError | None]:
-        """Grows topics to a count of partitions: (topic, count, replicas of each new partition or None)."""
-        results: dict[str, KafkaError | None] = {}
-        expected = {}
+    ) -> dict[str, NewPartitions | KafkaError]:
+        """Grows topics to a count of partitions: (topic, count, replicas of each new partition or None).
+
+        They have no leaders yet.
+        """
+        results: dict[str, NewPartitions | KafkaError] = {}
         left_partitions = MAX_NEW_PARTITIONS
         for index, (topic, count, replicas) in enumerate(topics, 1):
             try:
-                expected[topic] = await self._grow(topic, count, replicas, validate_only, left_partitions)
-                left_partitions -= len(expected[topic])
-                results[topic] = None
+                results[topic] = new = await self._grow(topic, count, replicas, validate_only, left_partitions)
+                left_partitions -= len(new)
             except ITEM_ERRORS as error:
                 results[topic] = as_kafka_error(error)
             if index % TOPICS_PER_SLICE == 0:
                 await asyncio.sleep(0)
-        if not validate_only:
-            ready = await self._wait(_TopicsCreated(self._metadata_cache, expected), expected, timeout_ms)
-            timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the partitions are added, but have no leaders yet")
-            results.update((topic, timed_out) for topic in expected if topic not in ready)
         return results
+
+    async def wait_until_grown(
+        self, results: dict[str, NewPartitions | KafkaError], timeout_ms: int
+    ) -> dict[str, NewPartitions | KafkaError]:
+        """Waits until all new partitions have leaders. A topic where one has not gets REQUEST_TIMED_OUT."""
+        expected = {topic: result for topic, result in results.items() if not isinstance(result, KafkaError)}
+        ready = await self._wait(_TopicsCreated(self._metadata_cache, expected), expected, timeout_ms)
+        timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the partitions are added, but have no leaders yet")
+        return results | dict.fromkeys((topic for topic in expected if topic not in ready), timed_out)
 
     async def _grow(
         self,
@@ -272,8 +280,8 @@ class TopicAdmin:
 
     # -- deletion -------------------------------------------------------------------------------------------------
 
-    async def delete_topics(self, topics: Sequence[str], *, timeout_ms: int) -> dict[str, KafkaError | None]:
-        """Marks topics for deletion and waits until this broker no longer knows them."""
+    async def delete_topics(self, topics: Sequence[str]) -> dict[str, KafkaError | None]:
+        """Marks topics for deletion. They are not gone yet."""
         results: dict[str, KafkaError | None] = {}
         for topic in topics:
             try:
@@ -281,11 +289,18 @@ class TopicAdmin:
                 results[topic] = None
             except ITEM_ERRORS as error:
                 results[topic] = as_kafka_error(error)
+        return results
+
+    async def wait_until_deleted(
+        self, results: dict[str, KafkaError | None], timeout_ms: int
+    ) -> dict[str, KafkaError | None]:
+        """Waits until this broker no longer knows the topics. One that it still knows gets REQUEST_TIMED_OUT."""
         marked = {topic: None for topic, error in results.items() if error is None}
         gone = await self._wait(_TopicsDeleted(self._metadata_cache, list(marked)), marked, timeout_ms)
         timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the topic is marked for deletion, but not gone yet")
-        results.update((topic, timed_out) for topic in marked if topic not in gone)
-        return results
+        return {
+            topic: timed_out if topic in marked and topic not in gone else error for topic, error in results.items()
+        }
 
     async def _wait(self, operation: "_TopicsChanged", topics: Mapping[str, object], timeout_ms: int) -> list[str]:
         """The topics that are as wanted, after at most `timeout_ms`. With no time given none counts as done."""

@@ -4,6 +4,9 @@ A `SocketServer` cuts what clients send into frames and gives each frame to the 
 supplies. `dispatch` answers at once with the response's buffers, or with an awaitable of them, or with None when the
 request gets no response (a produce with acks=0).
 
+A client may hang up before it is answered. What a request changes is then still changed to the end: its task goes on
+without its client. Only an `AnswerOnly`, of which nothing but the answer comes, ends with the connection.
+
 What must stay true:
 - The responses of a connection leave in the order of its requests.
 - A request starts only when all earlier requests of its connection have been answered; only produces may follow
@@ -12,23 +15,29 @@ What must stay true:
 - A connection is bounded: at most `max_in_flight` requests and `max_in_flight_bytes` of frames are held; beyond that,
   and while the client does not read its responses, nothing more is read from it (it is muted).
 - What a client sends can close its own connection (`InvalidRequest`), with a logged reason; it never reaches another.
-- Any other exception of `dispatch` is a fault of the program and goes to `on_failure`.
+- Requests that go on without their clients are bounded for each host: one that has too many gets no new connection.
+- Any other exception of `dispatch` is a fault of the program and goes to `on_failure`, also after the client has gone.
 """
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from klamm.net.framing import FrameReader, ReceiveBuffer, SizeLimit
 from klamm.tasks import OnFailure
 
 Buffers = Sequence[bytes | bytearray | memoryview]
+T = TypeVar("T")
 
 # Responses wait in the transport up to this size before the connection is muted: two of the largest usual fetches.
 WRITE_BUFFER_HIGH_BYTES = 2 * 1024 * 1024
+
+# A host whose clients have hung up on so many requests that are still being worked on gets no new connection. The bytes
+# of these requests are bounded as those of one connection are.
+MAX_ABANDONED_REQUESTS_PER_HOST = 1000
 
 # Idle connections are looked for no more often than this.
 MIN_IDLE_CHECK_S = 0.1
@@ -48,7 +57,15 @@ class Response:
     throttle_time_ms: int = 0
 
 
-Dispatch = Callable[["ServerConnection", bytearray], Response | Awaitable[Response]]
+@dataclass(slots=True)
+class AnswerOnly(Generic[T]):
+    """Work of which nothing but an answer comes, as reading and waiting: it ends when the client hangs up."""
+
+    answer: Callable[[], Coroutine[Any, Any, "T | AnswerOnly[T]"]]
+
+
+Answer = Response | AnswerOnly[Response]
+Dispatch = Callable[["ServerConnection", bytearray], Answer | Awaitable[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +82,7 @@ class ServerLimits:
 class _Exchange:
     """A request that has started and whose response has not left yet."""
 
-    __slots__ = ("pipelined", "response", "size_bytes", "task")
+    __slots__ = ("is_abandoned", "is_answer_only", "pipelined", "response", "size_bytes", "task")
 
     def __init__(self, size_bytes: int, pipelined: bool) -> None:
         self.size_bytes = size_bytes
@@ -73,6 +90,10 @@ class _Exchange:
         self.response: Response | None = None
         # What works on the answer, if that was not there at once.
         self.task: asyncio.Task[None] | None = None
+        # Whether that task changes nothing (any more).
+        self.is_answer_only = False
+        # The client has gone, and the task goes on.
+        self.is_abandoned = False
 
 
 class ServerConnection(FrameReader):
@@ -116,9 +137,16 @@ class ServerConnection(FrameReader):
             self._throttle_timer.cancel()
         for exchange in self._exchanges:
             if exchange.task is not None:
-                exchange.task.cancel()
+                self._abandon(exchange, exchange.task)
         self._exchanges.clear()
         self._server.closed(self)
+
+    def _abandon(self, exchange: _Exchange, task: "asyncio.Task[None]") -> None:
+        if exchange.is_answer_only:
+            task.cancel()
+        elif exchange.response is None:
+            exchange.is_abandoned = True
+            self._server.abandoned(self.peer_host, exchange.size_bytes, task)
 
     def frame_received(self, frame: bytearray) -> None:
         if self._server.stopping:
@@ -181,6 +209,7 @@ class ServerConnection(FrameReader):
             else:
                 # Not `start_task`: a callback for each request costs as much as the rest of its task.
                 exchange.task = asyncio.get_running_loop().create_task(self._answer(exchange, answer))
+                exchange.is_answer_only = isinstance(answer, AnswerOnly)
 
     def _may_start(self, frame: bytearray) -> bool:
         if not self._writable or self._throttle_timer is not None or self.transport.is_closing():
@@ -189,9 +218,15 @@ class ServerConnection(FrameReader):
             return True
         return self._exchanges[-1].pipelined and self._server.is_pipelined(frame)
 
-    async def _answer(self, exchange: _Exchange, answer: Awaitable[Response]) -> None:
+    async def _answer(self, exchange: _Exchange, answer: AnswerOnly[Response] | Awaitable[Answer]) -> None:
         try:
-            self._answered(exchange, await answer)
+            result = await (answer.answer() if isinstance(answer, AnswerOnly) else answer)
+            while isinstance(result, AnswerOnly) and not exchange.is_abandoned:
+                exchange.is_answer_only = True
+                result = await result.answer()
+            if isinstance(result, AnswerOnly) or exchange.is_abandoned:
+                return
+            self._answered(exchange, result)
             self._start_requests()
             self._adjust_reading()
         except InvalidRequest as error:
@@ -277,6 +312,9 @@ class SocketServer:
         self._server: Any = None  # asyncio.Server, uvloop's or the simulator's
         self._connections: dict[ServerConnection, None] = {}
         self._connections_per_ip: dict[str, int] = {}
+        # By host and task: how many bytes the request has that goes on without its client.
+        self._abandoned: dict[str, dict[asyncio.Task[None], int]] = {}
+        self._is_over = False
         self._idle_timer: asyncio.TimerHandle | None = None
 
     async def bind(self) -> None:
@@ -296,7 +334,7 @@ class SocketServer:
         self._schedule_idle_check()
 
     async def stop(self, timeout_ms: int) -> None:
-        """Stops accepting, lets requests under way finish for at most `timeout_ms`, then closes everything."""
+        """Stops accepting, lets requests under way finish for at most `timeout_ms`, then ends everything."""
         self.stopping = True
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -306,11 +344,15 @@ class SocketServer:
             connection.drain()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_ms / 1000
-        while self._connections and loop.time() < deadline:
+        while (self._connections or self._abandoned) and loop.time() < deadline:
             self._all_closed = loop.create_future()
             timer = loop.call_at(deadline, _wake, self._all_closed)
             await self._all_closed
             timer.cancel()
+        self._is_over = True
+        for tasks in self._abandoned.values():
+            for task in tasks:
+                task.cancel()
         for connection in list(self._connections):
             connection.transport.abort()
 
@@ -323,6 +365,12 @@ class SocketServer:
             connection.close(f"over max.connections={self.limits.max_connections}")
         elif count > self.limits.max_connections_per_ip:
             connection.close(f"over max.connections.per.ip={self.limits.max_connections_per_ip}")
+        elif self._has_abandoned_too_much(connection.peer_host):
+            connection.close("too many requests on which clients of this host have hung up are still being worked on")
+
+    def _has_abandoned_too_much(self, host: str) -> bool:
+        tasks = self._abandoned.get(host, {})
+        return len(tasks) >= MAX_ABANDONED_REQUESTS_PER_HOST or sum(tasks.values()) >= self.limits.max_in_flight_bytes
 
     def closed(self, connection: ServerConnection) -> None:
         """A connection has ended."""
@@ -332,7 +380,26 @@ class SocketServer:
             self._connections_per_ip[connection.peer_host] = count
         else:
             del self._connections_per_ip[connection.peer_host]
-        if self.stopping and not self._connections:
+        self._wake_stop()
+
+    def abandoned(self, host: str, size_bytes: int, task: "asyncio.Task[None]") -> None:
+        """The client of a request has gone, and `task` goes on."""
+        if self._is_over:
+            task.cancel()
+            return
+        tasks = self._abandoned.setdefault(host, {})
+        tasks[task] = size_bytes
+
+        def ended(task: "asyncio.Task[None]") -> None:
+            del tasks[task]
+            if not tasks:
+                del self._abandoned[host]
+                self._wake_stop()
+
+        task.add_done_callback(ended)
+
+    def _wake_stop(self) -> None:
+        if self.stopping and not self._connections and not self._abandoned:
             _wake(self._all_closed)
 
     @property

@@ -175,14 +175,16 @@ class ReplicaManager:
         """As `StateChanges.update_metadata`."""
         return await self._state_changes.update_metadata(request, apply, correlation_id)
 
-    async def brokers_died(self, broker_ids: Sequence[int]) -> None:
+    def brokers_died(self, broker_ids: Sequence[int]) -> Steps[None]:
         """As `Partition.broker_died`, for all partitions. The controller has said that these do not live any more."""
+        if not broker_ids:
+            return
         for index, (key, partition) in enumerate(list(self._hosted.all.items()), 1):
             if self._hosted.get(key) is partition:
                 for broker_id in broker_ids:
                     partition.broker_died(broker_id)
             if index % PARTITIONS_PER_SLICE == 0:
-                await asyncio.sleep(0)
+                yield
 
     def directory_failed(self, directory: str) -> None:
         """Takes every partition whose log is in `directory` offline, and tells the controller."""

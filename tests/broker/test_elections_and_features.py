@@ -143,9 +143,14 @@ def test_the_answer_waits_for_the_metadata_or_for_the_time() -> None:
         cache, controller = MetadataCache(), FakeController(("t", 0), ("u", 0))
         elections = LeaderElections(controller, cache)  # type: ignore[arg-type]  # what it uses of a controller
         partitions = [("t", 0), ("u", 0), ("v", 0)]
+
+        async def elect(timeout_ms: float) -> dict[TopicPartition, KafkaError | None]:
+            elected = await elections.elect(partitions, ElectionType.PREFERRED)
+            return await elections.wait_until_known(elected, timeout_ms)
+
         for topic in ("t", "u"):
             know(cache, topic, 2)
-        asking = asyncio.ensure_future(elections.elect(partitions, ElectionType.PREFERRED, 60_000))
+        asking = asyncio.ensure_future(elect(60_000))
         for topic in ("u", "t"):
             await asyncio.sleep(0)
             assert not asking.done()
@@ -154,11 +159,11 @@ def test_the_answer_waits_for_the_metadata_or_for_the_time() -> None:
         assert codes(await asking) == [NONE, NONE, ErrorCode.ELECTION_NOT_NEEDED]
         know(cache, "u", 2)
         for timeout_ms in (1, 0, -5):
-            results = await elections.elect(partitions, ElectionType.PREFERRED, timeout_ms)
+            results = await elect(timeout_ms)
             assert codes(results) == [NONE, ErrorCode.REQUEST_TIMED_OUT, ErrorCode.ELECTION_NOT_NEEDED]
         assert len(elections._purgatory) == 0
         controller.is_active = False
-        results = await elections.elect(partitions, ElectionType.PREFERRED, 60_000)
+        results = await elect(60_000)
         assert codes(results) == [ErrorCode.NOT_CONTROLLER] * 3
 
     def codes(results: dict[TopicPartition, KafkaError | None]) -> list[ErrorCode]:

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from klamm.net.server import InvalidRequest, Response, ServerConnection, ServerLimits, SocketServer
+from klamm.net.server import Answer, AnswerOnly, InvalidRequest, Response, ServerConnection, ServerLimits, SocketServer
 
 
 def frame(body: bytes) -> bytes:
@@ -36,11 +36,13 @@ class Peer:
 class Harness:
     """A server whose dispatcher answers frames that begin with `now:` at once and those with `wait:` when released.
 
-    Frames that begin with `prod:` wait as well, but are pipelined.
+    Frames that begin with `prod:` wait as well, but are pipelined. So do those that begin with `change:`, which has to
+    be done whoever hangs up, and then for `answer:` and the rest, of which nothing but the answer comes.
     """
 
     def __init__(self, limits: ServerLimits | None = None, max_frame_bytes: int = 1000) -> None:
         self.started: list[bytes] = []
+        self.done: list[bytes] = []
         self.failures: list[BaseException] = []
         self.releases: dict[bytes, asyncio.Future[None]] = {}
         self.throttle_time_ms = 0
@@ -57,7 +59,7 @@ class Harness:
             on_failure=self.failures.append,
         )
 
-    def dispatch(self, connection: ServerConnection, data: bytearray) -> Response | Awaitable[Response]:
+    def dispatch(self, connection: ServerConnection, data: bytearray) -> Answer | Awaitable[Answer]:
         body = bytes(data)
         self.started.append(body)
         self.new_start.set()
@@ -68,12 +70,20 @@ class Harness:
         if body.startswith(b"silent"):
             return Response(None)
         if body.startswith((b"wait:", b"prod:")):
-            return self._later(body)
+            return AnswerOnly(lambda: self._later(body))
+        if body.startswith(b"change:"):
+            return self._change(body)
         return Response([frame(body + bytes(self.answer_bytes))], self.throttle_time_ms)
 
     async def _later(self, body: bytes) -> Response:
+        self.new_start.set()
         await self.release(body)
         return Response([frame(body)])
+
+    async def _change(self, body: bytes) -> AnswerOnly[Response]:
+        await self.release(body)
+        self.done.append(body)
+        return AnswerOnly(lambda: self._later(b"answer:" + body))
 
     def release(self, body: bytes) -> "asyncio.Future[None]":
         return self.releases.setdefault(body, asyncio.get_running_loop().create_future())
@@ -314,16 +324,102 @@ def test_a_stop_lets_requests_finish() -> None:
     run(scenario)
 
 
-def test_a_vanished_client_is_forgotten_with_its_requests() -> None:
+async def hang_up(harness: Harness, *peers: Peer) -> None:
+    """Returns when the server has noticed."""
+    other = await harness.connect()
+    for peer in peers:
+        peer.writer.transport.abort()
+    while harness.server.connection_count > 1:
+        other.send(b"now:other")
+        await other.receive()
+    other.writer.close()
+
+
+def test_what_only_answers_ends_with_its_client() -> None:
     async def scenario(harness: Harness) -> None:
         peer = await harness.connect()
         peer.send(b"wait:1")
         await harness.until(lambda: bool(harness.started))
-        peer.writer.transport.abort()
-        other = await harness.connect()
-        while harness.server.connection_count > 1:
-            other.send(b"now:1")
-            await other.receive()
+        await hang_up(harness, peer)
         assert harness.release(b"wait:1").cancelled()
 
     run(scenario)
+
+
+def test_what_a_request_changes_is_done_to_its_end_when_its_client_has_gone() -> None:
+    async def scenario(harness: Harness) -> None:
+        peer, late = await harness.connect(), await harness.connect()
+        peer.send(b"change:1")
+        late.send(b"change:2")
+        await harness.until(lambda: len(harness.started) == 2)
+        harness.release(b"change:2").set_result(None)
+        await harness.until(lambda: b"answer:change:2" in harness.releases)
+        await hang_up(harness, peer, late)
+        # Only the answer of the second was missing.
+        assert harness.release(b"answer:change:2").cancelled()
+        assert harness.done == [b"change:2"]
+        harness.release(b"change:1").set_result(None)
+        await harness.server.stop(10_000)
+        assert harness.done == [b"change:2", b"change:1"]
+        assert b"answer:change:1" not in harness.releases
+        assert harness.failures == []
+
+    run(scenario)
+
+
+def test_a_fault_of_the_program_is_handed_up_when_the_client_has_gone() -> None:
+    async def scenario(harness: Harness) -> None:
+        peer = await harness.connect()
+        peer.send(b"change:1")
+        await harness.until(lambda: bool(harness.started))
+        await hang_up(harness, peer)
+        harness.release(b"change:1").set_exception(ZeroDivisionError("a fault of the program"))
+        await harness.server.stop(10_000)
+        assert [type(failure) for failure in harness.failures] == [ZeroDivisionError]
+
+    run(scenario)
+
+
+def test_a_stop_waits_for_what_clients_have_abandoned_but_not_for_ever() -> None:
+    async def scenario(harness: Harness) -> None:
+        peer = await harness.connect()
+        peer.send(b"change:1")
+        await harness.until(lambda: bool(harness.started))
+        await hang_up(harness, peer)
+        await harness.server.stop(10)
+        await asyncio.sleep(0)
+        assert harness.release(b"change:1").cancelled()
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("limit", ["requests", "bytes"])
+def test_a_host_that_abandons_too_much_is_not_served_until_it_is_done(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    async def scenario(harness: Harness) -> None:
+        present = await harness.connect()
+        peers = [await harness.connect() for _ in range(3)]
+        for number, peer in enumerate(peers):
+            peer.send(b"change:%d" % number)
+        await harness.until(lambda: len(harness.started) == 3)
+        for peer in peers:
+            peer.writer.transport.abort()
+        while harness.server.connection_count > 1:
+            present.send(b"now:1")
+            await present.receive()
+        refused = await harness.connect()
+        assert await refused.closed()
+        present.send(b"now:2")  # Who was there is served.
+        assert await present.receive() == b"now:2"
+        harness.release(b"change:1").set_result(None)
+        await asyncio.sleep(0)
+        again = await harness.connect()
+        again.send(b"now:3")
+        assert await again.receive() == b"now:3"
+
+    if limit == "requests":
+        monkeypatch.setattr("klamm.net.server.MAX_ABANDONED_REQUESTS_PER_HOST", 3)
+        run(scenario)
+    else:
+        run(scenario, limits=ServerLimits(max_in_flight_bytes=3 * len(b"change:1")))

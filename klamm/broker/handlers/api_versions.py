@@ -23,7 +23,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
     return Response(version=request.version, error_code=error.code, api_keys=[])
 
 
-@handler(ApiKey.API_VERSIONS, operation=None, resource_type=None, error_response=error_response)
+@handler(ApiKey.API_VERSIONS, operation=None, resource_type=None, error_response=error_response, ends_with_client=True)
 def handle(request: Request) -> Body:
     body = request.body
     if request.version >= FIRST_VERSION_WITH_SOFTWARE_NAME:

@@ -7,6 +7,8 @@ from collections import Counter
 
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
+from klamm.broker.topic_admin import NewPartitions
+from klamm.net.server import AnswerOnly
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -25,11 +27,11 @@ def error_response(request: Request, error: KafkaError) -> Body:
     resource_type=ResourceType.TOPIC,
     error_response=error_response,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request) -> AnswerOnly[Body]:
     body, services = request.body, request.services
     services.require_controller()
     names = Counter(topic.name for topic in body.topics)
-    answers: dict[str, KafkaError | None] = {}
+    answers: dict[str, NewPartitions | KafkaError] = {}
     wanted = []
     for topic in body.topics:
         if names[topic.name] > 1:
@@ -40,15 +42,19 @@ async def handle(request: Request) -> Body:
             assigned = topic.assignments
             replicas = None if assigned is None else [one.broker_ids for one in assigned]
             wanted.append((topic.name, topic.count, replicas))
-    answers.update(
-        await services.topic_admin.create_partitions(
-            wanted, timeout_ms=body.timeout_ms, validate_only=body.validate_only
-        )
-    )
-    return Response(version=request.version, results=[_result(name, answers[name]) for name in names])
+    added = await services.topic_admin.create_partitions(wanted, validate_only=body.validate_only)
+
+    async def answer() -> Body:
+        ready = added
+        if not body.validate_only:
+            ready = await services.topic_admin.wait_until_grown(added, body.timeout_ms)
+        answers.update(ready)
+        return Response(version=request.version, results=[_result(name, answers[name]) for name in names])
+
+    return AnswerOnly(answer)
 
 
-def _result(name: str, error: KafkaError | None) -> Body:
-    if error is None:
+def _result(name: str, error: NewPartitions | KafkaError) -> Body:
+    if not isinstance(error, KafkaError):
         return Result(name=name, error_code=ErrorCode.NONE, error_message=None)
     return Result(name=name, error_code=error.code, error_message=error.message or None)

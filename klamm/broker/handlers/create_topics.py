@@ -10,6 +10,7 @@ from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.broker.topic_admin import CreatedTopic, NewTopic
 from klamm.config.describe import describe_topic
+from klamm.net.server import AnswerOnly
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -27,7 +28,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
 @handler(
     ApiKey.CREATE_TOPICS, operation=Operation.CREATE, resource_type=ResourceType.TOPIC, error_response=error_response
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request) -> AnswerOnly[Body]:
     body, services = request.body, request.services
     services.require_controller()
     on_cluster = request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER)
@@ -42,12 +43,17 @@ async def handle(request: Request) -> Body:
             answers[topic.name] = _failed(request, topic.name, KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
         else:
             wanted.append(_new_topic(topic))
-    created = await services.topic_admin.create_topics(
-        wanted, timeout_ms=body.timeout_ms, validate_only=body.validate_only
-    )
-    for one in created:
-        answers[one.name] = _failed(request, one.name, one.error) if one.error else _created(request, one)
-    return Response(version=request.version, topics=[answers[name] for name in names])
+    created = await services.topic_admin.create_topics(wanted, validate_only=body.validate_only)
+
+    async def answer() -> Body:
+        ready = created
+        if not body.validate_only:
+            ready = await services.topic_admin.wait_until_created(created, body.timeout_ms)
+        for one in ready:
+            answers[one.name] = _failed(request, one.name, one.error) if one.error else _created(request, one)
+        return Response(version=request.version, topics=[answers[name] for name in names])
+
+    return AnswerOnly(answer)
 
 
 def _new_topic(topic: Body) -> NewTopic:

@@ -5,6 +5,7 @@ Answered when this broker's metadata no longer has the topic. Only the controlle
 
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
+from klamm.net.server import AnswerOnly
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -25,7 +26,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
 @handler(
     ApiKey.DELETE_TOPICS, operation=Operation.DELETE, resource_type=ResourceType.TOPIC, error_response=error_response
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request) -> AnswerOnly[Body]:
     services = request.services
     services.require_controller()
     if not services.config.delete_topic_enable:
@@ -52,9 +53,14 @@ async def handle(request: Request) -> Body:
             results.append(_result(name, topic_id, KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)))
         else:
             doomed[name] = snapshot.topic_ids.get(name)
-    deleted = await services.topic_admin.delete_topics(list(doomed), timeout_ms=request.body.timeout_ms)
-    results += [_result(name, doomed[name], error) for name, error in deleted.items()]
-    return Response(version=request.version, responses=results)
+    marked = await services.topic_admin.delete_topics(list(doomed))
+
+    async def answer() -> Body:
+        deleted = await services.topic_admin.wait_until_deleted(marked, request.body.timeout_ms)
+        gone = [_result(name, doomed[name], error) for name, error in deleted.items()]
+        return Response(version=request.version, responses=results + gone)
+
+    return AnswerOnly(answer)
 
 
 def _named(request: Request) -> list[tuple[str | None, Body]]:

@@ -23,6 +23,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
     operation=Operation.DESCRIBE,
     resource_type=ResourceType.CLUSTER,
     error_response=error_response,
+    ends_with_client=True,
 )
 def handle(request: Request) -> Body:
     allowed = None

@@ -36,6 +36,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
     operation=Operation.DESCRIBE_CONFIGS,
     resource_type=ResourceType.TOPIC,
     error_response=error_response,
+    ends_with_client=True,
 )
 async def handle(request: Request) -> Body:
     # Each resource once, so that the response is not many thousand times as large as its request.

@@ -4,11 +4,13 @@ Without a list of partitions it is about all that this broker knows, and those t
 answer. Only the controller's broker serves it; it waits until the leaders are in its metadata.
 """
 
+import asyncio
 from collections.abc import Iterable, Mapping
 
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.controller.leader_election import ElectionType
+from klamm.net.server import AnswerOnly
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -27,7 +29,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
 @handler(
     ApiKey.ELECT_LEADERS, operation=Operation.ALTER, resource_type=ResourceType.CLUSTER, error_response=error_response
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request) -> AnswerOnly[Body]:
     request.require_cluster()
     services, body = request.services, request.body
     election_type = ElectionType.PREFERRED if request.version < FIRST_VERSION_WITH_TYPES else _type(body.election_type)
@@ -36,14 +38,21 @@ async def handle(request: Request) -> Body:
         partitions = [(topic, number) for topic, numbers in topics.items() for number in numbers]
     else:
         partitions = _named(body.topic_partitions)
-    results = await services.leader_elections.elect(partitions, election_type, body.timeout_ms)
-    if body.topic_partitions is None:
-        results = {
-            partition: error
-            for partition, error in results.items()
-            if error is None or error.code is not ErrorCode.ELECTION_NOT_NEEDED
-        }
-    return _response(request, ErrorCode.NONE, results)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + body.timeout_ms / 1000
+    elected = await services.leader_elections.elect(partitions, election_type)
+
+    async def answer() -> Body:
+        results = await services.leader_elections.wait_until_known(elected, (deadline - loop.time()) * 1000)
+        if body.topic_partitions is None:
+            results = {
+                partition: error
+                for partition, error in results.items()
+                if error is None or error.code is not ErrorCode.ELECTION_NOT_NEEDED
+            }
+        return _response(request, ErrorCode.NONE, results)
+
+    return AnswerOnly(answer)
 
 
 def _type(number: int) -> ElectionType:

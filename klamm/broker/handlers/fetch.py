@@ -26,7 +26,13 @@ def error_response(request: Request, error: KafkaError) -> FetchResponse:
     )
 
 
-@handler(ApiKey.FETCH, operation=Operation.READ, resource_type=ResourceType.TOPIC, error_response=error_response)
+@handler(
+    ApiKey.FETCH,
+    operation=Operation.READ,
+    resource_type=ResourceType.TOPIC,
+    error_response=error_response,
+    ends_with_client=True,
+)
 async def handle(request: Request) -> FetchResponse:
     body, services = request.body, request.services
     is_follower = body.replica_id >= 0

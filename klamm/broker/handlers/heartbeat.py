@@ -13,7 +13,13 @@ def error_response(request: Request, error: KafkaError) -> Body:
     return Response(version=request.version, error_code=error.code)
 
 
-@handler(ApiKey.HEARTBEAT, operation=Operation.READ, resource_type=ResourceType.GROUP, error_response=error_response)
+@handler(
+    ApiKey.HEARTBEAT,
+    operation=Operation.READ,
+    resource_type=ResourceType.GROUP,
+    error_response=error_response,
+    ends_with_client=True,
+)
 def handle(request: Request) -> Body:
     body = request.body
     if not request.allows(body.group_id):

@@ -24,7 +24,13 @@ def error_response(request: Request, error: KafkaError) -> Body:
     return _response(request, JoinResult(error.code, NO_MEMBER_ID))
 
 
-@handler(ApiKey.JOIN_GROUP, operation=Operation.READ, resource_type=ResourceType.GROUP, error_response=error_response)
+@handler(
+    ApiKey.JOIN_GROUP,
+    operation=Operation.READ,
+    resource_type=ResourceType.GROUP,
+    error_response=error_response,
+    ends_with_client=True,
+)
 async def handle(request: Request) -> Body:
     body, version = request.body, request.version
     if not request.allows(body.group_id):

@@ -18,7 +18,11 @@ def error_response(request: Request, error: KafkaError) -> Body:
 
 
 @handler(
-    ApiKey.LIST_GROUPS, operation=Operation.DESCRIBE, resource_type=ResourceType.GROUP, error_response=error_response
+    ApiKey.LIST_GROUPS,
+    operation=Operation.DESCRIBE,
+    resource_type=ResourceType.GROUP,
+    error_response=error_response,
+    ends_with_client=True,
 )
 def handle(request: Request) -> Body:
     code, groups = request.services.group_coordinator.list_groups(request.body.states_filter or ())

@@ -33,7 +33,11 @@ def error_response(request: Request, error: KafkaError) -> Body:
 
 
 @handler(
-    ApiKey.LIST_OFFSETS, operation=Operation.DESCRIBE, resource_type=ResourceType.TOPIC, error_response=error_response
+    ApiKey.LIST_OFFSETS,
+    operation=Operation.DESCRIBE,
+    resource_type=ResourceType.TOPIC,
+    error_response=error_response,
+    ends_with_client=True,
 )
 async def handle(request: Request) -> Body:
     topics = []

@@ -30,7 +30,13 @@ def error_response(request: Request, error: KafkaError) -> Body:
     return Response(version=request.version, brokers=[], topics=topics)
 
 
-@handler(ApiKey.METADATA, operation=Operation.DESCRIBE, resource_type=ResourceType.TOPIC, error_response=error_response)
+@handler(
+    ApiKey.METADATA,
+    operation=Operation.DESCRIBE,
+    resource_type=ResourceType.TOPIC,
+    error_response=error_response,
+    ends_with_client=True,
+)
 async def handle(request: Request) -> Body:
     body, services = request.body, request.services
     snapshot = services.metadata_cache.snapshot

@@ -27,7 +27,11 @@ def error_response(request: Request, error: KafkaError) -> OffsetCommitResponse:
 
 
 @handler(
-    ApiKey.OFFSET_COMMIT, operation=Operation.READ, resource_type=ResourceType.GROUP, error_response=error_response
+    ApiKey.OFFSET_COMMIT,
+    operation=Operation.READ,
+    resource_type=ResourceType.GROUP,
+    error_response=error_response,
+    ends_with_client=True,
 )
 async def handle(request: Request) -> OffsetCommitResponse:
     body: OffsetCommitRequest = request.body

@@ -35,7 +35,11 @@ def error_response(request: Request, error: KafkaError) -> Body:
 
 
 @handler(
-    ApiKey.OFFSET_FETCH, operation=Operation.DESCRIBE, resource_type=ResourceType.GROUP, error_response=error_response
+    ApiKey.OFFSET_FETCH,
+    operation=Operation.DESCRIBE,
+    resource_type=ResourceType.GROUP,
+    error_response=error_response,
+    ends_with_client=True,
 )
 def handle(request: Request) -> Body:
     body, coordinator = request.body, request.services.group_coordinator

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.broker.topic_admin import INTERNAL_TOPICS
-from klamm.net.server import InvalidRequest
+from klamm.net.server import AnswerOnly, InvalidRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.produce import PartitionProduceResponse, ProduceResponse
@@ -66,7 +66,7 @@ def handle(request: Request) -> object:
         _check_unacknowledged(appended)
         return None
     if body.acks == ACKS_ALL and not request.services.replica_manager.is_replicated(appended):
-        return _wait_replicated(request, appended)
+        return AnswerOnly(lambda: _wait_replicated(request, appended))
     return _respond(appended)
 
 

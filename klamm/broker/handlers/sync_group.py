@@ -20,7 +20,13 @@ def error_response(request: Request, error: KafkaError) -> Body:
     return _response(request, SyncResult(error.code))
 
 
-@handler(ApiKey.SYNC_GROUP, operation=Operation.READ, resource_type=ResourceType.GROUP, error_response=error_response)
+@handler(
+    ApiKey.SYNC_GROUP,
+    operation=Operation.READ,
+    resource_type=ResourceType.GROUP,
+    error_response=error_response,
+    ends_with_client=True,
+)
 async def handle(request: Request) -> Body:
     body = request.body
     if request.version >= FIRST_VERSION_WITH_PROTOCOL and None in (body.protocol_type, body.protocol_name):

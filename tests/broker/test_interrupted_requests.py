@@ -1,0 +1,147 @@
+"""What becomes of a request whose client hangs up before it is answered."""
+
+from pathlib import Path
+
+from group_wire import find_coordinator
+from one_broker import Client, OneBroker, batch, run, until
+
+from klamm.broker.handlers import APIS
+from klamm.protocol import messages
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
+from klamm.protocol.produce import ProduceRequest
+from klamm.protocol.update_metadata import (
+    LEADER_DURING_DELETE,
+    UpdateMetadataPartitionState,
+    UpdateMetadataRequest,
+    UpdateMetadataTopic,
+)
+
+GROUPS, PARTITIONS = 20, 500
+
+# They only read, or change what they change in one step before they wait.
+END_WITH_THEIR_CLIENTS = {
+    "API_VERSIONS",
+    "DESCRIBE_CLUSTER",
+    "DESCRIBE_CONFIGS",
+    "DESCRIBE_GROUPS",
+    "DESCRIBE_LOG_DIRS",
+    "FETCH",
+    "FIND_COORDINATOR",
+    "HEARTBEAT",
+    "JOIN_GROUP",
+    "LIST_GROUPS",
+    "LIST_OFFSETS",
+    "LIST_PARTITION_REASSIGNMENTS",
+    "METADATA",
+    "OFFSET_COMMIT",
+    "OFFSET_FETCH",
+    "OFFSET_FOR_LEADER_EPOCH",
+    "SYNC_GROUP",
+}
+RUN_TO_THEIR_END = {
+    "ALTER_CONFIGS",
+    "ALTER_ISR",
+    "ALTER_PARTITION_REASSIGNMENTS",
+    "CONTROLLED_SHUTDOWN",
+    "CREATE_PARTITIONS",
+    "CREATE_TOPICS",
+    "DELETE_GROUPS",
+    "DELETE_TOPICS",
+    "ELECT_LEADERS",
+    "INCREMENTAL_ALTER_CONFIGS",
+    "INIT_PRODUCER_ID",
+    "LEADER_AND_ISR",
+    "LEAVE_GROUP",
+    "OFFSET_DELETE",
+    "PRODUCE",
+    "STOP_REPLICA",
+    "UPDATE_FEATURES",
+    "UPDATE_METADATA",
+}
+
+
+def update_metadata(cluster: OneBroker, leader: int) -> UpdateMetadataRequest:
+    """The controller says that this broker leads all partitions of `doomed`, or that they are being deleted."""
+    epoch = cluster.controller_epoch
+    states = [UpdateMetadataPartitionState(number, epoch, leader, 0, (0,), 0, (0,)) for number in range(PARTITIONS)]
+    topics = [UpdateMetadataTopic("doomed", None, states)]
+    return UpdateMetadataRequest(0, epoch, cluster.broker_epoch, topics, [])
+
+
+async def commit(client: Client, group: str) -> None:
+    offsets = [PartitionOffset(number, 7) for number in range(PARTITIONS)]
+    answer = await client.request(ApiKey.OFFSET_COMMIT, 8, OffsetCommitRequest(group, [("doomed", offsets)]))
+    assert {result.error_code for _, results in answer.topics for result in results} == {0}
+
+
+def test_an_interrupted_update_metadata_forgets_no_offsets_of_deleted_topics(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        def offsets_left() -> int:
+            return sum(group.offset_count for group in cluster.broker._groups.groups())
+
+        await find_coordinator(client)
+        assert (await client.request(ApiKey.UPDATE_METADATA, 7, update_metadata(cluster, 0))).error_code == 0
+        for number in range(GROUPS):
+            await commit(client, f"g{number}")
+        assert offsets_left() == 10_000
+
+        controller = await cluster.connect()
+        for buffer in messages.encode_request(
+            ApiKey.UPDATE_METADATA, 7, 1, "controller", update_metadata(cluster, LEADER_DURING_DELETE)
+        ):
+            controller.send_raw(bytes(buffer))
+        await until(lambda: offsets_left() < 10_000)
+        assert offsets_left() > 0
+        await controller.close()
+        # As the controller does whose connection has ended.
+        again = update_metadata(cluster, LEADER_DURING_DELETE)
+        assert (await (await cluster.connect()).request(ApiKey.UPDATE_METADATA, 7, again)).error_code == 0
+        assert offsets_left() == 0
+
+    run(tmp_path, scenario, offsets_topic_num_partitions=1, offsets_topic_replication_factor=1)
+
+
+def test_only_requests_that_leave_nothing_half_done_end_with_their_clients() -> None:
+    assert {key.name for key, api in APIS.items() if api.ends_with_client} == END_WITH_THEIR_CLIENTS
+    assert {key.name for key, api in APIS.items() if not api.ends_with_client} == RUN_TO_THEIR_END
+
+
+def test_a_creation_of_topics_runs_to_its_end_and_nobody_waits_for_their_leaders(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        create = messages.request_class(ApiKey.CREATE_TOPICS)
+        names = [f"t{number}" for number in range(30)]
+        topics = [
+            create.CreatableTopic(name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[])
+            for name in names
+        ]
+        body = create(version=7, topics=topics, timeout_ms=2**31 - 1, validate_only=False)
+        gone = await cluster.connect()
+        for buffer in messages.encode_request(ApiKey.CREATE_TOPICS, 7, 1, "gone", body):
+            gone.send_raw(bytes(buffer))
+        known = cluster.broker._metadata_cache
+        await until(lambda: len(known.snapshot.topics) > 0)
+        assert len(known.snapshot.topics) < len(names)
+        await gone.close()
+        await until(lambda: sorted(known.snapshot.topics) == sorted(names))
+        (listener,) = cluster.broker._listeners.values()
+        await until(lambda: not listener._abandoned)
+
+    run(tmp_path, scenario)
+
+
+def test_a_produce_is_kept_and_its_replicas_are_waited_for_by_nobody(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        await cluster.begin_leader_epoch(client, "t", 1, isr=(0, 1), replicas=(0, 1))
+        gone = await cluster.connect()
+        body = ProduceRequest(None, -1, 2**31 - 1, [("t", [(0, batch(b"kept"))])])
+        for buffer in messages.encode_request(ApiKey.PRODUCE, 9, 1, "gone", body):
+            gone.send_raw(bytes(buffer))
+        replicas = cluster.broker._replica_manager
+        await until(lambda: len(replicas.produce_purgatory) == 1)
+        await gone.close()
+        await until(lambda: len(replicas.produce_purgatory) == 0)
+        assert replicas.partition("t", 0).log.log_end_offset == 1
+
+    run(tmp_path, scenario)
