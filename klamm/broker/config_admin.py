@@ -81,7 +81,7 @@ class ConfigAdmin:
     ) -> None:
         store = self._zookeeper()
         if validate_only:
-            change(await store.readable_config(entity_path))
+            change(await store.config(entity_path))
         else:
             await store.update_config(entity_path, change)
 

@@ -14,7 +14,7 @@ from enum import IntEnum
 
 from klamm.config.broker import BrokerConfig, config_key
 from klamm.config.definition import ConfigError, ConfigKey, ConfigType, format_value
-from klamm.config.dynamic import change_problems, entry_problems, is_password
+from klamm.config.dynamic import SAFEST_BROKER_VALUES, change_problems, entry_problems, is_password
 from klamm.config.topic import TOPIC_CONFIG_DEF, ContradictoryTopicConfig, TopicConfig
 from klamm.protocol.errors import ErrorCode, KafkaError
 
@@ -70,10 +70,17 @@ def change_broker_config(
 ) -> dict[str, str]:
     """The dynamic configs after these changes. KafkaErrors INVALID_CONFIG, INVALID_REQUEST.
 
-    What is stored and not valid goes, as in Kafka. A password that a Kafka broker has stored stays as it is.
+    What is stored and not valid goes, as in Kafka; but what guards records goes only if the change names it. A password
+    that a Kafka broker has stored stays as it is.
     """
     passwords = {name: text for name, text in stored.items() if is_password(name)}
     bad = entry_problems(stored, per_broker=per_broker)
+    named = {change.name for change in changes}
+    if guards := [problem for name, problem in bad.items() if name in SAFEST_BROKER_VALUES and name not in named]:
+        raise KafkaError(
+            ErrorCode.INVALID_CONFIG,
+            f"What is stored guards records and cannot be read: {'; '.join(guards)}. Set or delete it, too",
+        )
     kept = {name: text for name, text in stored.items() if name not in bad}
     wanted = _changed(kept, changes, config_key)
     _check_broker(config, wanted, passwords, per_broker)

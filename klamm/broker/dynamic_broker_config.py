@@ -1,8 +1,9 @@
 """The configuration that this broker runs with now: its file, and over it what ZooKeeper holds for all brokers and for
 this one (Kafka's `DynamicBrokerConfig`).
 
-What must stay true: `current` is valid. What is stored and not valid is logged and passed over; if the rest of it
-contradicts the file, all of it is, of the cluster or of the broker. A znode never stops a broker.
+What must stay true: `current` is valid, and a znode never stops a broker. What is stored and cannot be read is logged,
+and never makes the broker less safe: what was known before counts, or the safest values (`klamm.config.safest`). If the
+values of a level contradict each other or the file, only those that guard records are applied.
 """
 
 import logging
@@ -10,11 +11,15 @@ from collections.abc import Mapping
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.definition import ConfigError
-from klamm.config.dynamic import entry_problems, is_password
+from klamm.config.dynamic import SAFEST_BROKER_VALUES, entry_problems, is_password
+from klamm.config.safest import values_instead
 from klamm.znodes.configs import broker_entity
+from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 
 _log = logging.getLogger(__name__)
+
+Stored = Mapping[str, str] | ZnodeError
 
 
 class DynamicBrokerConfig:
@@ -22,39 +27,70 @@ class DynamicBrokerConfig:
 
     def __init__(self, static: BrokerConfig) -> None:
         self.current = static
+        self._is_loaded = False
 
     async def load(self, store: KafkaZooKeeper, broker_id: int) -> None:
         """Reads and applies what is stored now. Raises ZooKeeperError when the session ends."""
-        default = await store.config(broker_entity(None))
-        self.apply(default, await store.config(broker_entity(broker_id)))
+        default = await _stored(store, broker_entity(None))
+        self.apply(default, await _stored(store, broker_entity(broker_id)))
 
-    def apply(self, default: Mapping[str, str], broker: Mapping[str, str]) -> None:
+    def apply(self, default: Stored, broker: Stored) -> None:
         """`default` is what all brokers have, `broker` what this one has, as stored."""
-        default, broker = _usable(default, per_broker=False), _usable(broker, per_broker=True)
+        known_default = self.current.dynamic_default if self._is_loaded else None
+        known_broker = self.current.dynamic_broker if self._is_loaded else None
+        usable_default = _usable(default, known_default, per_broker=False)
+        usable_broker = _usable(broker, known_broker, per_broker=True)
         static = self.current.with_dynamic(default={}, broker={})
         try:
-            self.current = static.with_dynamic(default=default, broker=broker)
+            self.current = static.with_dynamic(default=usable_default, broker=usable_broker)
         except ConfigError:
-            self.current = _level_by_level(static, default, broker)
+            self.current = _level_by_level(static, usable_default, usable_broker)
+        self._is_loaded = True
+
+
+async def _stored(store: KafkaZooKeeper, entity_path: str) -> Stored:
+    try:
+        return await store.config(entity_path)
+    except ZnodeError as error:
+        return error
 
 
 def _level_by_level(static: BrokerConfig, default: Mapping[str, str], broker: Mapping[str, str]) -> BrokerConfig:
-    """Without the level that contradicts what is below it."""
+    """Of a level that contradicts what is below it, only what guards records; that contradicts nothing."""
     config = static
     try:
         config = config.with_dynamic(default=default)
     except ConfigError as error:
-        _log.error("the default configs of the cluster, %s, are not applied: %s", sorted(default), error)
+        kept = _guards(default)
+        _log.error("the default configs of the cluster, %s, are not applied but %s: %s", *_names(default, kept), error)
+        config = config.with_dynamic(default=kept)
     try:
         config = config.with_dynamic(broker=broker)
     except ConfigError as error:
-        _log.error("the dynamic configs of this broker, %s, are not applied: %s", sorted(broker), error)
+        kept = _guards(broker)
+        _log.error("the dynamic configs of this broker, %s, are not applied but %s: %s", *_names(broker, kept), error)
+        config = config.with_dynamic(broker=kept)
     return config
 
 
-def _usable(stored: Mapping[str, str], *, per_broker: bool) -> dict[str, str]:
+def _guards(level: Mapping[str, str]) -> dict[str, str]:
+    return {name: text for name, text in level.items() if name in SAFEST_BROKER_VALUES}
+
+
+def _names(level: Mapping[str, str], kept: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    return sorted(level), sorted(kept)
+
+
+def _usable(stored: Stored, known: Mapping[str, str] | None, *, per_broker: bool) -> dict[str, str]:
+    """What counts of a level; `known` is what did until now, None: nothing was read yet."""
+    if isinstance(stored, ZnodeError):
+        level = dict(SAFEST_BROKER_VALUES if known is None else known)
+        _log.error("dynamic configs cannot be read: %s. Until that is mended, this counts: %s", stored, level)
+        return level
     problems = entry_problems(stored, per_broker=per_broker)
-    for problem in problems.values():
-        _log.error("a dynamic config is passed over: %s", problem)
+    instead = values_instead(problems, known, SAFEST_BROKER_VALUES)
+    for name, problem in problems.items():
+        _log.error("a dynamic config is passed over: %s. Instead counts: %s", problem, instead.get(name, "nothing"))
     # A password is stored encrypted: it is nothing that this broker could use, or show.
-    return {name: text for name, text in stored.items() if name not in problems and not is_password(name)}
+    usable = {name: text for name, text in stored.items() if name not in problems and not is_password(name)}
+    return {**usable, **instead}

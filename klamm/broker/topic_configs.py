@@ -1,8 +1,8 @@
 """The configurations of topics, as ZooKeeper has them in /config/topics.
 
 What must stay true:
-- A value that is stored and not valid (somebody wrote the znode by hand) is logged and passed over: data must stay
-  readable, and the other values stay in force.
+- What is stored and cannot be read (somebody wrote the znode by hand) is logged, and never makes a topic less safe:
+  what was known before counts, or the safest values (`klamm.config.safest`). Other values of the znode stay in force.
 - What is kept for a topic is never older than what was read last: readings for keeps exclude each other.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
+from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 
 # Topics whose configurations are made before others get a turn.
@@ -67,12 +68,22 @@ class TopicConfigs:
         stored = await self._zookeeper().topic_configs(topics)
         return {topic: self._make(topic, overrides) for topic, overrides in stored.items()}
 
-    def _make(self, topic: str, overrides: Mapping[str, str]) -> TopicConfig:
-        if not overrides:
+    def _make(self, topic: str, stored: Mapping[str, str] | ZnodeError) -> TopicConfig:
+        if not stored:
             return self._default
-        config, problems = TopicConfig.from_stored(self._broker_config, overrides)
+        known = self._configs.get(topic)
+        if isinstance(stored, ZnodeError):
+            config, problems = TopicConfig.unreadable(self._broker_config, known), [str(stored)]
+        else:
+            config, problems = TopicConfig.from_stored(self._broker_config, stored, known)
         for problem in problems:
-            _log.error("topic %s runs without a config that is not valid: %s", topic, problem)
+            _log.error(
+                "topic %s has a configuration that cannot be read: %s. Until it is mended, %s counts: %s",
+                topic,
+                problem,
+                "what is safest" if known is None else "what was known before",
+                dict(config.overrides),
+            )
         return config
 
     def of(self, topic: str) -> TopicConfig:

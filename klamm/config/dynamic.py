@@ -9,9 +9,17 @@ A key that nobody knows is accepted, as in Kafka: a plugin may know it.
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from klamm.config.broker import BROKER_CONFIG_DEF, DYNAMIC_ONLY_DEF, BrokerConfig, config_key
 from klamm.config.definition import PER_BROKER, ConfigError, ConfigKey, ConfigType, UpdateMode
+from klamm.config.safest import SAFEST_TOPIC_VALUES
+from klamm.config.topic import BROKER_KEY
+
+# The keys of a broker that guard records, with their safest values as text (`safest`).
+SAFEST_BROKER_VALUES: Mapping[str, str] = MappingProxyType(
+    {BROKER_KEY[name]: text for name, text in SAFEST_TOPIC_VALUES.items()}
+)
 
 _LISTENER_KEY = re.compile(r"listener\.name\.[^.]*\.(.*)", re.DOTALL)
 # Of the keys for one listener these two may also be set for the whole cluster.

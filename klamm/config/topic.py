@@ -25,6 +25,7 @@ from klamm.config.definition import (
     one_of,
     string,
 )
+from klamm.config.safest import SAFEST_TOPIC_VALUES, values_instead
 from klamm.config.versions import ANY_VERSION
 
 
@@ -133,7 +134,8 @@ class ContradictoryTopicConfig(ConfigError):
 class TopicConfig(TopicKeys):
     """The configuration of one topic; an attribute for each key (`segment.bytes` -> `segment_bytes`).
 
-    `overrides` is what was set for the topic itself, as text; everything else comes from `broker_config`.
+    `overrides` is what was set for the topic itself, as text, and what counts in place of what cannot be read;
+    everything else comes from `broker_config`.
     """
 
     broker_config: BrokerConfig
@@ -157,13 +159,17 @@ class TopicConfig(TopicKeys):
         return _topic_config(_inherit(values, texts, broker_config), texts, broker_config)
 
     @staticmethod
-    def from_stored(broker_config: BrokerConfig, stored: Mapping[str, str]) -> "tuple[TopicConfig, list[str]]":
+    def from_stored(
+        broker_config: BrokerConfig, stored: Mapping[str, str], known: "TopicConfig | None" = None
+    ) -> "tuple[TopicConfig, list[str]]":
         """The configuration that ZooKeeper holds, and a sentence for each value in it that is not valid.
 
-        Those are passed over, so that one bad value does not change what the others say (how long records are kept,
-        for example). Keys that are unknown here are passed over too: another program may know them.
+        One bad value does not change what the others say. What counts in its place says `safest`; `known` is the
+        configuration that the topic had until now. Keys that are unknown here are passed over: another program may
+        know them.
         """
         valid: dict[str, str] = {}
+        bad: list[str] = []
         problems: list[str] = []
         for name, text in stored.items():
             key = TOPIC_CONFIG_DEF.keys.get(name)
@@ -173,10 +179,18 @@ class TopicConfig(TopicKeys):
                 key.parse(text)
             except ConfigError as error:
                 problems += error.problems
+                bad.append(name)
             else:
                 valid[name] = text
+        valid.update(values_instead(bad, None if known is None else known.overrides, SAFEST_TOPIC_VALUES))
         values, _ = TOPIC_CONFIG_DEF.parse(valid)
         return _topic_config(_inherit(values, valid, broker_config), valid, broker_config), problems
+
+    @staticmethod
+    def unreadable(broker_config: BrokerConfig, known: "TopicConfig | None" = None) -> "TopicConfig":
+        """The configuration of a topic of whose stored one nothing can be read; `known` as above."""
+        overrides = SAFEST_TOPIC_VALUES if known is None else known.overrides
+        return TopicConfig.from_stored(broker_config, overrides)[0]
 
     @property
     def compact(self) -> bool:

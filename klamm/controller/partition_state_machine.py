@@ -44,6 +44,7 @@ from klamm.controller.states import (
     legal_transitions,
     log_illegal_transition,
 )
+from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr, TopicPartition
 from klamm.zookeeper.errors import BadVersion, ZooKeeperError
@@ -336,13 +337,14 @@ class PartitionStateMachine:
         if strategy is ElectionStrategy.OFFLINE_ALLOW_UNCLEAN or not topics:
             return set(topics)
         default = str(self.config.unclean_leader_election_enable)
-        configs = await self._zookeeper().topic_configs(topics)
-        # A value that is neither true nor false allows nothing.
-        return {
-            topic
-            for topic, config in configs.items()
-            if config.get(UNCLEAN_LEADER_ELECTION, default).strip().lower() == "true"
-        }
+        allowed = set()
+        for topic, config in (await self._zookeeper().topic_configs(topics)).items():
+            if isinstance(config, ZnodeError):
+                logger.error("topic %s gets no unclean leader, its configuration cannot be read: %s", topic, config)
+            # A value that is neither true nor false allows nothing.
+            elif config.get(UNCLEAN_LEADER_ELECTION, default).strip().lower() == "true":
+                allowed.add(topic)
+        return allowed
 
 
 def _log_failures(outcomes: Outcomes) -> None:

@@ -15,6 +15,7 @@ Source: kafka.cluster.Partition. Times are milliseconds of the loop's clock, unl
 import logging
 from collections.abc import Callable, Mapping
 
+from klamm.config.safest import ALL_REPLICAS
 from klamm.config.topic import TopicConfig
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
@@ -114,6 +115,12 @@ class Partition:
         """Whether this broker leads and a replica is out of sync, those being added by a reassignment not counted."""
         return self.is_leader and len(self.replicas) - len(self.adding_replicas) > len(self.isr)
 
+    @property
+    def min_insync_replicas(self) -> int:
+        """How many in-sync replicas acks=all needs."""
+        configured = self.topic_config.min_insync_replicas
+        return len(self.replicas) - len(self.adding_replicas) if configured == ALL_REPLICAS else configured
+
     # -- what the controller says ---------------------------------------------------------------------------------
 
     def make_leader(self, state: LeaderAndIsrPartitionState) -> bool:
@@ -202,11 +209,10 @@ class Partition:
         """
         if self.leader_id != self._broker_id:
             raise self._not_leader()
-        if required_acks == -1 and len(self.isr_state.isr) < self.topic_config.min_insync_replicas:
+        if required_acks == -1 and len(self.isr_state.isr) < self.min_insync_replicas:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
-                f"{self} has {len(self.isr)} in-sync replicas, min.insync.replicas is"
-                f" {self.topic_config.min_insync_replicas}",
+                f"{self} has {len(self.isr)} in-sync replicas, min.insync.replicas is {self.min_insync_replicas}",
             )
         info = self.log.append_as_leader(records, self.leader_epoch, origin=origin, now_ms=now_ms)
         self._advance_high_watermark()
@@ -222,7 +228,7 @@ class Partition:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
         if self.log.high_watermark < required_offset:
             return None
-        if len(self.isr_state.maximal_isr) < self.topic_config.min_insync_replicas:
+        if len(self.isr_state.maximal_isr) < self.min_insync_replicas:
             return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
         return ErrorCode.NONE
 

@@ -38,11 +38,11 @@ def encode_config(config: Mapping[str, str]) -> bytes:
 
 
 def decode_config(entity_path: str, data: bytes) -> dict[str, str]:
-    """An empty znode is an empty configuration."""
+    """An empty znode is an empty configuration. Raises ZnodeError for anything that Kafka does not write."""
     if not data:
         return {}
-    config = Fields.parse(config_path(entity_path), data).optional("config")
-    return {} if config is None else {key: config.text(key) for key in config.values}
+    config = Fields.parse(config_path(entity_path), data).nested("config")
+    return {key: config.text(key) for key in config.values}
 
 
 def encode_config_change(entity_path: str) -> bytes:

@@ -415,32 +415,17 @@ class KafkaZooKeeper:
 
     # -- configurations ---------------------------------------------------------------------------------------------
 
-    async def topic_configs(self, names: Sequence[str]) -> dict[str, dict[str, str]]:
-        """What is configured for these topics; {} for one without a configuration.
-
-        One that cannot be understood counts as empty and is logged.
-        """
+    async def topic_configs(self, names: Sequence[str]) -> "dict[str, dict[str, str] | ZnodeError]":
+        """What is configured for these topics; {} for one without a configuration."""
         entities = {name: configs.topic_entity(name) for name in names}
         found = await self._get_all({name: configs.config_path(entity) for name, entity in entities.items()})
-        result: dict[str, dict[str, str]] = {name: {} for name in names}
-        for name, (data, _) in found.items():
-            try:
-                result[name] = configs.decode_config(entities[name], data)
-            except ZnodeError as error:
-                logger.error("topic %s runs without its configuration: %s", name, error)
-        return result
+        return {
+            name: _decode_config(entity, found[name][0]) if name in found else {} for name, entity in entities.items()
+        }
 
     async def config(self, entity_path: str) -> dict[str, str]:
-        """An entity's configuration (`topics/T`, `brokers/1` ...). One that cannot be understood counts as empty and is
-        logged."""
-        try:
-            return await self.readable_config(entity_path)
-        except ZnodeError as error:
-            logger.error("the configuration of %s counts as empty: %s", entity_path, error)
-            return {}
-
-    async def readable_config(self, entity_path: str) -> dict[str, str]:
-        """The same for whoever changes it: ZnodeError when it cannot be understood."""
+        """An entity's configuration (`topics/T`, `brokers/1` ...); {} for one without. ZnodeError when it cannot be
+        understood."""
         data, _ = await self._config_data(entity_path)
         return configs.decode_config(entity_path, data)
 
@@ -559,6 +544,13 @@ def _check_size(name: str, size_bytes: int) -> None:
             ErrorCode.INVALID_REQUEST,
             f"the znode of '{name}' would take {size_bytes} bytes, ZooKeeper takes {MAX_ZNODE_BYTES}",
         )
+
+
+def _decode_config(entity_path: str, data: bytes) -> "dict[str, str] | ZnodeError":
+    try:
+        return configs.decode_config(entity_path, data)
+    except ZnodeError as error:
+        return error
 
 
 def _decode_state(key: TopicPartition, data: bytes, zk_version: int) -> "LeaderAndIsr | ZnodeError":

@@ -15,6 +15,7 @@ from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
 from klamm.config.broker import BROKER_CONFIG_DEF, BrokerConfig
 from klamm.config.topic import TOPIC_CONFIG_DEF
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.znodes.fields import ZnodeError
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 BROKER = BrokerConfig.from_properties({"zookeeper.connect": "zk", "log.cleanup.policy": "compact"})
@@ -175,7 +176,7 @@ def test_what_is_right_with_the_brokers_own_configs_is_applied_with_them() -> No
 
 def test_what_is_stored_and_not_valid_goes_but_passwords_stay() -> None:
     password = "listener.name.a.ssl.keystore.password"
-    stored = {"broker.id": "3", "min.insync.replicas": "none", password: "encoded by Kafka", "message.max.bytes": "9"}
+    stored = {"broker.id": "3", "log.roll.ms": "none", password: "encoded by Kafka", "message.max.bytes": "9"}
     assert broker_after(stored, ("log.segment.bytes", SET, "99")) == {
         password: "encoded by Kafka",
         "message.max.bytes": "9",
@@ -184,6 +185,56 @@ def test_what_is_stored_and_not_valid_goes_but_passwords_stay() -> None:
     assert password not in broker_after(stored, (password, DELETE, None))
     with pytest.raises(KafkaError, match="is a password"):
         broker_after(stored, (password, SET, "new"))
+
+
+def test_what_guards_records_and_cannot_be_read_goes_only_by_name() -> None:
+    stored = {"unclean.leader.election.enable": "flase"}
+    with pytest.raises(KafkaError, match=r"INVALID_CONFIG.*unclean.leader.election.enable=flase is not.*Set or delete"):
+        broker_after(stored, ("log.segment.bytes", SET, "99"))
+    assert broker_after(stored, ("unclean.leader.election.enable", DELETE, None)) == {}
+
+
+def test_what_contradicts_the_rest_of_its_level_does_not_take_what_guards_records_with_it() -> None:
+    running = DynamicBrokerConfig(
+        BrokerConfig.from_properties({"zookeeper.connect": "zk", "unclean.leader.election.enable": "true"})
+    )
+    bad = {"log.cleaner.dedupe.buffer.size": "1"}
+    running.apply({**bad, "unclean.leader.election.enable": "false"}, {**bad, "log.retention.ms": "-1"})
+    assert running.current.dynamic_default == {"unclean.leader.election.enable": "false"}
+    assert running.current.dynamic_broker == {"log.retention.ms": "-1"}
+
+
+SAFEST = {
+    "log.cleanup.policy": "",
+    "log.flush.interval.messages": "1",
+    "min.insync.replicas": "2147483647",
+    "log.retention.bytes": "-1",
+    "log.retention.ms": "-1",
+    "unclean.leader.election.enable": "false",
+}
+
+
+@pytest.mark.parametrize("per_broker", [False, True])
+def test_a_level_that_cannot_be_read_is_what_it_was_or_else_the_safest_there_is(per_broker: bool) -> None:
+    def apply(running: DynamicBrokerConfig, level: dict[str, str] | ZnodeError) -> dict[str, str]:
+        running.apply(*(({}, level) if per_broker else (level, {})))
+        return dict(running.current.dynamic_broker if per_broker else running.current.dynamic_default)
+
+    file = BrokerConfig.from_properties({"zookeeper.connect": "zk", "unclean.leader.election.enable": "true"})
+    unreadable = ZnodeError("/config/brokers/0", "not JSON")
+    running = DynamicBrokerConfig(file)
+    assert apply(running, unreadable) == SAFEST
+    assert (running.current.unclean_leader_election_enable, running.current.log_cleanup_policy) == (False, ())
+    stored = {"min.insync.replicas": "2", "log.segment.bytes": "99"}
+    assert apply(running, stored) == stored
+    assert apply(running, unreadable) == stored
+    assert apply(running, {"min.insync.replicas": "two", "log.roll.ms": "8"}) == {
+        "min.insync.replicas": "2",
+        "log.roll.ms": "8",
+    }
+    # A single value that never could be read.
+    bad = {"min.insync.replicas": "two", "log.segment.bytes": "many"}
+    assert apply(DynamicBrokerConfig(file), bad) == {"min.insync.replicas": "2147483647"}
 
 
 KEYS = st.sampled_from([*BROKER_CONFIG_DEF.keys, *TOPIC_CONFIG_DEF.keys]) | st.text()

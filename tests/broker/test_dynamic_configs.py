@@ -430,13 +430,51 @@ def test_garbage_stops_no_broker_and_is_passed_over(tmp_path: Path, data: bytes)
         await until(lambda: partition(cluster, "u").log.config.retention_ms == 123)
         assert current(cluster).min_insync_replicas == 1
         await cluster.restart_broker()
-        assert (current(cluster).min_insync_replicas, current(cluster).broker_id) == (1, 0)
+        # Without a value from before the safest counts: all replicas, of which there is one.
+        assert current(cluster).min_insync_replicas in (1, 2**31 - 1)
+        assert current(cluster).broker_id == 0
         client = await cluster.connect()
         assert (await client.produce("t", 0, batch(b"x"))).error_code == NONE
         assert await alter(client, BROKER, "0", {"log.segment.bytes": "77777"}) == (NONE, None)
         await until(lambda: current(cluster).log_segment_bytes == 77777)
 
     run(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("data", [b"not JSON", b"[]", b'{"version":1}', b'{"version":1,"config":{"retention.ms":5}}'])
+def test_what_cannot_be_read_makes_no_topic_less_safe(tmp_path: Path, data: bytes) -> None:
+    """The broker would keep records for a second and elect anybody. The topic says otherwise, and then nothing."""
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        def guards() -> tuple[object, ...]:
+            hosted = partition(cluster, "t")
+            log, config = hosted.log.config, hosted.topic_config
+            unclean = config.unclean_leader_election_enable
+            return log.retention_ms, log.cleanup_policy, log.flush_messages, config.min_insync_replicas, unclean
+
+        own = {"retention_ms": "-1", "min_insync_replicas": "2", "unclean_leader_election_enable": "false"}
+        await client.create_topic("t", **own)
+        await client.create_topic("u")
+        zk = cluster.broker._zookeeper.store.client
+        await overwrite(zk, "topics/t", data)
+        assert await change(client, TOPIC, "u", ("segment.ms", SET, "123")) == NONE
+        await until(lambda: partition(cluster, "u").log.config.segment_ms == 123)
+        assert guards() == (-1, ("delete",), 2**63 - 1, 2, False)
+        await cluster.restart_broker()
+        assert guards() == (-1, (), 1, 2**31 - 1, False)
+        client = await cluster.connect()
+        # All replicas are in sync.
+        assert (await client.produce("t", 0, batch(b"x"))).error_code == NONE
+        described = await describe(client, TOPIC, "t")
+        assert (described["retention.ms"], described["cleanup.policy"]) == (("-1", 1), ("", 1))
+        # A change of a part of what cannot be read is refused; all of it can be replaced.
+        for validate_only in (True, False):
+            code = await change(client, TOPIC, "t", ("segment.ms", SET, "7"), validate_only=validate_only)
+            assert code == ErrorCode.UNKNOWN_SERVER_ERROR
+        assert await alter(client, TOPIC, "t", {"retention.ms": "7"}) == (NONE, None)
+        await until(lambda: guards() == (7, ("delete",), 2**63 - 1, 1, True))
+
+    run(tmp_path, scenario, log_retention_ms=1000, unclean_leader_election_enable="true")
 
 
 def test_a_bad_value_of_a_topic_leaves_the_others_in_force(tmp_path: Path) -> None:

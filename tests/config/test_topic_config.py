@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from klamm.config.broker import BROKER_CONFIG_DEF, BrokerConfig
 from klamm.config.definition import ConfigError, attribute
+from klamm.config.safest import ALL_REPLICAS
 from klamm.config.topic import BROKER_KEY, TOPIC_CONFIG_DEF, TopicConfig
 
 BROKER = BrokerConfig.from_properties({"zookeeper.connect": "zk:2181"})
@@ -94,6 +95,38 @@ def test_what_is_stored_is_used_as_far_as_it_is_valid() -> None:
     assert [problem.partition(" ")[0] for problem in problems] == ["flush.ms=soon"]
 
 
+@pytest.mark.parametrize(
+    ("key", "bad", "safest"),
+    [
+        ("cleanup.policy", "cmpact", ()),
+        ("flush.messages", "-1", 1),
+        ("min.insync.replicas", "0", ALL_REPLICAS),
+        ("retention.bytes", "1GB", -1),
+        ("retention.ms", "1 week", -1),
+        ("unclean.leader.election.enable", "flase", False),
+    ],
+)
+def test_a_bad_value_that_guards_records_is_what_it_was_or_else_the_safest_there_is(
+    key: str, bad: str, safest: object
+) -> None:
+    broker = BrokerConfig.from_properties({"zookeeper.connect": "zk", "unclean.leader.election.enable": "true"})
+    topic, problems = TopicConfig.from_stored(broker, {key: bad, "segment.ms": "5"})
+    assert (getattr(topic, attribute(key)), topic.segment_ms, len(problems)) == (safest, 5, 1)
+    before, _ = TopicConfig.from_stored(broker, {"retention.ms": "7", "min.insync.replicas": "2"})
+    after, _ = TopicConfig.from_stored(broker, {key: bad}, before)
+    assert getattr(after, attribute(key)) == getattr(before, attribute(key))
+
+
+def test_a_topic_whose_configuration_cannot_be_read_keeps_what_it_had_or_is_as_safe_as_can_be() -> None:
+    broker = BrokerConfig.from_properties({"zookeeper.connect": "zk", "unclean.leader.election.enable": "true"})
+    topic = TopicConfig.unreadable(broker)
+    assert (topic.unclean_leader_election_enable, topic.retention_ms, topic.retention_bytes) == (False, -1, -1)
+    assert (topic.cleanup_policy, topic.flush_messages, topic.min_insync_replicas) == ((), 1, ALL_REPLICAS)
+    assert topic.segment_bytes == broker.log_segment_bytes
+    known, _ = TopicConfig.from_stored(broker, {"retention.ms": "7"})
+    assert TopicConfig.unreadable(broker, known).overrides == {"retention.ms": "7"}
+
+
 def test_contradictory_values_that_are_stored_are_used() -> None:
     topic, problems = TopicConfig.from_stored(BROKER, {"min.compaction.lag.ms": "5", "max.compaction.lag.ms": "4"})
     assert (topic.min_compaction_lag_ms, topic.max_compaction_lag_ms, problems) == (5, 4, [])
@@ -117,4 +150,5 @@ def test_garbage_is_parsed_or_refused(overrides: dict[str, str | None]) -> None:
 def test_garbage_that_is_stored_is_passed_over(stored: dict[str, str]) -> None:
     topic, problems = TopicConfig.from_stored(BROKER, stored)
     known = [key for key in stored if key in TOPIC_CONFIG_DEF.keys]
-    assert len(topic.overrides) + len(problems) == len(known)
+    replaced = [key for key in topic.overrides if topic.overrides[key] != stored[key]]
+    assert len(topic.overrides) - len(replaced) + len(problems) == len(known)

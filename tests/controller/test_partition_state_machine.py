@@ -227,6 +227,8 @@ def test_leadership_that_the_context_lacks_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("topic_says", "broker_says", "strategy", "elected"),
     [
+        (b"not JSON", "true", ElectionStrategy.OFFLINE, False),
+        (b'{"version":1}', "true", ElectionStrategy.OFFLINE, False),
         (None, "false", ElectionStrategy.OFFLINE, False),
         ("false", "true", ElectionStrategy.OFFLINE, False),
         ("nonsense", "true", ElectionStrategy.OFFLINE, False),
@@ -237,12 +239,13 @@ def test_leadership_that_the_context_lacks_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_an_unclean_election_must_be_allowed(
-    tmp_path: Path, topic_says: str | None, broker_says: str, strategy: ElectionStrategy, elected: bool
+    tmp_path: Path, topic_says: str | bytes | None, broker_says: str, strategy: ElectionStrategy, elected: bool
 ) -> None:
     async def scenario(scene: Scene) -> None:
         if topic_says is not None:
             config = {"unclean.leader.election.enable": topic_says}
-            await scene.store.client.create(config_path(topic_entity("t")), encode_config(config))
+            data = topic_says if isinstance(topic_says, bytes) else encode_config(config)
+            await scene.store.client.create(config_path(topic_entity("t")), data)
         await scene.led(PARTITION, 1, 1)
         scene.context.set_live_brokers(live_brokers(3, 2))
         if elected:

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from replicas import ME, NOW_MS, batch, state, values_in, with_broker
 
+from klamm.config.safest import ALL_REPLICAS
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.replication.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
 from klamm.replication.partition import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
@@ -155,6 +156,16 @@ async def test_acks_all_is_refused_while_the_committed_isr_is_too_small(broker, 
     assert isinstance(partition.isr_state, PendingExpandIsr)
     with raises(ErrorCode.NOT_ENOUGH_REPLICAS):
         append(partition, b"a", acks=-1)  # the new member is not certain yet
+
+
+@scenario(min_insync_replicas=str(ALL_REPLICAS))
+async def test_where_nobody_knows_how_many_replicas_acks_all_needs_it_needs_all(broker, partition):
+    partition.make_leader(state(isr=(1, 2)))
+    with raises(ErrorCode.NOT_ENOUGH_REPLICAS):
+        append(partition, b"a", acks=-1)
+    # One that a reassignment adds is not waited for.
+    partition.make_leader(state(epoch=1, isr=(1, 2), adding_replicas=(3,)))
+    append(partition, b"a", acks=-1)
 
 
 @scenario(min_insync_replicas="2")

@@ -350,7 +350,8 @@ def test_old_config_changes_and_empty_configs() -> None:
     old = b'{"version":1,"entity_type":"clients","entity_name":"c"}'
     assert configs.decode_config_change("config_change_1", old) == "clients/c"
     assert configs.decode_config("topics/t", b"") == {}
-    assert configs.decode_config("topics/t", b'{"version":1}') == {}
+    with pytest.raises(ZnodeError, match="config is missing"):
+        configs.decode_config("topics/t", b'{"version":1}')
 
 
 def test_blocks_of_producer_ids_follow_each_other_to_the_end() -> None:
