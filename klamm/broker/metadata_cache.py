@@ -8,6 +8,7 @@ What must stay true:
 """
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
@@ -22,6 +23,9 @@ from klamm.protocol.update_metadata import (
 from klamm.znodes.brokers import SECURITY_PROTOCOLS
 
 NO_LEADER = -1
+
+# How long the first clients of a broker that has just started wait until the controller has told it of the cluster.
+FIRST_UPDATE_TIMEOUT_MS = 3_000
 
 # What a step of an update takes over: about a millisecond.
 PARTITIONS_PER_STEP = 5000
@@ -70,6 +74,21 @@ class MetadataCache:
     def __init__(self) -> None:
         self.snapshot = MetadataSnapshot()
         self.is_filled = asyncio.Event()
+        self._given_up_at_s: float | None = None
+
+    async def first_snapshot(self) -> MetadataSnapshot:
+        """The snapshot that a client is told, once the controller has told of the cluster.
+
+        A client that learned of no controller would ask again only after seconds. In a cluster that has none, the
+        snapshot is given as it is when FIRST_UPDATE_TIMEOUT_MS have passed since the first client asked.
+        """
+        if not self.is_filled.is_set():
+            if self._given_up_at_s is None:
+                self._given_up_at_s = asyncio.get_running_loop().time() + FIRST_UPDATE_TIMEOUT_MS / 1000
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(self._given_up_at_s):
+                    await self.is_filled.wait()
+        return self.snapshot
 
     def update(self, request: UpdateMetadataRequest) -> list[tuple[str, int]]:
         """Takes over an UpdateMetadata: the brokers and the controller are replaced, the named partitions merged.

@@ -72,7 +72,7 @@ class OffsetsTopic:
         The first who asks has the topic created. Raises KafkaError COORDINATOR_NOT_AVAILABLE while there is no
         coordinator: clients ask again.
         """
-        snapshot = self._metadata_cache.snapshot
+        snapshot = await self._metadata_cache.first_snapshot()
         if OFFSETS_TOPIC not in snapshot.topics:
             await self._create()
             raise _not_available(f"{OFFSETS_TOPIC} is being created")

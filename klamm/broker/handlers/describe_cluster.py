@@ -25,13 +25,13 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-def handle(request: Request) -> Body:
+async def handle(request: Request) -> Body:
     allowed = None
     if request.body.include_cluster_authorized_operations:
         # As in Kafka: who may not describe the cluster may do nothing with it, but is told where the brokers are.
         described = request.allows(CLUSTER_NAME)
         allowed = request.authorized_operations(ResourceType.CLUSTER, CLUSTER_NAME) if described else set()
-    snapshot = request.services.metadata_cache.snapshot
+    snapshot = await request.services.metadata_cache.first_snapshot()
     return Response(
         version=request.version,
         error_code=ErrorCode.NONE,

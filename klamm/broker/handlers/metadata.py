@@ -39,7 +39,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
 )
 async def handle(request: Request) -> Body:
     body, services = request.body, request.services
-    snapshot = services.metadata_cache.snapshot
+    snapshot = await services.metadata_cache.first_snapshot()
     everything = body.topics is None or (request.version == 0 and not body.topics)
     if everything:
         topics = [_known(request, snapshot, name) for name in sorted(snapshot.topics) if request.allows(name)]
