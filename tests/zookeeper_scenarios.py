@@ -390,6 +390,23 @@ async def a_cut_between_two_set_watches_loses_no_watch(scene: Scene) -> None:
         assert quiet.silent()
 
 
+async def the_largest_request(scene: Scene) -> None:
+    """One byte more would cost the connection; it is not sent."""
+    async with scene.client() as client:
+        states = States(client)
+        overhead = len(jute.encode_request(1, jute.SetData(f"{scene.chroot}/a", b"", 0))) - 4
+        data = b"x" * (1_048_575 - overhead)
+        await client.create("/a")
+        await client.set("/a", data, 0)
+        with pytest.raises(errors.RequestTooLarge, match=r"1048576 bytes.*1048575"):
+            await client.set("/a", data + b"x", 1)
+        with pytest.raises(errors.RequestTooLarge):
+            await client.multi([SetData("/a", b"small", 1), SetData("/a", data, 2)])
+        found, stat = await client.get("/a")
+        assert (found, stat.version) == (data, 1)
+        assert states._queue.empty()
+
+
 async def a_silent_server_is_given_up(scene: Scene) -> None:
     async with (
         scene.proxy() as one,
@@ -527,6 +544,7 @@ SCENARIOS = [
     a_cut_connection,
     reads_are_retried_over_cuts,
     many_watches_survive_a_cut,
+    the_largest_request,
     a_cut_between_two_notifications_loses_no_watch,
     a_cut_between_two_set_watches_loses_no_watch,
     a_silent_server_is_given_up,

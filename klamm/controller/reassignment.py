@@ -27,12 +27,16 @@ from klamm.controller.reassignment_steps import (
     refusal_of_loss,
     unknown_partition,
 )
+from klamm.controller.slices import slices
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.znodes.topics import TopicPartition
+from klamm.znodes import store
+from klamm.znodes.topics import ENVELOPE_BYTES, TopicPartition, assignment_bytes
 
 _log = logging.getLogger(__name__)
 
 Target = tuple[int, ...]
+
+_NAMED = 10  # So many partitions a line names.
 
 
 # -- what begins reassignments -----------------------------------------------------------------------------------------
@@ -43,7 +47,8 @@ async def api_partition_reassignment(
 ) -> Results:
     """Begins the reassignments of a request; a target of None cancels the one that is under way.
 
-    KafkaErrors INVALID_REPLICA_ASSIGNMENT, NO_REASSIGNMENT_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION.
+    KafkaErrors INVALID_REPLICA_ASSIGNMENT, NO_REASSIGNMENT_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION, and INVALID_REQUEST
+    when a topic's znode would become too large.
     """
     context = parts.context
     results: Results = {}
@@ -91,9 +96,20 @@ async def zk_partition_reassignment(parts: ControllerParts) -> set[TopicPartitio
     results |= {**refused, **await on_partition_reassignment(parts, begun)}
     failed = {partition: error for partition, error in results.items() if error is not None}
     if failed:
-        _log.warning("reassignments through ZooKeeper that cannot begin: %s", failed)
+        _log_refusals(failed)
         await parts.store.remove_partition_reassignments(lambda partition, _target: partition in failed, parts.guard)
     return {partition for partition in begun if partition not in failed}
+
+
+def _log_refusals(failed: Mapping[TopicPartition, KafkaError]) -> None:
+    """One line for each reason, which may be that of thousands of partitions."""
+    by_reason: dict[KafkaError, list[TopicPartition]] = {}
+    for partition, error in failed.items():
+        by_reason.setdefault(error, []).append(partition)
+    for error, partitions in by_reason.items():
+        names = ", ".join(map(partition_name, partitions[:_NAMED]))
+        more = f" and {len(partitions) - _NAMED} more" if len(partitions) > _NAMED else ""
+        _log.warning("the reassignment of %s%s through ZooKeeper cannot begin: %s", names, more, error)
 
 
 def list_partition_reassignments(
@@ -143,6 +159,35 @@ async def _refused(parts: ControllerParts, reassignments: Reassignments) -> dict
         error = refusal_of_loss(context, partition, reassignments[partition])
         if error is not None:
             refused[partition] = error
+    left = {key: assignment for key, assignment in reassignments.items() if key not in refused}
+    return refused | await _refusals_of_size(context, left)
+
+
+async def _refusals_of_size(
+    context: ControllerContext, reassignments: Reassignments
+) -> dict[TopicPartition, KafkaError]:
+    """INVALID_REQUEST for all partitions of a topic whose znode would become larger than ZooKeeper takes.
+
+    ZooKeeper answers such a write by closing the connection: it would be tried again and again, by every controller.
+    """
+    topics: dict[str, list[TopicPartition]] = {}
+    for partition in reassignments:
+        topics.setdefault(partition[0], []).append(partition)
+    refused: dict[TopicPartition, KafkaError] = {}
+    for topic, partitions in topics.items():
+        before = after = ENVELOPE_BYTES
+        async for piece in slices(tuple(context.partitions_for_topic(topic))):
+            for key in piece:
+                assignment = context.partition_full_replica_assignment(key)
+                before += assignment_bytes(key[1], *assignment)
+                after += assignment_bytes(key[1], *reassignments.get(key, assignment))
+        if after > max(before, store.MAX_REASSIGNED_ZNODE_BYTES):
+            error = KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"the znode of '{topic}' would take {after} bytes, ZooKeeper takes {store.MAX_REASSIGNED_ZNODE_BYTES}:"
+                f" {len(partitions)} of its partitions are too many at a time",
+            )
+            refused |= dict.fromkeys(partitions, error)
     return refused
 
 

@@ -7,6 +7,7 @@ What must stay true:
 - With a guard, nothing is written once another controller was elected: the check fails, `ControllerMoved` is raised.
 - Every operation gets its own result. A multi is atomic, so when it fails on one operation, its operations are done
   one by one, each with its own check.
+- An operation that is larger than a server takes is not sent; RequestTooLarge is its result.
 - A batch whose answer was lost with the connection is not sent again blindly: as it is atomic, one of its znodes tells
   whether it was done (`_was_done`).
 """
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Sequence
 
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH
 from klamm.zookeeper.client import ZooKeeperClient, retrying
-from klamm.zookeeper.errors import BadVersion, ConnectionLoss, NoNode, ZooKeeperError, error_for
+from klamm.zookeeper.errors import BadVersion, ConnectionLoss, NoNode, RequestTooLarge, ZooKeeperError, error_for
 from klamm.zookeeper.jute import Check, Create, Delete, MultiOperation, MultiResult, OpCode, SetData
 
 MAX_BATCH_OPERATIONS = 1_000
@@ -39,7 +40,9 @@ async def write(
     ends a session (SessionExpired, AuthFailed, ClientClosed): then any of the operations may have been done.
     """
     check = [] if guard is None else [Check(CONTROLLER_EPOCH_PATH, guard)]
-    answers = await asyncio.gather(*(_write_batch(client, batch, check) for batch in _batches(operations)))
+    answers = await asyncio.gather(
+        *(_write_batch(client, batch, check) for batch in _batches(operations, len(client.chroot)))
+    )
     return [result for answer in answers for result in answer]
 
 
@@ -58,10 +61,10 @@ def _moved(guard: int) -> ControllerMoved:
     return ControllerMoved(f"the version of {CONTROLLER_EPOCH_PATH} is not {guard} any more")
 
 
-def _batches(operations: Sequence[MultiOperation]) -> Iterator[Sequence[MultiOperation]]:
+def _batches(operations: Sequence[MultiOperation], chroot_bytes: int = 0) -> Iterator[Sequence[MultiOperation]]:
     start = size = 0
     for index, operation in enumerate(operations):
-        operation_bytes = _OVERHEAD_BYTES + len(operation.path)
+        operation_bytes = _OVERHEAD_BYTES + chroot_bytes + len(operation.path)
         if isinstance(operation, Create | SetData):
             operation_bytes += len(operation.data or b"")
         # One place is for the check.
@@ -84,6 +87,10 @@ async def _write_batch(
             done = await _was_done(client, operations, zxid)
             if done is not None:
                 return done
+        except RequestTooLarge as error:
+            if len(operations) > 1:
+                raise
+            return [RequestTooLarge(operations[0].path, error.message)]
         except ZooKeeperError as error:
             return await _after_failure(client, operations, check, error)
 

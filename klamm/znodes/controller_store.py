@@ -22,7 +22,15 @@ from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper, LiveBroker, notice
 from klamm.znodes.topics import TopicAssignment, TopicPartition
 from klamm.zookeeper.client import retrying
-from klamm.zookeeper.errors import BadVersion, ConnectionLoss, NodeExists, NoNode, NotEmpty, ZooKeeperError
+from klamm.zookeeper.errors import (
+    BadVersion,
+    ConnectionLoss,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    RequestTooLarge,
+    ZooKeeperError,
+)
 from klamm.zookeeper.jute import OPEN_ACL, Create, CreateMode, Delete, MultiOperation, SetData
 
 NO_CONTROLLER = -1
@@ -170,7 +178,7 @@ class ControllerStore(KafkaZooKeeper):
     ) -> dict[str, TopicAssignment]:
         """Gives an id to each of these topics that has none, and returns all of them as they then are.
 
-        A topic that has vanished meanwhile is left out.
+        A topic that has vanished meanwhile is left out; one whose znode has no room for an id stays without.
         """
         result = dict(assignments)
         missing = {topic: assignment for topic, assignment in result.items() if assignment.topic_id is None}
@@ -187,6 +195,8 @@ class ControllerStore(KafkaZooKeeper):
                     del result[topic]
                 elif isinstance(written, BadVersion):
                     changed.append(topic)
+                elif isinstance(written, RequestTooLarge):
+                    logger.error("topic %s gets no id: %s", topic, written)
                 elif isinstance(written, ZooKeeperError):
                     raise written
                 else:

@@ -45,8 +45,10 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 PRODUCER_ID_BLOCK_SIZE = 1000
-# A ZooKeeper server takes requests of 1,048,575 bytes (jute.maxbuffer); a little is left for all but the data.
+# A ZooKeeper server takes requests of 1,048,575 bytes (jute.maxbuffer); something is left for all but the data. What
+# brokers create stays below that, so that a few hundred partitions at a time of the largest topic can be reassigned.
 MAX_ZNODE_BYTES = 1_000_000
+MAX_REASSIGNED_ZNODE_BYTES = 1_040_000
 # So many fit into a znode with the longest names of topics.
 MAX_PARTITIONS_OF_ISR_CHANGE = 3_000
 

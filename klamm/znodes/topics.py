@@ -91,6 +91,16 @@ class TopicAssignment:
         )
 
 
+ENVELOPE_BYTES = 110
+"""What an encoded assignment takes besides its partitions, with an id."""
+
+
+def assignment_bytes(partition: int, *replicas: Sequence[int]) -> int:
+    """What one partition takes in an encoded assignment, with its replicas, adding and removing replicas."""
+    name_bytes = len(f'"{partition}":[],')
+    return sum(name_bytes + sum(len(f"{broker_id},") for broker_id in ids) for ids in replicas if ids)
+
+
 def _replicas_json(replicas: Replicas) -> dict[str, list[int]]:
     return {str(partition): list(ids) for partition, ids in sorted(replicas.items())}
 

@@ -10,6 +10,7 @@ Theory of operation
 - A watch that a read leaves is armed once the read has succeeded (for `exists` also when the znode is absent), fires
   once, and survives disconnections. Callbacks of watches and listeners run in a turn of the loop of their own, after
   the results that came before them.
+- A request that is larger than a server takes (`jute.MAX_REQUEST_BYTES`) is never sent: `RequestTooLarge` is raised.
 - Paths are the user's: the chroot is put in front of them on the way out and cut off on the way in.
 
 | state        | meaning                                                        | next states                          |
@@ -41,6 +42,7 @@ from klamm.zookeeper.errors import (
     NodeExists,
     NoNode,
     NotEmpty,
+    RequestTooLarge,
     SessionExpired,
     ZooKeeperError,
     ZooKeeperErrorCode,
@@ -182,6 +184,11 @@ class ZooKeeperClient:
         return self._state
 
     @property
+    def chroot(self) -> str:
+        """Put in front of every path; "" or beginning with a slash."""
+        return self._chroot
+
+    @property
     def session_id(self) -> int:
         """The server's name for the session; the `ephemeral_owner` of its znodes. 0 before the first connection."""
         return self._session_id
@@ -254,7 +261,8 @@ class ZooKeeperClient:
         await answer
 
     # Operations. Each raises the ZooKeeperErrors that its docstring names, and any of them ConnectionLoss,
-    # SessionExpired, AuthFailed (of the client), ClientClosed, NoAuth, and BadArguments for an invalid path.
+    # SessionExpired, AuthFailed (of the client), ClientClosed, NoAuth, BadArguments for an invalid path, and
+    # RequestTooLarge.
 
     def submit_get(self, path: str, watch: Watch | None = None) -> "asyncio.Future[tuple[bytes, Stat]]":
         """The data and stat of a znode. NoNode."""
@@ -449,6 +457,9 @@ class ZooKeeperClient:
             frame = jute.encode_request(xid, request)
         except UnicodeEncodeError:
             raise BadArguments(ascii(path), "a path is Unicode text without surrogates") from None
+        size_bytes = len(frame) - jute.LENGTH_BYTES
+        if size_bytes > jute.MAX_REQUEST_BYTES:
+            raise RequestTooLarge(path, f"a request of {size_bytes} bytes; servers take {jute.MAX_REQUEST_BYTES}")
         call = Call(xid, request.op, frame, path, full_path, future, convert, watch, absent)
         if self._connection is not None:
             self._connection.send(call)

@@ -95,6 +95,11 @@ class BadArguments(ZooKeeperError):
     default_code = ZooKeeperErrorCode.BAD_ARGUMENTS
 
 
+class RequestTooLarge(BadArguments):
+    """The request is larger than a server takes, and was not sent: the server would close the connection, and each new
+    try would end in the same way."""
+
+
 class NoNode(ZooKeeperError):
     """The znode, or for a create its parent, does not exist."""
 

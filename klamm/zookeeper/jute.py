@@ -28,7 +28,8 @@ XID_AUTH = -4
 XID_SET_WATCHES = -8
 
 MAX_REQUEST_BYTES = 0xFFFFF
-"""What a server accepts unless told otherwise (`jute.maxbuffer`)."""
+"""What a server accepts unless told otherwise (`jute.maxbuffer`), without the length in front."""
+LENGTH_BYTES = 4
 
 
 class JuteError(ValueError):

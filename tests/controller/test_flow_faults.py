@@ -9,6 +9,7 @@ from controller_scene import Scene, play
 from klamm.controller.events import BrokerChange
 from klamm.controller.leader_election import ElectionType
 from klamm.protocol.errors import ErrorCode
+from klamm.znodes import store
 from klamm.znodes.requests import REASSIGN_PARTITIONS_PATH, encode_reassignment
 from klamm.znodes.topics import TopicAssignment, topic_path
 
@@ -238,6 +239,59 @@ def test_a_proposal_from_before_a_bounce_is_refused_by_the_next_controller(tmp_p
             "t", [1, 2], leader_epoch=proposed.leader_epoch, version=proposed.zk_version
         )
         assert (error, item.error_code) == (ErrorCode.NONE, ErrorCode.FENCED_LEADER_EPOCH)
+
+    play(tmp_path, scenario)
+
+
+# -- znodes that ZooKeeper would not take ------------------------------------------------------------------------------
+
+MANY = range(600)
+# With these, what is added to each of so many partitions makes the topic's znode larger than ZooKeeper's limit of 1 MB.
+DEAD = range(2_000_000_000, 2_000_000_100)
+
+
+def test_a_reassignment_by_znode_that_would_not_fit_is_dropped(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.start(9, 1)
+        await scene.create("t", *([1] for _ in MANY))
+        await scene.create("u", [1])
+        epoch = scene.controller.context.epoch
+        asked = {("t", number): DEAD for number in MANY} | {("u", 0): DEAD}
+        await scene.store.client.create(REASSIGN_PARTITIONS_PATH, encode_reassignment(asked))
+        await scene.settled()
+        assert await scene.store.partition_reassignment(lambda: None) == {("u", 0): tuple(DEAD)}
+        assert list(await scene.controller.list_partition_reassignments(None)) == [("u", 0)]
+        assert await scene.store.topic_assignment("t") == TopicAssignment(
+            {number: (1,) for number in MANY}, scene.controller.context.topic_ids["t"]
+        )
+        assert scene.controller.context.epoch == epoch
+        assert "the znode of 't' would take" in caplog.text
+
+    play(tmp_path, scenario)
+
+
+def test_a_reassignment_that_would_not_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused changes nothing; a part of it, which fits, is begun; and what is too large already may shrink."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.start(9, 1, 2, 3)
+        await scene.create("t", *([1] for _ in range(10)))
+        await scene.create("u", [1])
+        monkeypatch.setattr(store, "MAX_REASSIGNED_ZNODE_BYTES", 300)
+        all_of_t = [("t", number) for number in range(10)]
+        scene.take()
+        results = await scene.controller.alter_partition_reassignments({key: (2,) for key in (*all_of_t, ("u", 0))})
+        refused = {key: error.code for key, error in results.items() if error is not None}
+        assert refused == dict.fromkeys(all_of_t, ErrorCode.INVALID_REQUEST)
+        assert {topic.topic for sent in scene.take() for topic in getattr(sent.body, "topics", ())} == {"u"}
+        assert await move(scene, 2) is ErrorCode.NONE
+        monkeypatch.setattr(store, "MAX_REASSIGNED_ZNODE_BYTES", 100)
+        assert await move(scene, 2, 3) is ErrorCode.INVALID_REQUEST
+        assert await move(scene) is ErrorCode.NONE
+        found = await scene.store.topic_assignment("t")
+        assert found is not None and not found.adding_replicas
 
     play(tmp_path, scenario)
 

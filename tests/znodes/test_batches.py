@@ -92,6 +92,22 @@ def test_every_operation_has_its_result(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def test_what_is_too_large_is_not_sent_and_the_rest_is_done(tmp_path: Path) -> None:
+    """Also where the paths are what makes a batch large."""
+
+    async def scenario(scene: Scene) -> None:
+        scene.chroot = "/" + "c" * 2_000
+        async with scene.proxy() as proxy, scene.client(proxy.address) as client:
+            some = [Create("/a", b"1"), Create("/b", bytes(1_048_000)), Create("/c", b"3")]
+            assert shown(await batches.write(client, some)) == [0, errors.RequestTooLarge, 0]
+            assert await client.children("/") == ["a", "c"]
+            many = [Create(f"/{number}", b"") for number in range(1_500)]
+            assert shown(await batches.write(client, many)) == [0] * 1_500
+            assert proxy.connections_seen == 1
+
+    play(tmp_path, scenario)
+
+
 def test_many_operations(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         async with scene.client() as client:

@@ -328,6 +328,22 @@ def test_topic_ids(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def test_a_topic_whose_znode_has_no_room_for_an_id_stays_without(tmp_path: Path) -> None:
+    async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
+        store = controller_store(plain)
+        guard = await elected(store)
+        full = TopicAssignment({0: tuple(range(1_000_000_000, 1_000_095_310))})
+        assert 1_048_450 < len(full.encode()) < 1_048_500
+        await store.client.create("/brokers/topics/full", full.encode())
+        await store.client.create("/brokers/topics/small", TopicAssignment({0: (1,)}).encode())
+        read = await store.topic_assignments(["full", "small"])
+        result = await store.add_topic_ids(read, lambda: UUID(int=1), guard)
+        assert result == {"full": full, "small": TopicAssignment({0: (1,)}, UUID(int=1))}
+        assert await store.topic_assignments(["full", "small"]) == result
+
+    play(tmp_path, scenario)
+
+
 def test_an_assignment_is_replaced_only_as_it_was_read(tmp_path: Path) -> None:
     async def scenario(scene: Scene, plain: KafkaZooKeeper) -> None:
         store = controller_store(plain)
