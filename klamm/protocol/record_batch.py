@@ -38,6 +38,7 @@ _OFFSET_LENGTH_EPOCH = struct.Struct(">qii")
 _CRC_ATTRIBUTES = struct.Struct(">Ih")
 _MAX_TIMESTAMP = struct.Struct(">q")
 _MAGIC_AT, _CRC_AT, _MAX_TIMESTAMP_AT = 16, 17, 35
+_FLAGS_AT = 22  # the lower byte of the attributes, which has all that are in use
 _CONTROL_KEY = struct.Struct(">hh")
 _CONTROL_VALUE = struct.Struct(">hi")
 
@@ -205,6 +206,22 @@ def is_partial(buffer: Buffer, position: int) -> bool:
         return True
     length: int = _LENGTH.unpack_from(buffer, position + 8)[0]
     return length + LOG_OVERHEAD_BYTES > available
+
+
+def is_transactional(buffer: Buffer) -> bool:
+    """Whether the batch at the start of the buffer says that it belongs to a transaction; False for what is no batch.
+
+    For requests, which are judged before their batches are."""
+    return len(buffer) >= HEADER_SIZE_BYTES and buffer[_MAGIC_AT] == 2 and bool(buffer[_FLAGS_AT] & _TRANSACTIONAL_FLAG)
+
+
+def is_zstd(buffer: Buffer) -> bool:
+    """Whether the batch at the start of the buffer says that zstd has compressed it; False for what is no batch."""
+    return (
+        len(buffer) >= HEADER_SIZE_BYTES
+        and buffer[_MAGIC_AT] == 2
+        and buffer[_FLAGS_AT] & _CODEC_MASK == CompressionType.ZSTD
+    )
 
 
 def most_records(header: BatchHeader) -> int:

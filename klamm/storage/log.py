@@ -239,7 +239,7 @@ class Log:
         config = self.config
         validate_batch(records, header, config, origin, now_ms)
         marker = decode_end_transaction_marker(records, 0, header) if header.is_control else None
-        if header.producer_id != NO_PRODUCER_ID:
+        if header.producer_id > NO_PRODUCER_ID:
             if origin is AppendOrigin.CLIENT:
                 duplicate = self._producer_state.find_duplicate(header)
                 if duplicate is not None:

@@ -62,7 +62,7 @@ def _validate_client_batch(records: Buffer, header: BatchHeader, config: LogConf
         raise _invalid(f"{header.record_count} records do not fit into {header.size_bytes} bytes")
     if header.is_control:
         raise _invalid("clients may not write control batches")
-    if header.producer_id != NO_PRODUCER_ID:
+    if header.producer_id > NO_PRODUCER_ID:
         if header.base_sequence < 0 or header.producer_epoch < 0:
             raise _invalid(f"sequence {header.base_sequence} of producer epoch {header.producer_epoch} is negative")
     elif header.is_transactional:

@@ -180,7 +180,7 @@ class ProducerState:
     def update(self, header: BatchHeader, marker: EndTransactionMarker | None) -> CompletedTransaction | None:
         """This batch has been appended. Returns the transaction that it completes, if any."""
         completed = None
-        if header.producer_id != NO_PRODUCER_ID:
+        if header.producer_id > NO_PRODUCER_ID:
             if not header.is_control:
                 self._data_appended(header)
             elif marker is not None:

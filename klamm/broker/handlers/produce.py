@@ -1,9 +1,10 @@
 """Produce (key 0), versions 0 to 9: appends one batch to each partition (acks 0, 1, all).
 
 Versions 0 to 2 are served so that old clients hear why not: their records are message sets, and klamm keeps record
-batches (magic 2) only, so they get UNSUPPORTED_FOR_MESSAGE_FORMAT. Transactional produces are refused, as there is no
-transaction coordinator. With acks=0 nothing is answered; an error then closes the connection, as in Kafka, so that the
-client learns that something is wrong.
+batches (magic 2) only, so they get UNSUPPORTED_FOR_MESSAGE_FORMAT. A request with a transactional batch is refused as a
+whole, whatever its transactional id, as there is no transaction coordinator that would ever end the transaction. With
+acks=0 nothing is answered; an error then closes the connection, as in Kafka, so that the client learns that something
+is wrong.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from klamm.net.server import AnswerOnly, InvalidRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.produce import PartitionProduceResponse, ProduceResponse
+from klamm.protocol.record_batch import is_transactional, is_zstd
 from klamm.replication.replica_manager import ProduceResult
 
 ACKS_NONE = 0
@@ -22,6 +24,7 @@ ACKS_ALL = -1
 ACKS = (ACKS_NONE, 1, ACKS_ALL)
 # Versions up to this one carry message sets, which have their own rules; later ones exactly one record batch.
 LAST_VERSION_WITH_MESSAGE_SETS = 2
+FIRST_VERSION_WITH_ZSTD = 7
 # Kafka's tools name themselves so; only they may write to internal topics.
 ADMIN_CLIENT_ID = "__admin_client"
 
@@ -51,12 +54,15 @@ def error_response(request: Request, error: KafkaError) -> ProduceResponse:
 )
 def handle(request: Request) -> object:
     body = request.body
+    for _, entries in body.topics:
+        for _, records in entries:
+            if records is not None and is_transactional(records):
+                raise KafkaError(
+                    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+                    "this version of klamm has no transaction coordinator",
+                )
     if body.acks not in ACKS:
         raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={body.acks}: allowed are 0, 1 and -1 (all)")
-    if body.transactional_id is not None:
-        raise KafkaError(
-            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "this version of klamm has no transaction coordinator"
-        )
     appended = [
         (topic, number, _append(request, topic, number, records))
         for topic, entries in body.topics
@@ -79,6 +85,9 @@ def _append(request: Request, topic: str, number: int, records: memoryview | Non
         return ProduceResult(ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT)
     if not records:
         return ProduceResult(ErrorCode.INVALID_RECORD, error_message="there is no record batch; exactly one is needed")
+    if request.version < FIRST_VERSION_WITH_ZSTD and is_zstd(records):
+        message = f"zstd needs version {FIRST_VERSION_WITH_ZSTD} of Produce, this is version {request.version}"
+        return ProduceResult(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, error_message=message)
     return request.services.replica_manager.append_records(topic, number, records, request.body.acks)
 
 
