@@ -2,10 +2,11 @@
 PYTEST_WORKERS ?= 2
 PORT ?= 9092
 SEEDS ?= 500
+ROUNDS ?= 2000
 BIN := .venv/bin
 PYTHON := $(BIN)/python
 
-.PHONY: help venv run test check interop simulate bench format docs lock system clean
+.PHONY: help venv run test check interop simulate hostile bench format docs lock system clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -34,6 +35,10 @@ interop: venv system  ## all tests that talk to real Kafka, ZooKeeper and client
 
 simulate: venv  ## random faults on simulated clusters, SEEDS=500 of them
 	$(PYTHON) -m klamm.simulation --seeds $(SEEDS)
+
+hostile: venv  ## bytes that nobody who means well writes: clients', logs', znodes'; ROUNDS=2000 of each kind
+	KLAMM_HOSTILE_ROUNDS=$(ROUNDS) $(PYTHON) -m pytest -q --timeout 7200 -k hostile \
+		tests/storage tests/broker tests/znodes
 
 bench: venv system  ## klamm and Apache Kafka 2.8.2 side by side, as ratios
 	$(PYTHON) bench/run.py

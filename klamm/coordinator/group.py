@@ -28,6 +28,7 @@ from klamm.protocol.errors import ErrorCode
 from klamm.znodes.topics import TopicPartition
 
 NO_GENERATION = -1
+_LAST_GENERATION = 2**31 - 1
 NO_LEADER = ""
 NO_MEMBER_ID = ""
 # The type of the protocols of consumers (`ConsumerProtocol`): what is subscribed to is known of their groups only.
@@ -258,7 +259,8 @@ class Group:
 
     def begin_next_generation(self, now_ms: int) -> None:
         """All who take part have joined: CompletingRebalance, or Empty without members."""
-        self.generation_id += 1
+        # A log may hold any number; the last one that the protocol has room for is followed by the first.
+        self.generation_id = self.generation_id + 1 if self.generation_id < _LAST_GENERATION else 1
         self.protocol_name = self.select_protocol() if self.members else None
         self.subscribed_topics = self._compute_subscribed_topics()
         self.transition_to(GroupState.COMPLETING_REBALANCE if self.members else GroupState.EMPTY, now_ms)

@@ -7,7 +7,8 @@ What must stay true:
 - Nothing here trusts a length or a count before it has been checked against the bytes that are really there.
 - The CRC-32C covers everything from the attributes (byte 21) to the end, so the base offset and the partition leader
   epoch can be set without touching it.
-- Whatever a stranger sends, the answer is a value or a `KafkaError`; decompression is bounded.
+- Whatever a stranger sends, the answer is a value or a `KafkaError`; decompression is bounded. A value is one that
+  Java could have: what a record says is a number of 32 or 64 bits, and sums of such wrap around.
 
 Source: org.apache.kafka.common.record.DefaultRecordBatch, DefaultRecord, EndTransactionMarker (KIP-98).
 """
@@ -49,6 +50,8 @@ _CONTROL_FLAG = 0x20
 
 _MIN_RECORD_SIZE_BYTES = 7  # seven fields of at least one byte each
 _MAX_SEQUENCE = 2**31 - 1
+# The offset after the last record must be a number, too.
+_MAX_OFFSET = 2**63 - 1
 
 _XERIAL_HEADER = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_SIZE_BYTES = 16
@@ -152,6 +155,11 @@ def advance_sequence(sequence: int, by: int) -> int:
     return (sequence + by) & _MAX_SEQUENCE
 
 
+def wrapped_int64(value: int) -> int:
+    """The number as Java has it after an overflow: timestamps and offsets of records are sums that a client chooses."""
+    return value if -(2**63) <= value < 2**63 else (value + 2**63) % 2**64 - 2**63
+
+
 # Headers
 
 
@@ -181,6 +189,8 @@ def parse_header(buffer: Buffer, position: int = 0, *, available_bytes: int | No
         raise _corrupt(f"batch length {header.batch_length} is smaller than a batch's header")
     if size_bytes > available:
         raise _corrupt(f"batch length {header.batch_length} exceeds the {available} bytes that are there")
+    if header.base_offset + header.last_offset_delta >= _MAX_OFFSET:
+        raise _corrupt(f"a batch at offset {header.base_offset} ends {header.last_offset_delta} later, above 2^63-2")
     return header
 
 
@@ -469,6 +479,8 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
         if shift > 28:
             raise ValueError("no length and no offset has more than five bytes")
     value |= byte << shift
+    if value >= 2**32:
+        raise ValueError("a number with bits that Java drops")
     return (value >> 1) ^ -(value & 1), position + 1
 
 
@@ -501,23 +513,25 @@ class _Reader:
         self.position = 0
 
     def record(self, header: BatchHeader) -> Record:
-        length = self._varint(5)
+        length = self._varint()
         end = self.position + length
         if length < 0 or end > len(self._data):
             raise _corrupt(f"a record's length of {length} bytes does not fit into its batch")
         self.position += 1  # the attributes
-        timestamp_delta = self._varint(10)
-        offset_delta = self._varint(5)
+        timestamp_delta = self._varlong()
+        offset_delta = self._varint()
         key = self._bytes(end)
         value = self._bytes(end)
         headers = self._headers(end)
         if self.position != end:
             raise _corrupt("a record's fields do not end where its length says")
-        timestamp_ms = header.max_timestamp if header.is_log_append_time else header.base_timestamp + timestamp_delta
-        return Record(key, value, timestamp_ms, headers, header.base_offset + offset_delta)
+        timestamp_ms = header.max_timestamp
+        if not header.is_log_append_time:
+            timestamp_ms = wrapped_int64(header.base_timestamp + timestamp_delta)
+        return Record(key, value, timestamp_ms, headers, wrapped_int64(header.base_offset + offset_delta))
 
     def _headers(self, end: int) -> tuple[tuple[str, bytes | None], ...]:
-        count = self._varint(5)
+        count = self._varint()
         if not 0 <= count <= (end - self.position) // 2:
             raise _corrupt(f"a count of {count} headers does not fit into its record")
         return tuple([(self._header_key(end), self._bytes(end)) for _ in range(count)])
@@ -532,7 +546,7 @@ class _Reader:
             raise _corrupt("a header's key is not UTF-8") from None
 
     def _bytes(self, end: int) -> bytes | None:
-        length = self._varint(5)
+        length = self._varint()
         if length == -1:
             return None
         start = self.position
@@ -541,7 +555,16 @@ class _Reader:
         self.position = start + length
         return bytes(self._data[start : self.position])
 
-    def _varint(self, max_size_bytes: int) -> int:
+    def _varint(self) -> int:
+        value = self._unsigned(5) & 0xFFFF_FFFF
+        return (value >> 1) ^ -(value & 1)
+
+    def _varlong(self) -> int:
+        value = self._unsigned(10) & 0xFFFF_FFFF_FFFF_FFFF
+        return (value >> 1) ^ -(value & 1)
+
+    def _unsigned(self, max_size_bytes: int) -> int:
+        """The last byte may have more bits than the number: Java drops them, and so does the caller."""
         data, position, value = self._data, self.position, 0
         for shift in range(0, 7 * max_size_bytes, 7):
             if position >= len(data):
@@ -551,7 +574,7 @@ class _Reader:
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 self.position = position
-                return (value >> 1) ^ -(value & 1)
+                return value
         raise _corrupt(f"a number has more than {max_size_bytes} bytes")
 
 

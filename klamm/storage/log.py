@@ -586,6 +586,8 @@ class Log:
     def _truncated(self, start: int, end: int, producer_state: ProducerState) -> None:
         self._log_start_offset = start
         self._log_end_offset = end
+        # At once: the producers' state may turn out to be unreadable.
+        self._high_watermark = min(self._high_watermark, end)
         self.recovery_point = min(self.recovery_point, end)
         self.is_truncation_unsynced = True
         self._snapshots.delete_after(end)

@@ -49,6 +49,7 @@ from klamm.storage.unsynced_files import UnsyncedFiles
 _LOGGER = logging.getLogger(__name__)
 _HALF_WRITTEN_SUFFIX = ".tmp"
 _TEMPORARY_SUFFIXES = (DELETED_SUFFIX, CLEANED_SUFFIX, SWAP_SUFFIX, _HALF_WRITTEN_SUFFIX)
+_MAX_BASE_OFFSET = 2**63 - 2
 _SEGMENT_FILE = re.compile(r"(?P<offset>[0-9]{20})(?P<kind>\.log|\.index|\.timeindex|\.txnindex|\.snapshot)")
 
 
@@ -197,7 +198,7 @@ class _Loader:
             next_offset = header.next_offset
         swap.close_handles()
         for name in self._list():
-            match = _SEGMENT_FILE.fullmatch(name)
+            match = _segment_file(name)
             if match is None or match["kind"] == SNAPSHOT_SUFFIX:
                 continue
             old = int(match["offset"])
@@ -223,7 +224,7 @@ class _Loader:
     def _open_segments(self) -> None:
         names = set(self._names)
         for name in list(self._names):
-            match = _SEGMENT_FILE.fullmatch(name)
+            match = _segment_file(name)
             if match is None or match["kind"] == SNAPSHOT_SUFFIX:
                 continue
             base_offset = int(match["offset"])
@@ -238,7 +239,7 @@ class _Loader:
             self._segments.add(segment)
 
     def _find_snapshots(self) -> ProducerSnapshots:
-        matches = [_SEGMENT_FILE.fullmatch(name) for name in self._names]
+        matches = [_segment_file(name) for name in self._names]
         offsets = [int(match["offset"]) for match in matches if match and match["kind"] == SNAPSHOT_SUFFIX]
         return ProducerSnapshots(self._file_system, self._directory, self._unsynced, offsets)
 
@@ -247,7 +248,7 @@ class _Loader:
         suspect = self._segments.starting_with(recovery_point) if len(self._segments) else []
         first = suspect[0].base_offset if suspect else 0
         for name in self._names:
-            match = _SEGMENT_FILE.fullmatch(name)
+            match = _segment_file(name)
             if match is None or int(match["offset"]) >= first:
                 self._unsynced.mark(self._path(name))
         self._unsynced.mark(self._directory)
@@ -450,6 +451,12 @@ def replay_batches(
             marker = decode_end_transaction_marker(batch_scan.read_batch(read, found, header), 0, header)
         state.update(header, marker)
     return position
+
+
+def _segment_file(name: str) -> "re.Match[str] | None":
+    """Of a name with an offset that no record can have: None, as of any other strange file."""
+    match = _SEGMENT_FILE.fullmatch(name)
+    return match if match is not None and int(match["offset"]) <= _MAX_BASE_OFFSET else None
 
 
 def _offset_of(name: str) -> int:

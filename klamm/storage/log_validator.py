@@ -21,6 +21,7 @@ from klamm.storage.log_config import LogConfig
 from klamm.storage.producer_state import AppendOrigin
 
 _MAX_CODEC = max(CompressionType)
+_NO_LIMIT_MS = 2**63 - 1
 
 
 def validate_batch(records: Buffer, header: BatchHeader, config: LogConfig, origin: AppendOrigin, now_ms: int) -> None:
@@ -81,6 +82,8 @@ def _validate_timestamps(header: BatchHeader, config: LogConfig, now_ms: int) ->
     if header.is_log_append_time:
         raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "a producer may not set the timestamp type LogAppendTime")
     limit_ms = config.message_timestamp_difference_max_ms
+    if limit_ms == _NO_LIMIT_MS:
+        return
     for timestamp_ms in (header.base_timestamp, header.max_timestamp):
         if timestamp_ms != NO_TIMESTAMP and abs(timestamp_ms - now_ms) > limit_ms:
             raise KafkaError(

@@ -14,7 +14,7 @@ import errno
 from collections.abc import Callable
 
 from klamm.environment import Buffer, File, FileSystem
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader, parse_header
 from klamm.storage import batch_scan
 from klamm.storage.index_file import NO_SPACE, CorruptIndexError
@@ -328,10 +328,14 @@ class LogSegment:
         self._max_timestamp, self._offset_of_max_timestamp = largest_timestamp
 
     def rebuild_indexes(self) -> None:
-        """Makes the offset and time index anew from the batches."""
+        """Makes the offset and time index anew from the batches. Raises KafkaError(CORRUPT_MESSAGE)."""
         self._start_indexes_anew()
+        last_offset = self.base_offset - 1
         for position, header in batch_scan.headers(self.file().read, 0, self.size_bytes):
+            if not self._follows(last_offset, header):
+                raise KafkaError(ErrorCode.CORRUPT_MESSAGE, _not_following(last_offset, header))
             self._index_batch(position, header)
+            last_offset = header.last_offset
         self.time_index.maybe_append(self.max_timestamp, self._offset_of_max_timestamp)
 
     def recover(self, each: Callable[[int, BatchHeader, memoryview], None]) -> str | None:
@@ -346,10 +350,8 @@ class LogSegment:
         last_offset = self.base_offset - 1
         try:
             for position, header, batch in batch_scan.verified_batches(self.file(), 0, self.size_bytes):
-                if not last_offset < header.base_offset <= header.last_offset or not self.holds_offset(
-                    header.last_offset
-                ):
-                    damage = f"offsets {header.base_offset} to {header.last_offset} do not follow {last_offset}"
+                if not self._follows(last_offset, header):
+                    damage = _not_following(last_offset, header)
                     break
                 each(position, header, batch)
                 self._index_batch(position, header)
@@ -363,6 +365,9 @@ class LogSegment:
             self.size_bytes = end
         self.time_index.maybe_append(self.max_timestamp, self._offset_of_max_timestamp)
         return damage
+
+    def _follows(self, last_offset: int, header: BatchHeader) -> bool:
+        return last_offset < header.base_offset <= header.last_offset and self.holds_offset(header.last_offset)
 
     def _start_indexes_anew(self) -> None:
         self.offset_index.reset()
@@ -381,3 +386,7 @@ class LogSegment:
             self.time_index.maybe_append(self.max_timestamp, self._offset_of_max_timestamp)
             self._bytes_since_index_entry = 0
         self._bytes_since_index_entry += header.size_bytes
+
+
+def _not_following(last_offset: int, header: BatchHeader) -> str:
+    return f"offsets {header.base_offset} to {header.last_offset} do not follow {last_offset}"

@@ -271,6 +271,16 @@ def test_a_generation_has_a_protocol_and_without_members_none() -> None:
     group.remove("a")
     group.begin_next_generation(NOW_MS + 2)
     assert (group.state, group.generation_id, group.protocol_name) == (EMPTY, 2, None)
+
+
+def test_generations_begin_again_after_the_last_number() -> None:
+    group = a_group(PREPARING)
+    group.generation_id = 2**31 - 2
+    group.begin_next_generation(NOW_MS)
+    assert group.generation_id == 2**31 - 1
+    group.state = PREPARING
+    group.begin_next_generation(NOW_MS)
+    assert group.generation_id == 1
     assert not group.is_subscribed_to("t")
 
 

@@ -1,0 +1,135 @@
+"""Groups and offsets in `__consumer_offsets` that nobody who means well wrote, and members who send such bytes: the
+coordinator answers everybody, and the broker goes on."""
+
+import asyncio
+import struct
+from pathlib import Path
+
+from group_wire import find_coordinator, join, sync
+from hostile_bytes import Hostile, seeds
+from one_broker import Client, OneBroker, run, until
+
+from klamm.broker.topic_admin import OFFSETS_TOPIC
+from klamm.coordinator.group_records import (
+    EXPIRING_OFFSET_VALUE_VERSION,
+    group_metadata_key,
+    offset_commit_key,
+)
+from klamm.protocol import messages
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.produce import ProduceRequest
+from klamm.protocol.record_batch import Record, build_batch
+
+GROUPS = ("a", "b", "c", "d")
+# Only Kafka's own tools may write there; they name themselves so.
+TOOL = "__admin_client"
+DeleteTopic = messages.request_class(ApiKey.OFFSET_DELETE).OffsetDeleteRequestTopic
+
+
+def text(data: str | None) -> bytes:
+    return struct.pack(">h", -1) if data is None else struct.pack(">h", len(data)) + data.encode()
+
+
+def offset_record(hostile: Hostile, group: str) -> tuple[bytes, bytes]:
+    key = offset_commit_key(group, (hostile.chance.choice(["t", "", "no such topic", "."]), hostile.number(32)))
+    version = hostile.chance.randrange(4)
+    value = struct.pack(">hq", version, hostile.number(64))
+    value += struct.pack(">i", hostile.number(32)) if version == 3 else b""
+    value += text(hostile.chance.choice(["", "note", "\0" * 5000])) + struct.pack(">q", hostile.number(64))
+    return key, value + (struct.pack(">q", hostile.number(64)) if version == EXPIRING_OFFSET_VALUE_VERSION else b"")
+
+
+def consumer_metadata(hostile: Hostile) -> bytes:
+    """A subscription to one topic."""
+    good = struct.pack(">hi", hostile.sometimes(0, 16), hostile.sometimes(1, 32)) + text("t") + struct.pack(">i", 0)
+    return good if hostile.chance.random() < 0.5 else hostile.mutated(good)
+
+
+def group_record(hostile: Hostile, group: str) -> tuple[bytes, bytes]:
+    chance = hostile.chance
+    members = chance.choice([0, 1, 1, 2])
+    value = struct.pack(">h", 3) + text(chance.choice(["consumer", "", "connect"]))
+    value += struct.pack(">i", hostile.number(32)) + text(chance.choice(["range", "range", None, ""]))
+    value += text(chance.choice(["m0", "m1", "nobody", None])) + struct.pack(">q", hostile.number(64))
+    value += struct.pack(">i", members)
+    for number in range(members):
+        value += text(f"m{chance.choice([number, number, 0])}") + text(chance.choice([None, "i", f"i{number}"]))
+        value += text("client") + text("/host")
+        value += struct.pack(">ii", hostile.sometimes(1000, 32, 0.5), hostile.sometimes(1000, 32, 0.5))
+        for data in consumer_metadata(hostile), hostile.data():
+            value += struct.pack(">i", len(data)) + data
+    return group_metadata_key(group), value
+
+
+def stored(hostile: Hostile) -> list[Record]:
+    """A record of each group, offsets, and whatever else may lie there."""
+    made = [group_record(hostile, group) for group in GROUPS]
+    made += [offset_record(hostile, hostile.chance.choice(GROUPS)) for _ in range(8)]
+    if hostile.chance.random() < 0.5:
+        made += [(hostile.mutated(key), value) for key, value in made]
+        made += [(key, hostile.mutated(value)) for key, value in made[:12] if hostile.chance.random() < 0.3]
+    return [Record(key, value, hostile.sometimes(1000, 64)) for key, value in made]
+
+
+async def ask_everything(client: Client, hostile: Hostile) -> None:
+    """Of a coordinator that has just read such groups."""
+    listed = (await client.ask(ApiKey.LIST_GROUPS, states_filter=[])).groups
+    described = await client.ask(ApiKey.DESCRIBE_GROUPS, groups=[*GROUPS, *(group.group_id for group in listed[:50])])
+    for group in described.groups:
+        for member in group.members:
+            await client.ask(
+                ApiKey.HEARTBEAT,
+                group_id=group.group_id,
+                generation_id=hostile.number(32),
+                member_id=member.member_id,
+                group_instance_id=None,
+            )
+    for group in GROUPS:
+        await client.ask(ApiKey.OFFSET_FETCH, group_id=group, topics=None, require_stable=False)
+        topics = [DeleteTopic(name="t", partitions=[])]
+        await client.ask(ApiKey.OFFSET_DELETE, group_id=group, topics=topics)
+
+
+async def take_part(client: Client, hostile: Hostile, group: str) -> None:
+    """As a member whose metadata and assignments are such bytes."""
+    options = {"protocols": [("range", consumer_metadata(hostile)), ("", hostile.data())], "session_timeout_ms": 6000}
+    options |= {"rebalance_timeout_ms": hostile.chance.choice([-1, 0, 1, 5])}
+    joined = await join(client, group, **options)
+    joined = await join(client, group, joined.member_id, **options)
+    if joined.error_code == 0 and joined.leader == joined.member_id:
+        await sync(client, joined, {joined.member_id: hostile.data(), "nobody": hostile.data()}, group)
+    await client.ask(ApiKey.DESCRIBE_GROUPS, groups=[group])
+
+
+def test_groups_of_hostile_records(tmp_path: Path) -> None:
+    async def play(cluster: OneBroker, client: Client, seed: int) -> None:
+        hostile = Hostile(seed)
+        body = ProduceRequest(None, 1, 1000, [(OFFSETS_TOPIC, [(0, build_batch(stored(hostile)))])])
+        (answer,) = (await client.request(ApiKey.PRODUCE, 9, body, client_id=TOOL)).topics[0][1]
+        assert answer.error_code == 0, answer
+        # A leader that has followed another meanwhile reads the partition anew.
+        await cluster.begin_leader_epoch(client, OFFSETS_TOPIC, 2 * seed + 1000, leader=1, isr=(1,), replicas=(0, 1))
+        await cluster.begin_leader_epoch(client, OFFSETS_TOPIC, 2 * seed + 1001)
+        await until(lambda: not cluster.broker._groups.is_loading)
+        await ask_everything(client, hostile)
+        for group in GROUPS:
+            await asyncio.wait_for(take_part(client, hostile, group), 30)
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await find_coordinator(client)
+        for seed in seeds(25):
+            try:
+                await play(cluster, client, seed)
+                assert not cluster.broker.failure.done(), cluster.broker.failure
+            except BaseException as error:
+                error.add_note(f"seed {seed}; {cluster.broker.failure}")
+                raise
+
+    run(
+        tmp_path,
+        scenario,
+        offsets_topic_num_partitions=1,
+        offsets_topic_replication_factor=1,
+        group_initial_rebalance_delay_ms=0,
+        group_min_session_timeout_ms=1,
+    )
