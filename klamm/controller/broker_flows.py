@@ -65,7 +65,9 @@ async def broker_change(parts: ControllerParts) -> None:
 
 
 async def broker_modifications(parts: ControllerParts, broker_id: int) -> None:
-    """A live broker says something else about itself."""
+    """A live broker says something else about itself. Where its channel leads to may be among that."""
+    channels = parts.channels
+    assert channels is not None
     broker = await parts.store.watched_broker(broker_id, parts.on_broker)
     if isinstance(broker, ZnodeError):
         _log.error("what broker %d says about itself is left out: %s", broker_id, broker)
@@ -82,6 +84,7 @@ async def broker_modifications(parts: ControllerParts, broker_id: int) -> None:
     if (before.endpoints, before.features) != (after.endpoints, after.features):
         parts.announce(f"Updated broker metadata: {before} -> {after}")
         parts.context.update_broker_metadata(after)
+        channels.update_broker(after)
         await parts.send_update_metadata(parts.context.live_or_shutting_down_broker_ids, ())
 
 

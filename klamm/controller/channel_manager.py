@@ -2,9 +2,12 @@
 `ControllerChannelManager`, `RequestSendThread`).
 
 What must stay true:
-- A broker gets its requests in the order in which they were queued, the next one after the response to the last. No
-  request is skipped: one that fails is sent again, on a new connection, until there is a response or the broker is
-  removed. So a broker may get a request twice; epochs tell it so.
+- A broker gets its requests in the order in which they were queued, the next one after the response to the last. One
+  that fails is sent again, on a new connection, until there is a response or the broker is removed. So a broker may get
+  a request twice; epochs tell it so. Requests are only left out when others that wait say more (`coalescing`).
+- Every broker that was added has a queue, also one without the listener on which the controller would reach it. When
+  its registration gets the listener, or another address of it, the requests go there.
+- What waits for a broker that does not answer takes at most about twice the memory of what the broker has to know.
 - After `remove_broker` and `shutdown` no response reaches its callback any more.
 - A callback only queues an event. What it raises is a fault of the program.
 - Topics are encoded in slices, so that the loop serves others in between.
@@ -12,10 +15,13 @@ What must stay true:
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from klamm.config.broker import BrokerConfig
+from klamm.controller.coalescing import QueuedRequest, coalesce
+from klamm.controller.coalescing import size as size_of
 from klamm.controller.send_queue import SendQueue
 from klamm.controller.slices import SLICE, Turns
 from klamm.metrics import Histogram
@@ -30,6 +36,10 @@ from klamm.znodes.brokers import BrokerRegistration
 logger = logging.getLogger(__name__)
 
 RETRY_BACKOFF_MS = 100
+# So many requests may wait for a broker that answers.
+FEW = 10
+# Requests and partitions' states that may be put behind these before the queue is coalesced.
+COALESCE_FROM = 10_000
 
 OnResponse = Callable[[Any], None]
 
@@ -53,29 +63,34 @@ class ControllerChannelManager:
         self._turns = Turns()
 
     def add_broker(self, broker: BrokerRegistration) -> None:
-        """Opens a channel to the broker, unless it has one. A broker without the listener that it needs gets none."""
+        """Opens a channel to the broker, unless it has one."""
         if broker.broker_id in self._channels:
             return
-        for endpoint in broker.endpoints:
-            if endpoint.listener_name == self._listener_name:
-                address = (endpoint.host, endpoint.port)
-                channel = _Channel(broker.broker_id, address, self._options, self._receive_buffer, self._turns)
-                channel.start(self._on_failure)
-                self._channels[broker.broker_id] = channel
-                return
-        listeners = ", ".join(endpoint.listener_name for endpoint in broker.endpoints)
-        logger.error(
-            "broker %d gets no requests of the controller: it has no listener %s, only %s",
-            broker.broker_id,
-            self._listener_name,
-            listeners,
-        )
+        channel = _Channel(broker.broker_id, self._options, self._receive_buffer, self._turns)
+        self._channels[broker.broker_id] = channel
+        self.update_broker(broker)
+        channel.start(self._on_failure)
+
+    def update_broker(self, broker: BrokerRegistration) -> None:
+        """What waits for the broker, and what is on its way, goes to where it is reached now; nothing is lost."""
+        channel = self._channels.get(broker.broker_id)
+        if channel is None:
+            return
+        found = [each for each in broker.endpoints if each.listener_name == self._listener_name]
+        channel.move((found[0].host, found[0].port) if found else None)
+        if not found:
+            logger.error(
+                "broker %d gets no requests of the controller until it has a listener %s: it has only %s",
+                broker.broker_id,
+                self._listener_name,
+                ", ".join(endpoint.listener_name for endpoint in broker.endpoints),
+            )
 
     def remove_broker(self, broker_id: int) -> None:
         """Closes the channel to the broker; what was not answered is dropped. Nothing happens if there is none."""
         channel = self._channels.pop(broker_id, None)
         if channel is not None:
-            channel.task.cancel()
+            channel.stop()
 
     def send_request(self, broker_id: int, api_key: ApiKey, body: Any, on_response: OnResponse | None = None) -> None:
         """Queues a request; it is dropped, with a warning, if the broker has no channel.
@@ -88,7 +103,7 @@ class ControllerChannelManager:
             return
         version = inter_broker_version(api_key, self._protocol)
         put_at = asyncio.get_running_loop().time()
-        channel.queue.put_nowait(_Request(api_key, version, body, on_response, put_at))
+        channel.put(QueuedRequest(api_key, version, body, on_response, put_at))
 
     def send_queues(self) -> dict[int, SendQueue]:
         """The channels as they are now, by broker."""
@@ -97,7 +112,7 @@ class ControllerChannelManager:
     def queue_size(self, broker_id: int) -> int:
         """How many requests wait for the one that is being sent to this broker."""
         channel = self._channels.get(broker_id)
-        return 0 if channel is None else channel.queue.qsize()
+        return 0 if channel is None else channel.size
 
     async def shutdown(self) -> None:
         """Closes all channels; returns when none does anything any more."""
@@ -107,43 +122,43 @@ class ControllerChannelManager:
         await asyncio.gather(*(channel.task for channel in channels), return_exceptions=True)
 
 
-class _Request(NamedTuple):
-    api_key: ApiKey
-    version: int
-    body: Any
-    on_response: OnResponse | None
-    put_at: float
-
-
 class _Channel:
     """One broker's queue and connection, and the task that sends. It ends by being cancelled."""
 
     task: "asyncio.Task[None]"
 
-    def __init__(
-        self,
-        broker_id: int,
-        address: Address,
-        options: ConnectionOptions,
-        receive_buffer: ReceiveBuffer,
-        turns: Turns,
-    ) -> None:
+    def __init__(self, broker_id: int, options: ConnectionOptions, receive_buffer: ReceiveBuffer, turns: Turns) -> None:
         self.broker_id = broker_id
-        self._turns = turns
-        self.queue: asyncio.Queue[_Request] = asyncio.Queue()
-        self._address = address
         self._options = options
         self._receive_buffer = receive_buffer
+        self._turns = turns
+        self._waiting: deque[QueuedRequest] = deque()
+        self._has_waiting = asyncio.Event()
+        # Held while the queue is made shorter.
+        self._queue_lock = asyncio.Lock()
+        self._coalescing: asyncio.Task[None] | None = None
+        # The requests that are being coalesced, which are not among the waiting ones.
+        self._taken = 0
+        # What was put since the queue was empty, or coalesced last; and when it is too much.
+        self._grown, self._too_much = 0, COALESCE_FROM
+        self._address: Address | None = None
+        self._has_address = asyncio.Event()
+        self._attempt: asyncio.Timeout | None = None
         self._connection: Connection | None = None
         self._time_ms = Histogram()
-        self._sending: _Request | None = None
+        self._sending: QueuedRequest | None = None
         self._sending_since = 0.0
         self._trouble = ""
+
+    @property
+    def size(self) -> int:
+        """How many requests wait for the one that is being sent."""
+        return len(self._waiting) + self._taken
 
     def described(self) -> SendQueue:
         sending, now = self._sending, asyncio.get_running_loop().time()
         return SendQueue(
-            self.queue.qsize(),
+            self.size,
             None if sending is None else sending.api_key.message_name,
             0.0 if sending is None else (now - self._sending_since) * 1000,
             self._trouble,
@@ -151,12 +166,79 @@ class _Channel:
         )
 
     def start(self, on_failure: OnFailure) -> None:
+        self._on_failure = on_failure
         self.task = start_task(self._send_all(), on_failure)
+
+    def stop(self) -> None:
+        self.task.cancel()
+        if self._coalescing is not None:
+            self._coalescing.cancel()
+
+    def move(self, address: Address | None) -> None:
+        """The broker is reached there from now on; None: nowhere."""
+        former, self._address = self._address, address
+        if address is None:
+            self._has_address.clear()
+        else:
+            self._has_address.set()
+        if former in (None, address):
+            return
+        if self._attempt is None:
+            self._disconnect()
+        else:
+            self._attempt.reschedule(asyncio.get_running_loop().time())
+
+    # -- the queue --------------------------------------------------------------------------------------------------
+
+    def put(self, request: QueuedRequest) -> None:
+        self._waiting.append(request)
+        self._has_waiting.set()
+        # A broker that answers has no long queue, and nothing is counted for it.
+        if len(self._waiting) <= FEW:
+            return
+        self._grown += size_of(request)
+        if self._grown > self._too_much and self._coalescing is None:
+            self._coalescing = start_task(self._coalesce(), self._on_failure)
+
+    async def _next(self) -> QueuedRequest:
+        while True:
+            await self._has_waiting.wait()
+            async with self._queue_lock:
+                if self._waiting:
+                    request = self._waiting.popleft()
+                    break
+            self._has_waiting.clear()
+        if not self._waiting:
+            self._has_waiting.clear()
+            self._grown, self._too_much = 0, COALESCE_FROM
+        return request
+
+    async def _coalesce(self) -> None:
+        """Replaces what waits by what the broker still needs of it."""
+        async with self._queue_lock:
+            taken = list(self._waiting)
+            self._waiting.clear()
+            self._taken, self._grown = len(taken), 0
+            steps = coalesce(taken)
+            while True:
+                await self._turns.wait()
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    left: list[QueuedRequest] = end.value
+                    break
+            self._waiting.extendleft(reversed(left))
+            self._taken = 0
+            self._too_much = max(COALESCE_FROM, sum(map(size_of, left)))
+        self._coalescing = None
+        logger.info("%d requests that wait for broker %d became %d", len(taken), self.broker_id, len(left))
+
+    # -- sending ----------------------------------------------------------------------------------------------------
 
     async def _send_all(self) -> None:
         try:
             while True:
-                request = self._sending = await self.queue.get()
+                request = self._sending = await self._next()
                 self._sending_since = asyncio.get_running_loop().time()
                 self._time_ms.update(round((self._sending_since - request.put_at) * 1000, 3))
                 await self._encode_topics(request)
@@ -170,7 +252,7 @@ class _Channel:
         finally:
             self._disconnect()
 
-    async def _encode_topics(self, request: _Request) -> None:
+    async def _encode_topics(self, request: QueuedRequest) -> None:
         """Has the topics of a request encoded, and kept, before the request as a whole is."""
         codec = _CODECS.get(request.api_key)
         if codec is None:
@@ -186,24 +268,33 @@ class _Channel:
                 codec.encode_states(request.version, states)
             codec.encode_topic(request.version, topic)
 
-    async def _send(self, request: _Request) -> Any:
+    async def _send(self, request: QueuedRequest) -> Any:
         """The response, however often the request must be sent for it."""
         while True:
             try:
-                connection = await self._connected()
-                return await connection.send(request.api_key, lambda _: request.body, version=request.version)
+                async with asyncio.timeout(None) as self._attempt:
+                    connection = await self._connected()
+                    return await connection.send(request.api_key, lambda _: request.body, version=request.version)
+            except TimeoutError:
+                # The broker has moved.
+                self._disconnect()
+                continue
             except ClientError as error:
                 # The same reason ten times a second says no more than once.
                 if str(error) != self._trouble:
                     self._trouble = str(error)
                     name = request.api_key.message_name
                     logger.warning("%s for broker %d is sent again: %s", name, self.broker_id, error)
+            finally:
+                self._attempt = None
             self._disconnect()
             await asyncio.sleep(RETRY_BACKOFF_MS / 1000)
 
     async def _connected(self) -> Connection:
-        if self._connection is None or not self._connection.connected:
+        while self._connection is None or not self._connection.connected:
             self._connection = None
+            await self._has_address.wait()
+            assert self._address is not None
             self._connection = await connect(*self._address, self._options, self._receive_buffer)
         return self._connection
 

@@ -49,12 +49,18 @@ class FakeChannels:
         self._scene = scene
         self._sender = sender
         self.brokers: dict[int, BrokerRegistration] = {}
+        # What brokers said of themselves when their channels were open.
+        self.moved: list[BrokerRegistration] = []
         self.is_shut_down = False
         scene.channels[sender] = self
 
     def add_broker(self, broker: BrokerRegistration) -> None:
         assert not self.is_shut_down
         self.brokers.setdefault(broker.broker_id, broker)
+
+    def update_broker(self, broker: BrokerRegistration) -> None:
+        assert not self.is_shut_down
+        self.moved.append(broker)
 
     def remove_broker(self, broker_id: int) -> None:
         self.brokers.pop(broker_id, None)

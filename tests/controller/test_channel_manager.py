@@ -10,7 +10,7 @@ import uvloop
 
 from klamm.config.broker import BrokerConfig
 from klamm.controller import channel_manager
-from klamm.controller.channel_manager import RETRY_BACKOFF_MS, ControllerChannelManager
+from klamm.controller.channel_manager import COALESCE_FROM, RETRY_BACKOFF_MS, ControllerChannelManager
 from klamm.controller.slices import SLICE
 from klamm.net.framing import FrameReader
 from klamm.protocol import messages
@@ -359,12 +359,71 @@ def test_brokers_without_a_channel_get_nothing(caplog):
         async with channels() as manager:
             manager.send_request(4, ApiKey.UPDATE_METADATA, update(0))
             assert "UpdateMetadata for broker 4 is not sent: it is offline" in caplog.text
-            manager.add_broker(BrokerRegistration(5, (Endpoint("OTHER", "127.0.0.1", 1),)))
+
+    run(test)
+
+
+def test_what_waits_for_a_broker_goes_to_the_listener_that_it_gets(caplog):
+    async def test():
+        caplog.clear()
+        async with toy_broker() as broker, channels() as manager:
+            manager.add_broker(BrokerRegistration(1, (Endpoint("OTHER", "127.0.0.1", 1),)))
             assert (
-                "broker 5 gets no requests of the controller: it has no listener PLAINTEXT, only OTHER" in caplog.text
+                "broker 1 gets no requests of the controller until it has a listener PLAINTEXT: it has only OTHER"
+                in (caplog.text)
             )
-            manager.send_request(5, ApiKey.UPDATE_METADATA, update(0))
-            assert "UpdateMetadata for broker 5 is not sent" in caplog.text
+            for number in range(2):
+                manager.send_request(1, ApiKey.UPDATE_METADATA, update(number))
+            await loop_turns()
+            manager.update_broker(broker.registration())
+            for number in range(2):
+                connection, header, body = await broker.requests.get()
+                assert body == update(number)
+                connection.answer(header, UpdateMetadataResponse())
+            # An unknown broker, and what has not changed, change nothing.
+            manager.update_broker(broker.registration(2))
+            manager.update_broker(broker.registration())
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(2))
+            await broker.requests.get()
+            assert len(broker.connections) == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("doing", ["nothing", "cannot connect", "waiting for a response"])
+def test_a_broker_that_moves_gets_everything_at_its_new_address(doing):
+    async def test():
+        async with toy_broker() as former, toy_broker() as broker, channels() as manager:
+            answers = asyncio.Queue()
+            manager.add_broker(former.registration())
+            if doing == "cannot connect":
+                former.server.close()
+                former.stop()
+            else:
+                manager.send_request(1, ApiKey.UPDATE_METADATA, update(0), answers.put_nowait)
+                connection, header, _ = await former.requests.get()
+                if doing == "nothing":
+                    connection.answer(header, UpdateMetadataResponse())
+                    await answers.get()
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(1), answers.put_nowait)
+            if doing == "nothing":
+                connection, header, _ = await former.requests.get()
+                connection.answer(header, UpdateMetadataResponse())
+                await answers.get()
+            manager.update_broker(broker.registration())
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(2), answers.put_nowait)
+            expected = {"nothing": [2], "cannot connect": [1, 2], "waiting for a response": [0, 1, 2]}[doing]
+            for number in expected:
+                connection, header, body = await broker.requests.get()
+                assert body == update(number)
+                connection.answer(header, UpdateMetadataResponse())
+                await answers.get()
+            # Gone from there, too: what comes waits.
+            manager.update_broker(BrokerRegistration(1, ()))
+            assert await broker.lost.get() is connection
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(3), answers.put_nowait)
+            await loop_turns()
+            assert broker.requests.empty()
 
     run(test)
 
@@ -436,6 +495,81 @@ def test_a_callback_that_fails_is_a_fault_of_the_program():
             await broker.lost.get()
             await loop_turns()
             assert [type(failure) for failure in failures] == [ZeroDivisionError]
+
+    run(test)
+
+
+def led(number, epoch):
+    return LeaderAndIsrPartitionState(number, 1, 1, epoch, (1,), epoch, (1,))
+
+
+def changed(number, epoch):
+    return UpdateMetadataPartitionState(number, 1, 1, epoch, (1,), epoch, (1,))
+
+
+def test_what_waits_for_a_broker_that_does_not_answer_is_bounded_and_nothing_is_lost():
+    async def test():
+        partitions, changes = 50, 30_000
+        most = 0
+        async with toy_broker() as broker, channels() as manager:
+            manager.add_broker(broker.registration())
+            channel = manager._channels[1]
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(0))
+            connection, header, _ = await broker.requests.get()
+            for epoch in range(changes):
+                number = epoch % partitions
+                leadership = LeaderAndIsrTopic("t", None, [led(number, epoch)])
+                metadata = UpdateMetadataTopic("t", None, [changed(number, epoch)])
+                manager.send_request(1, ApiKey.LEADER_AND_ISR, LeaderAndIsrRequest(7, 1, 100, [leadership]))
+                manager.send_request(1, ApiKey.UPDATE_METADATA, UpdateMetadataRequest(7, 1, 100, [metadata]))
+                await asyncio.sleep(0)
+                most = max(most, manager.queue_size(1))
+            assert most < COALESCE_FROM
+            # The broker goes on: a few requests tell it everything, in any number of rounds.
+            hosted, known, requests = {}, {}, 0
+            waiting = manager.queue_size(1)
+            while True:
+                answer = LeaderAndIsrResponse() if header.api_key is ApiKey.LEADER_AND_ISR else UpdateMetadataResponse()
+                connection.answer(header, answer)
+                if requests == waiting:
+                    break
+                connection, header, body = await broker.requests.get()
+                requests += 1
+                told = hosted if header.api_key is ApiKey.LEADER_AND_ISR else known
+                told.update(
+                    (state.partition, state.leader_epoch) for topic in body.topics for state in topic.partitions
+                )
+            last = {number: changes - partitions + number for number in range(partitions)}
+            assert hosted == known == last
+            await loop_turns()
+            assert channel.size == 0
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(1))
+            assert (await broker.requests.get())[2] == update(1)
+
+    run(test)
+
+
+def test_requests_that_come_while_others_are_coalesced_come_after_them(monkeypatch):
+    monkeypatch.setattr(channel_manager, "FEW", 0)
+    monkeypatch.setattr(channel_manager, "COALESCE_FROM", 3)
+
+    async def test():
+        async with toy_broker() as broker, channels() as manager:
+            manager.add_broker(broker.registration())
+            epochs = []
+            for epoch in range(200):
+                state = UpdateMetadataTopic("t", None, [changed(0, epoch)])
+                manager.send_request(1, ApiKey.UPDATE_METADATA, UpdateMetadataRequest(7, 1, 100, [state]))
+                if epoch % 7 == 0:
+                    connection, header, body = await broker.requests.get()
+                    epochs.append(body.topics[0].partitions[0].leader_epoch)
+                    connection.answer(header, UpdateMetadataResponse())
+            while epochs[-1] != 199:
+                connection, header, body = await broker.requests.get()
+                epochs.append(body.topics[0].partitions[0].leader_epoch)
+                connection.answer(header, UpdateMetadataResponse())
+            assert epochs == sorted(epochs)
+            assert len(epochs) < 150
 
     run(test)
 

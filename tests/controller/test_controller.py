@@ -681,6 +681,8 @@ def test_a_broker_changes_its_listeners(tmp_path: Path) -> None:
             await scene.until(lambda: len(of(scene.sent, ApiKey.UPDATE_METADATA)) == 2)
             for request in of(scene.take(), ApiKey.UPDATE_METADATA):
                 assert [broker.endpoints[0].port for broker in request.live_brokers] == [9001, port]
+            # Its channel leads there from now on.
+            assert scene.channels[1].moved[-1] == scene.brokers[2].registration
 
     play(tmp_path, scenario)
 

@@ -1,0 +1,167 @@
+"""What a broker still needs of the requests that wait for it: the last of each kind about each partition. Pure.
+
+A broker that does not answer keeps its ZooKeeper session, and with it its queue, for as long as it likes. Kafka's queue
+grows by every change meanwhile. Here a queue that has grown is made as long as what the broker has to know, whatever
+the number of changes was: two UpdateMetadata requests, the StopReplica requests, and one LeaderAndIsr request.
+
+| of the same partition, waiting in this order | what is left |
+|---|---|
+| LeaderAndIsr, LeaderAndIsr | the second one; it stays new if the first one was |
+| LeaderAndIsr, StopReplica | StopReplica |
+| StopReplica, LeaderAndIsr | both in this order: what was there is stopped or deleted before it begins again |
+| StopReplica, StopReplica | both, unless later ones stop, and delete, all partitions of the first one |
+| UpdateMetadata, UpdateMetadata | the second one |
+| UpdateMetadata of a deletion, UpdateMetadata | both in this order: a deletion does more than the state after it |
+
+What must stay true:
+- The broker ends in the same state as if it had got everything. Only the order between partitions is another one. The
+  metadata comes first, because a broker follows only whom it knows to be alive.
+- A StopReplica request stays as it is, so that its response tells whoever waits for it what it asks for. Of the other
+  kinds a response is about what the broker has now, and the last request's will do.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Generic, NamedTuple, TypeVar
+from uuid import UUID
+
+from klamm.controller.slices import CHEAP_SLICE
+from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.control_topics import ControlTopic
+from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrTopic, LiveLeader
+from klamm.protocol.primitives import Steps
+from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaTopic
+from klamm.protocol.update_metadata import (
+    LEADER_DURING_DELETE,
+    UpdateMetadataPartitionState,
+    UpdateMetadataTopic,
+)
+
+T = TypeVar("T")
+
+
+class QueuedRequest(NamedTuple):
+    """A request that waits for one broker, since `put_at` by the loop's clock."""
+
+    api_key: ApiKey
+    version: int
+    body: Any
+    on_response: Any
+    put_at: float
+
+
+def size(request: QueuedRequest) -> int:
+    """How much a request is: itself, and the states in it."""
+    return 1 + sum(len(topic.partitions) for topic in request.body.topics)
+
+
+def coalesce(requests: Sequence[QueuedRequest]) -> Steps[list[QueuedRequest]]:
+    """What is left of the requests for one broker, in the order in which they are to be sent."""
+    left = _Left()
+    looked_at = 0
+    for request in requests:
+        take = left.begin(request)
+        for topic in request.body.topics:
+            for start in range(0, len(topic.partitions), CHEAP_SLICE):
+                states = topic.partitions[start : start + CHEAP_SLICE]
+                take(topic, states)
+                looked_at += len(states)
+                if looked_at >= CHEAP_SLICE:
+                    looked_at = 0
+                    yield
+    return left.requests()
+
+
+class _States(Generic[T]):
+    """The last state of each partition, topic by topic, and the id that each topic had last."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, dict[int, T]] = {}
+        self._ids: dict[str, UUID | None] = {}
+
+    def of(self, topic: ControlTopic[Any]) -> dict[int, T]:
+        """By partition; to be changed."""
+        self._ids[topic.topic] = topic.topic_id
+        return self._states.setdefault(topic.topic, {})
+
+    def topics(self, make: Callable[[str, UUID | None, list[T]], Any]) -> list[Any]:
+        return [make(name, self._ids[name], list(states.values())) for name, states in self._states.items() if states]
+
+
+class _Left:
+    """What is left of the requests that were looked at, the oldest first."""
+
+    def __init__(self) -> None:
+        self._last: dict[ApiKey, QueuedRequest] = {}
+        self._deleted: _States[UpdateMetadataPartitionState] = _States()
+        self._metadata: _States[UpdateMetadataPartitionState] = _States()
+        self._stopping: list[QueuedRequest] = []
+        self._leadership: _States[LeaderAndIsrPartitionState] = _States()
+        self._live_leaders: dict[int, LiveLeader] = {}
+
+    def begin(self, request: QueuedRequest) -> Callable[[Any, Sequence[Any]], None]:
+        """What takes a topic of the request, and some of its states."""
+        self._last[request.api_key] = request
+        if request.api_key is ApiKey.UPDATE_METADATA:
+            return self._take_metadata
+        if request.api_key is ApiKey.STOP_REPLICA:
+            self._stopping.append(request)
+            return self._take_stopping
+        self._live_leaders.update((leader.broker_id, leader) for leader in request.body.live_leaders)
+        return self._take_leadership
+
+    def _take_metadata(self, topic: UpdateMetadataTopic, states: Sequence[UpdateMetadataPartitionState]) -> None:
+        known = self._metadata.of(topic)
+        for state in states:
+            if state.leader == LEADER_DURING_DELETE:
+                self._deleted.of(topic)[state.partition] = state
+                known.pop(state.partition, None)
+            else:
+                known[state.partition] = state
+
+    def _take_stopping(self, topic: StopReplicaTopic, states: Sequence[StopReplicaPartitionState]) -> None:
+        told = self._leadership.of(topic)
+        for state in states:
+            told.pop(state.partition, None)
+
+    def _take_leadership(self, topic: LeaderAndIsrTopic, states: Sequence[LeaderAndIsrPartitionState]) -> None:
+        told = self._leadership.of(topic)
+        for state in states:
+            before = told.get(state.partition)
+            stays_new = before is not None and before.is_new and not state.is_new
+            told[state.partition] = replace(state, is_new=True) if stays_new else state
+
+    def requests(self) -> list[QueuedRequest]:
+        """In the order in which they are to be sent."""
+        left: list[QueuedRequest] = []
+        if (last := self._last.get(ApiKey.UPDATE_METADATA)) is not None:
+            if deleted := self._deleted.topics(UpdateMetadataTopic):
+                left.append(_with(last, topics=deleted))
+            left.append(_with(last, topics=self._metadata.topics(UpdateMetadataTopic)))
+        left += _not_superseded(self._stopping)
+        if leadership := self._leadership.topics(LeaderAndIsrTopic):
+            last, leaders = self._last[ApiKey.LEADER_AND_ISR], list(self._live_leaders.values())
+            left.append(_with(last, topics=leadership, live_leaders=leaders))
+        return left
+
+
+def _with(request: QueuedRequest, **fields: Any) -> QueuedRequest:
+    """The same request with another content; nothing that was encoded of it is taken over."""
+    return request._replace(body=replace(request.body, **fields))
+
+
+def _not_superseded(stopping: Sequence[QueuedRequest]) -> list[QueuedRequest]:
+    left: list[QueuedRequest] = []
+    # Whether a later request deletes the partition.
+    later: dict[tuple[str, int], bool] = {}
+    for request in reversed(stopping):
+        told = [
+            ((topic.topic, state.partition), state.delete)
+            for topic in request.body.topics
+            for state in topic.partitions
+        ]
+        if any(key not in later or (delete and not later[key]) for key, delete in told):
+            left.append(request)
+            for key, delete in told:
+                later[key] = delete or later.get(key, False)
+    return left[::-1]
