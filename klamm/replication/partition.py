@@ -170,6 +170,12 @@ class Partition:
         self._commit_isr(isr)
         self._isr_changes.clear_pending(self.topic_partition)
 
+    def step_down(self, leader_id: int, leader_epoch: int) -> None:
+        """This broker neither leads nor follows, until a newer LeaderAndIsr says more; another may lead."""
+        self.stop()
+        self.leader_id = leader_id
+        self.leader_epoch = max(self.leader_epoch, leader_epoch)
+
     def stop(self) -> None:
         """Hosted here no more: nothing is led, and answers of the controller find nobody."""
         self.leader_id = NO_LEADER

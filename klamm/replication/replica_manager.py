@@ -175,6 +175,15 @@ class ReplicaManager:
         """As `StateChanges.update_metadata`."""
         return await self._state_changes.update_metadata(request, apply, correlation_id)
 
+    async def in_turn(self, apply: Callable[[], Steps[T]]) -> T:
+        """As `StateChanges.in_turn`."""
+        return await self._state_changes.in_turn(apply)
+
+    def leave(self, partition: Partition) -> None:
+        """As `StateChanges.leave`, if it is still hosted. To be called `in_turn`."""
+        if self._hosted.get(partition.topic_partition) is partition:
+            self._state_changes.leave(partition)
+
     def brokers_died(self, broker_ids: Sequence[int]) -> Steps[None]:
         """As `Partition.broker_died`, for all partitions. The controller has said that these do not live any more."""
         if not broker_ids:

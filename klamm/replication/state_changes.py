@@ -1,4 +1,17 @@
-"""What the controller tells a broker of its replicas: LeaderAndIsr, StopReplica, and the epoch check of UpdateMetadata.
+"""What the controller tells a broker of its replicas: LeaderAndIsr, StopReplica, and what follows from UpdateMetadata.
+
+LeaderAndIsr and StopReplica reach only the replicas that the controller takes for alive. A broker that had no session
+with ZooKeeper when its partition got another leader, or was moved away, may never get either; UpdateMetadata is then
+all that it hears, and ends its part:
+
+| UpdateMetadata says of a hosted partition                  | leading ends       | copying ends | the epoch is then |
+|------------------------------------------------------------|--------------------|--------------|-------------------|
+| a newer epoch, another leader, this broker is a replica    | yes                | no           | as before         |
+| a newer epoch, another leader, this broker is no replica   | yes                | yes          | the newer one     |
+| it is being deleted, or of a new topic: this is no replica | yes                | yes          | as before         |
+| the same epoch or an older one                             | no                 | no           | as before         |
+
+The first line leaves the epoch to the LeaderAndIsr that is on its way. The log stays in each case.
 
 What must stay true:
 - These requests are worked off one after another. One of a controller older than the latest known changes nothing.
@@ -29,14 +42,16 @@ from klamm.protocol.leader_and_isr import (
 )
 from klamm.protocol.primitives import Steps
 from klamm.protocol.stop_replica import NO_EPOCH, StopReplicaRequest
-from klamm.protocol.update_metadata import UpdateMetadataRequest
+from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataPartitionState, UpdateMetadataRequest
 from klamm.replication.fetch_state import InitialFetchState
 from klamm.replication.hosted_partitions import HostedPartitions, WantedLog
+from klamm.replication.partition import NO_EPOCH as NO_LEADER_EPOCH
+from klamm.replication.partition import Partition
 from klamm.replication.ports import FollowerFetchers, LiveBroker, TopicConfigSource
 from klamm.replication.state_change_lines import LeaderAndIsrLines, Origin, StateChangeLines, StopReplicaLines
 from klamm.storage.log_manager import LogManager
 from klamm.tasks import in_slices
-from klamm.znodes.topics import TopicPartition, is_legal_topic_name
+from klamm.znodes.topics import NO_LEADER, TopicPartition, is_legal_topic_name
 
 T = TypeVar("T")
 
@@ -86,11 +101,64 @@ class StateChanges:
             lines = self._lines.update_metadata(correlation_id, request)
             try:
                 self._check_controller_epoch(request.controller_epoch, lines.is_old)
+                await self._end_what_is_over(request)
                 applied = await in_slices(apply())
                 await in_slices(lines.cached(request))
                 return applied
             finally:
                 lines.flush()
+
+    async def in_turn(self, apply: Callable[[], Steps[T]]) -> T:
+        """Takes the steps that `apply` gives when no request of a controller is being worked off."""
+        async with self._lock:
+            return await in_slices(apply())
+
+    async def _end_what_is_over(self, request: UpdateMetadataRequest) -> None:
+        hosted = self._hosted.all
+        ended = 0
+        slices = _Slices()
+        for topic in request.topics:
+            name, topic_id = topic.topic, topic.topic_id
+            for state in topic.partitions:
+                partition = hosted.get((name, state.partition))
+                if partition is not None:
+                    ended += self._end_if_over(partition, topic_id, state)
+                    if slices.is_over:
+                        await slices.pause_when_over()
+        if ended:
+            _log.info(
+                "UpdateMetadata of controller %d, epoch %d: %d partitions are led by others",
+                *(request.controller_id, self.controller_epoch, ended),
+            )
+
+    def _end_if_over(self, partition: Partition, topic_id: UUID | None, state: UpdateMetadataPartitionState) -> bool:
+        """Whether this broker's part in the partition is over, as the module's table says."""
+        known_id = partition.log.topic_id
+        # As numbers, since UUIDs take long to compare and this is done for each hosted partition.
+        is_same = known_id is None or topic_id is None or known_id.int == topic_id.int
+        if is_same and state.leader != LEADER_DURING_DELETE and state.leader_epoch <= partition.leader_epoch:
+            return False
+        is_replica = self._broker_id in state.replicas
+        if not is_same or state.leader == LEADER_DURING_DELETE:
+            if not is_replica:
+                self.leave(partition)
+            return not is_replica
+        if state.leader == self._broker_id:
+            return False
+        if not is_replica:
+            self.leave(partition, state.leader, state.leader_epoch)
+        elif partition.is_leader:
+            partition.step_down(state.leader, NO_LEADER_EPOCH)
+            self._on_change(partition.topic_partition)
+        else:
+            return False
+        return True
+
+    def leave(self, partition: Partition, leader_id: int = NO_LEADER, leader_epoch: int = NO_LEADER_EPOCH) -> None:
+        """This broker is no replica of a hosted partition any more. Its log stays, and can serve if it is one again."""
+        self._followers.remove_fetchers([partition.topic_partition])
+        partition.step_down(leader_id, leader_epoch)
+        self._on_change(partition.topic_partition)
 
     def _check_controller_epoch(self, epoch: int, is_old: Callable[[int], None]) -> None:
         if epoch < self.controller_epoch:
