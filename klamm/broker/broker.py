@@ -31,6 +31,7 @@ from klamm.broker.finalized_features import SUPPORTED_FEATURES, FinalizedFeature
 from klamm.broker.handlers import APIS
 from klamm.broker.leader_elections import LeaderElections
 from klamm.broker.metadata_cache import Endpoint, MetadataCache
+from klamm.broker.metadata_updates import Look, MetadataUpdates
 from klamm.broker.metrics_endpoint import MetricsEndpoint
 from klamm.broker.offsets_log import OffsetsLog
 from klamm.broker.offsets_topic import OffsetsTopic
@@ -123,6 +124,7 @@ class Broker:
         self._registrar: Registrar | None = None
         self._controller: KafkaController | None = None
         self._controller_channel: ControllerChannel | None = None
+        self._metadata_updates: MetadataUpdates | None = None
         self._isr_changes: AlterIsrManager | ZkIsrManager | None = None
         self._config_handlers: ConfigHandlers | None = None
         self._config_changes: ConfigChanges | None = None
@@ -319,6 +321,17 @@ class Broker:
         self._config_changes = ConfigChanges(
             lambda: self._zookeeper.store, environment.now_ms, handlers.changed, handlers.reload, self._fail
         )
+        leader_elections = LeaderElections(controller, self._metadata_cache)
+        metadata_updates = self._metadata_updates = MetadataUpdates(
+            self._metadata_cache,
+            replica_manager,
+            group_coordinator,
+            self._topic_configs,
+            self._topic_admin,
+            leader_elections,
+            lambda: self._zookeeper.store,
+            self._fail,
+        )
         services = Services(
             environment,
             self._broker_config,
@@ -331,11 +344,12 @@ class Broker:
             self._authorizer,
             self._quotas,
             self._metadata_cache,
+            metadata_updates,
             self._topic_configs,
             self._topic_admin,
             self._auto_topic_creation,
             ConfigAdmin(self._metadata_cache, self._broker_config, self.broker_id, lambda: self._zookeeper.store),
-            LeaderElections(controller, self._metadata_cache),
+            leader_elections,
             self._finalized_features,
             self._producer_ids,
             replica_manager,
@@ -365,9 +379,18 @@ class Broker:
 
         log = OffsetsLog(config, self._environment, replica_manager)
         groups = self._groups = GroupMetadataManager(
-            self._config, log, self._offsets_topic.partition_for, self._environment.now_ms, self._fail
+            self._config,
+            log,
+            self._offsets_topic.partition_for,
+            self._environment.now_ms,
+            self._fail,
+            self._groups_loaded,
         )
         return GroupCoordinator(config, groups, self._environment, self._fail)
+
+    def _groups_loaded(self) -> None:
+        if self._metadata_updates is not None:
+            self._metadata_updates.look_for_deleted_topics(Look.UNKNOWN_TOPICS)
 
     def _leadership_changed(self, key: TopicPartition, leads: bool, leader_epoch: int | None) -> None:
         """Who leads a partition of the offsets topic coordinates its groups."""
@@ -431,10 +454,12 @@ class Broker:
         await self._finalized_features.load()
         await self._offsets_topic.load()
         assert self._config_handlers is not None and self._config_changes is not None and self._controller is not None
+        assert self._metadata_updates is not None
         # Before this broker may be elected: they say whether a replica may lead that lacks records.
         await self._config_handlers.brokers_changed()
         await self._controller.new_session(store)
         self._config_changes.new_session()
+        self._metadata_updates.new_session()
 
     async def _register(self) -> None:
         assert self._registrar is not None and self._log_manager is not None
@@ -490,6 +515,8 @@ class Broker:
         self._is_serving = False
         if self._config_changes is not None:
             await self._config_changes.stop()
+        if self._metadata_updates is not None:
+            await self._metadata_updates.stop()
         group_coordinator, self._group_coordinator = self._group_coordinator, None
         if group_coordinator is not None:
             # Before the requests under way are waited for: joins wait for minutes.

@@ -1,15 +1,17 @@
 """What this broker tells clients about the cluster: brokers, topics, leaders (Kafka's `MetadataCache`).
 
-It is filled only by the controller (UpdateMetadata) and read by every handler.
+It is filled only by the controller (UpdateMetadata) and read by every handler. What the controller can no longer tell,
+that a topic is gone, `metadata_updates.py` finds out.
 
 What must stay true:
 - A snapshot never changes. A reader that took one sees one state of the cluster, also across an `await`.
 - An update makes a new snapshot and copies only the topics that it touches.
+- Of a topic that was deleted and created anew, nothing of the former topic stays.
 """
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
@@ -21,6 +23,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataRequest,
 )
 from klamm.znodes.brokers import SECURITY_PROTOCOLS
+from klamm.znodes.topics import TopicPartition
 
 NO_LEADER = -1
 
@@ -90,14 +93,16 @@ class MetadataCache:
                     await self.is_filled.wait()
         return self.snapshot
 
-    def update(self, request: UpdateMetadataRequest) -> list[tuple[str, int]]:
+    def update(self, request: UpdateMetadataRequest) -> list[TopicPartition]:
         """Takes over an UpdateMetadata: the brokers and the controller are replaced, the named partitions merged.
 
-        A partition with leader LEADER_DURING_DELETE is removed. Returns the removed partitions.
+        A partition with leader LEADER_DURING_DELETE is removed, and so are all of a topic that has another id now.
+        Returns the deleted partitions, whether they were known here or not: a broker that has started since may keep
+        more of them than their leaders.
         """
         return in_one_go(self.update_steps(request))
 
-    def update_steps(self, request: UpdateMetadataRequest) -> Steps[list[tuple[str, int]]]:
+    def update_steps(self, request: UpdateMetadataRequest) -> Steps[list[TopicPartition]]:
         """As `update`, in steps; the last one makes the new snapshot. Nobody else may update between them."""
         old = self.snapshot
         live = {broker.id: _broker(broker) for broker in sorted(request.live_brokers, key=lambda broker: broker.id)}
@@ -107,7 +112,7 @@ class MetadataCache:
             return []
         topics = dict(old.topics)
         ids = dict(old.topic_ids)
-        removed = []
+        deleted = []
         partitions = 0
         for changes in request.topics:
             topic = changes.topic
@@ -116,12 +121,16 @@ class MetadataCache:
                 partitions = 0
                 yield
             merged = dict(topics.get(topic, {}))
+            if changes.topic_id is not None and ids.get(topic) not in (None, changes.topic_id):
+                deleted += [(topic, partition) for partition in merged]
+                merged = {}
             count = len(merged)
             for state in changes.partitions:
                 if state.leader != LEADER_DURING_DELETE:
                     merged[state.partition] = state
-                elif merged.pop(state.partition, None) is not None:
-                    removed.append((topic, state.partition))
+                else:
+                    merged.pop(state.partition, None)
+                    deleted.append((topic, state.partition))
             if not merged:
                 topics.pop(topic, None)
                 ids.pop(topic, None)
@@ -131,7 +140,23 @@ class MetadataCache:
                 ids[topic] = changes.topic_id
         self.snapshot = MetadataSnapshot(request.controller_id, live, topics, ids)
         self.is_filled.set()
-        return removed
+        return deleted
+
+    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+        """These do not exist any more."""
+        topics = dict(self.snapshot.topics)
+        ids = dict(self.snapshot.topic_ids)
+        gone: dict[str, set[int]] = {}
+        for topic, partition in partitions:
+            gone.setdefault(topic, set()).add(partition)
+        for topic, numbers in gone.items():
+            left = {number: state for number, state in topics.get(topic, {}).items() if number not in numbers}
+            if left:
+                topics[topic] = left
+            else:
+                topics.pop(topic, None)
+                ids.pop(topic, None)
+        self.snapshot = replace(self.snapshot, topics=topics, topic_ids=ids)
 
 
 def _broker(broker: UpdateMetadataBroker) -> BrokerMetadata:

@@ -11,6 +11,7 @@ from klamm.broker.fetch_session import FetchSessionCache
 from klamm.broker.finalized_features import FinalizedFeatureCache
 from klamm.broker.leader_elections import LeaderElections
 from klamm.broker.metadata_cache import MetadataCache
+from klamm.broker.metadata_updates import MetadataUpdates
 from klamm.broker.offsets_topic import OffsetsTopic
 from klamm.broker.producer_ids import ProducerIds
 from klamm.broker.quotas import Quotas
@@ -44,6 +45,7 @@ class Services:
     authorizer: Authorizer
     quotas: Quotas
     metadata_cache: MetadataCache
+    metadata_updates: MetadataUpdates
     topic_configs: TopicConfigs
     topic_admin: TopicAdmin
     auto_topic_creation: AutoTopicCreation

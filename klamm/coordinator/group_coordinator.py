@@ -367,6 +367,19 @@ class GroupCoordinator:
             return ErrorCode.NOT_COORDINATOR, {}
         return ErrorCode.NONE, errors
 
+    def committed_partitions(self) -> Steps[dict[str, dict[int, None]]]:
+        """The partitions of each topic that have offsets here, but for groups that are being loaded."""
+        found: dict[str, dict[int, None]] = {}
+        looked_at = 0
+        for group in self._manager.groups():
+            if looked_at >= OFFSETS_PER_STEP:
+                looked_at = 0
+                yield
+            for topic, partition in group.partitions:
+                found.setdefault(topic, {})[partition] = None
+            looked_at += 1 + group.offset_count
+        return found
+
     def partitions_deleted(self, partitions: Collection[TopicPartition]) -> Steps[None]:
         """Nobody needs their offsets any more. To be done before one of the same name may come, and in steps."""
         if not partitions:

@@ -111,7 +111,7 @@ def java_hash(text: str) -> int:
 
 class GroupMetadataManager:
     """Made while the loop runs. `partition_for` gives a group's partition, or UNKNOWN_PARTITION; `clock_ms` is the wall
-    clock."""
+    clock. `on_partition_loaded` is called when the groups of a partition are owned."""
 
     def __init__(
         self,
@@ -120,7 +120,9 @@ class GroupMetadataManager:
         partition_for: Callable[[str], int],
         clock_ms: Callable[[], int],
         on_failure: OnFailure,
+        on_partition_loaded: Callable[[], None] = lambda: None,
     ) -> None:
+        self._on_partition_loaded = on_partition_loaded
         self._config = config
         self._log = log
         self._partition_for = partition_for
@@ -294,6 +296,7 @@ class GroupMetadataManager:
             took_ms = (self._loop.time() - began_s) * 1000
             _log.info("loaded %d groups of %s in %d ms", len(groups), _name(partition), took_ms)
         del self._loading[partition]
+        self._on_partition_loaded()
 
     def _belongs_elsewhere(self, group_id: str, partition: int) -> bool:
         """The topic had fewer partitions when this was written: what the group is now, another partition says."""

@@ -254,6 +254,12 @@ class KafkaZooKeeper:
         """All topics, sorted; `watch` is called once when one comes or goes."""
         return await retrying(self.client.children, topics.TOPICS_PATH, notice(watch))
 
+    async def existing_topics(self, names: Iterable[str]) -> dict[str, None]:
+        """Those of the names that topics have. None is missed because this server had not heard of it yet."""
+        await retrying(self.client.sync)
+        existing = dict.fromkeys(await self.topic_names())
+        return {name: None for name in names if name in existing}
+
     async def topic_exists(self, topic: str) -> bool:
         """Whether the topic has a znode, whatever that holds."""
         return await retrying(self.client.exists, topics.topic_path(topic)) is not None

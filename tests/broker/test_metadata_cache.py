@@ -65,11 +65,41 @@ def test_an_update_without_partitions_keeps_them() -> None:
 def test_deleted_partitions_go_and_with_the_last_one_the_topic() -> None:
     cache = MetadataCache()
     cache.update(request(1, {"t": {0: (1, 0), 1: (1, 0)}}, {"t": UUID(int=5)}))
-    assert cache.update(request(1, {"t": {0: (LEADER_DURING_DELETE, 0), 7: (LEADER_DURING_DELETE, 0)}})) == [("t", 0)]
+    assert cache.update(request(1, {"t": {0: (LEADER_DURING_DELETE, 0)}})) == [("t", 0)]
     assert list(cache.snapshot.topics["t"]) == [1]
     assert cache.update(request(1, {"t": {1: (LEADER_DURING_DELETE, 0)}})) == [("t", 1)]
     assert "t" not in cache.snapshot.topics
     assert not cache.snapshot.topic_ids
+
+
+def test_deleted_partitions_that_were_not_known_are_named_too() -> None:
+    cache = MetadataCache()
+    doomed = {"t": {0: (LEADER_DURING_DELETE, 0), 7: (LEADER_DURING_DELETE, 0)}}
+    assert cache.update(request(1, doomed)) == [("t", 0), ("t", 7)]
+    assert cache.update(request(1, doomed)) == [("t", 0), ("t", 7)]
+    assert cache.snapshot.topics == {}
+
+
+def test_nothing_stays_of_a_topic_that_was_created_anew() -> None:
+    cache = MetadataCache()
+    cache.update(request(1, {"t": {0: (1, 4), 1: (1, 4)}}))
+    # A topic that gets an id is the same topic.
+    assert cache.update(request(1, {"t": {0: (1, 4)}}, {"t": UUID(int=5)})) == []
+    assert cache.update(request(1, {"t": {0: (1, 5)}})) == []
+    assert cache.update(request(1, {"t": {0: (2, 0)}}, {"t": UUID(int=6)})) == [("t", 0), ("t", 1)]
+    assert {number: state.leader for number, state in cache.snapshot.topics["t"].items()} == {0: 2}
+    assert cache.snapshot.topic_ids == {"t": UUID(int=6)}
+
+
+def test_forgotten_partitions_are_gone_and_the_others_stay() -> None:
+    cache = MetadataCache()
+    cache.update(request(1, {"t": {0: (1, 0), 1: (1, 0)}, "u": {0: (1, 0)}}, {"t": UUID(int=5), "u": UUID(int=6)}))
+    before = cache.snapshot
+    cache.forget([("t", 1), ("u", 0), ("u", 1), ("v", 0)])
+    assert {topic: list(numbers) for topic, numbers in cache.snapshot.topics.items()} == {"t": [0]}
+    assert cache.snapshot.topic_ids == {"t": UUID(int=5)}
+    assert (cache.snapshot.controller_id, cache.snapshot.brokers) == (1, before.brokers)
+    assert list(before.topics) == ["t", "u"]
 
 
 def test_brokers_are_found_only_where_they_live_and_listen() -> None:

@@ -1,0 +1,228 @@
+"""What a broker does when it learns that topics have changed or are gone: cache, offsets, configurations, who waits.
+
+The controller tells of it by UpdateMetadata. It tells of a deletion once, and only to the brokers that it takes for
+alive then: a broker without a session does not hear of it, nor does one that the controller could not reach before it
+died itself. Later controllers know of no such topic, and so can tell nobody that it is gone. The broker finds out
+itself, in /brokers/topics:
+
+| it looks                                                                     | because it may have missed        |
+|------------------------------------------------------------------------------|-----------------------------------|
+| in each new session with ZooKeeper                                           | what happened without a session   |
+| after the first UpdateMetadata of a controller, and the first to each of its | what was told to others only, or  |
+| own registrations: from then on it is among those whom that controller tells | was lost with the last controller |
+| when groups are loaded that have offsets of unknown topics                   | what their last coordinator heard |
+
+What must stay true:
+- Forgotten is only what does not exist. What is looked for was known before the server caught up with all others
+  (`sync`), and the controller has said nothing of the topic since.
+- Requests of the controller and looks follow one another; what follows from one is done before the next begins.
+- The logs of forgotten topics stay on the disk.
+
+Not found out is that a topic without an id (before 2.8) was created anew, unless it has fewer partitions now.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+from uuid import UUID
+
+from klamm.broker.leader_elections import LeaderElections
+from klamm.broker.metadata_cache import MetadataCache, MetadataSnapshot
+from klamm.broker.topic_admin import TopicAdmin
+from klamm.broker.topic_configs import TopicConfigs
+from klamm.coordinator.group_coordinator import GroupCoordinator
+from klamm.protocol.primitives import Steps
+from klamm.protocol.update_metadata import UpdateMetadataRequest
+from klamm.replication.partition import Partition
+from klamm.replication.replica_manager import ReplicaManager
+from klamm.tasks import OnFailure, in_slices, start_task
+from klamm.znodes.store import KafkaZooKeeper
+from klamm.znodes.topics import TopicAssignment, TopicPartition
+from klamm.zookeeper.errors import ZooKeeperError
+
+# Topics, or partitions, that are looked at before others have the loop.
+TOPICS_PER_STEP = 1000
+# How many topics a line of the log names.
+MAX_LISTED = 10
+
+_log = logging.getLogger(__name__)
+
+
+class Look(IntEnum):
+    """What is compared with ZooKeeper. A later one includes the earlier ones."""
+
+    NOTHING = 0
+    UNKNOWN_TOPICS = 1  # names of topics that only committed offsets are left of
+    NAMES = 2  # names of all topics that something is known of
+    ASSIGNMENTS = 3  # ids and partitions, too
+
+
+class MetadataUpdates:
+    """See the module. `zookeeper()` is the store of the current session."""
+
+    def __init__(
+        self,
+        metadata_cache: MetadataCache,
+        replica_manager: ReplicaManager,
+        group_coordinator: GroupCoordinator,
+        topic_configs: TopicConfigs,
+        topic_admin: TopicAdmin,
+        leader_elections: LeaderElections,
+        zookeeper: Callable[[], KafkaZooKeeper],
+        on_failure: OnFailure,
+    ) -> None:
+        self._metadata_cache = metadata_cache
+        self._replica_manager = replica_manager
+        self._group_coordinator = group_coordinator
+        self._topic_configs = topic_configs
+        self._topic_admin = topic_admin
+        self._leader_elections = leader_elections
+        self._zookeeper = zookeeper
+        self._on_failure = on_failure
+        # Of the last UpdateMetadata. None: it was for another registration of this broker.
+        self._controller_epoch = 0
+        self._broker_epoch: int | None = None
+        self._wanted = Look.NOTHING
+        self._looking: asyncio.Task[None] | None = None
+        self._is_stopping = False
+
+    # -- what the controller says ---------------------------------------------------------------------------------
+
+    async def update(self, request: UpdateMetadataRequest, correlation_id: int) -> None:
+        """Takes over an UpdateMetadata. Raises KafkaError STALE_CONTROLLER_EPOCH."""
+        knew_topics = bool(self._metadata_cache.snapshot.topics)
+        await self._replica_manager.update_metadata(request, lambda: self._apply(request), correlation_id)
+        if knew_topics and request.broker_epoch != self._broker_epoch:
+            self.look_for_deleted_topics(Look.ASSIGNMENTS)
+        elif knew_topics and request.controller_epoch != self._controller_epoch:
+            self.look_for_deleted_topics(Look.NAMES)
+        self._controller_epoch, self._broker_epoch = request.controller_epoch, request.broker_epoch
+
+    def _apply(self, request: UpdateMetadataRequest) -> Steps[None]:
+        """Nobody can commit offsets of what was deleted any more, nor yet of what comes in its place."""
+        before = self._metadata_cache.snapshot
+        deleted = yield from self._metadata_cache.update_steps(request)
+        yield from self._group_coordinator.partitions_deleted(deleted)
+        now = self._metadata_cache.snapshot
+        yield from self._replica_manager.brokers_died([id_ for id_ in before.brokers if id_ not in now.brokers])
+        yield from self._topics_changed([topic.topic for topic in request.topics])
+
+    def _topics_changed(self, topics: Iterable[str], still_configured: Collection[str] = ()) -> Steps[None]:
+        for index, topic in enumerate(topics, 1):
+            if topic not in self._metadata_cache.snapshot.topics and topic not in still_configured:
+                self._topic_configs.forget(topic)
+            self._topic_admin.metadata_changed(topic)
+            self._leader_elections.metadata_changed(topic)
+            if index % TOPICS_PER_STEP == 0:
+                yield
+
+    def new_session(self) -> None:
+        """A session with ZooKeeper has begun, after some time without one."""
+        self._broker_epoch = None
+        self.look_for_deleted_topics(Look.ASSIGNMENTS)
+
+    # -- what nobody says -----------------------------------------------------------------------------------------
+
+    def look_for_deleted_topics(self, look: Look) -> None:
+        """Begins to look; again, if it is under way, since it may have begun too early."""
+        self._wanted = max(self._wanted, look)
+        if self._looking is None and not self._is_stopping:
+            self._looking = start_task(self._look_until_done(), self._on_failure)
+
+    async def stop(self) -> None:
+        """Looks no more. Idempotent."""
+        self._is_stopping = True
+        looking, self._looking = self._looking, None
+        if looking is not None:
+            looking.cancel()
+            await asyncio.gather(looking, return_exceptions=True)
+
+    async def _look_until_done(self) -> None:
+        while self._wanted is not Look.NOTHING:
+            look, self._wanted = self._wanted, Look.NOTHING
+            try:
+                await self._look(look)
+            except ZooKeeperError as error:
+                _log.warning("deleted topics are looked for again in the next ZooKeeper session: %s", error)
+        self._looking = None
+
+    async def _look(self, look: Look) -> None:
+        committed = await in_slices(self._group_coordinator.committed_partitions())
+        known = _Known(
+            self._metadata_cache.snapshot,
+            [(partition, partition.leader_epoch) for partition in self._replica_manager.partitions.values()],
+            committed,
+        )
+        suspects = known.topics()
+        if look is Look.UNKNOWN_TOPICS:
+            suspects = [topic for topic in known.committed if topic not in known.snapshot.topics]
+        if not suspects:
+            return
+        store = self._zookeeper()
+        existing = list(await store.existing_topics(suspects))
+        assignments: dict[str, TopicAssignment] = {}
+        if look is Look.ASSIGNMENTS:
+            for first in range(0, len(existing), TOPICS_PER_STEP):
+                assignments |= await store.topic_assignments(existing[first : first + TOPICS_PER_STEP])
+        gone = dict.fromkeys(suspects)
+        for topic in existing:
+            del gone[topic]
+        if gone or assignments:
+            await self._replica_manager.in_turn(lambda: self._forget(known, gone, assignments))
+
+    def _forget(self, known: "_Known", gone: Collection[str], assignments: dict[str, TopicAssignment]) -> Steps[None]:
+        """`assignments` has what exists, as far as it was read."""
+        now = self._metadata_cache.snapshot.topics
+        topics: dict[str, TopicAssignment | None] = {**dict.fromkeys(gone), **assignments}
+        partitions: list[TopicPartition] = []
+        for index, (topic, assignment) in enumerate(list(topics.items()), 1):
+            if now.get(topic) is known.snapshot.topics.get(topic):
+                partitions += [(topic, number) for number in known.outdated_partitions(topic, assignment)]
+            else:
+                del topics[topic]  # The controller has told more of it meanwhile.
+            if index % TOPICS_PER_STEP == 0:
+                yield
+        if partitions:
+            changed = dict.fromkeys(topic for topic, _ in partitions)
+            _log.info(
+                "%d partitions are gone without the controller telling, of topics %s",
+                *(len(partitions), ", ".join(list(changed)[:MAX_LISTED])),
+            )
+            self._metadata_cache.forget(partitions)
+            yield from self._group_coordinator.partitions_deleted(partitions)
+            # A new topic of the name may be led here already, which the controller tells to all in the next request.
+            hosted = {topic for topic, _ in self._replica_manager.partitions}
+            yield from self._topics_changed(changed, still_configured=hosted)
+        for index, (partition, leader_epoch) in enumerate(known.hosted, 1):
+            if partition.topic in topics and partition.leader_epoch == leader_epoch:
+                assignment = topics[partition.topic]
+                if assignment is None or _differ(partition.log.topic_id, assignment.topic_id):
+                    self._replica_manager.leave(partition)
+            if index % TOPICS_PER_STEP == 0:
+                yield
+
+
+class _Known(NamedTuple):
+    """What this broker has of topics at one moment."""
+
+    snapshot: MetadataSnapshot
+    hosted: Sequence[tuple[Partition, int]]  # with the leader epoch
+    committed: Mapping[str, Mapping[int, None]]  # partitions with offsets
+
+    def topics(self) -> list[str]:
+        hosted = (partition.topic for partition, _ in self.hosted)
+        return list(dict.fromkeys((*self.snapshot.topics, *hosted, *self.committed)))
+
+    def outdated_partitions(self, topic: str, assignment: TopicAssignment | None) -> list[int]:
+        """Those that clients are told of, or that have offsets, and that are not (any more) of this assignment."""
+        known = list(dict.fromkeys((*self.snapshot.topics.get(topic, ()), *self.committed.get(topic, ()))))
+        if assignment is None or _differ(self.snapshot.topic_ids.get(topic), assignment.topic_id):
+            return known
+        return [number for number in known if number not in assignment.partitions]
+
+
+def _differ(one: UUID | None, other: UUID | None) -> bool:
+    """Whether both topics have ids, and not the same."""
+    return one is not None and other is not None and one != other

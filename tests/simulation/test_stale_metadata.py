@@ -1,0 +1,349 @@
+"""Brokers that were not there when something ended, in a simulated cluster: what they do not hear, they must find out.
+
+A controller tells of the end of a leadership or of a topic once, and only those who are there. Whoever comes back later
+is told what there is, and must conclude from that what there is no more.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from klamm.broker.broker import Broker
+from klamm.coordinator.group_metadata_manager import partition_for
+from klamm.net.client import connect
+from klamm.net.cluster import ClusterClient
+from klamm.protocol.errors import ErrorCode
+from klamm.protocol.fetch import FetchPartition, FetchRequest
+from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
+from klamm.protocol.produce import ProduceRequest
+from klamm.protocol.record_batch import Record, build_batch
+from klamm.replication.partition import Partition
+from klamm.simulation.cluster import BROKER_PORT, CLIENT_OPTIONS, SimulatedCluster
+from klamm.simulation.verdict import converge, replica_bytes
+from klamm.simulation.workload import delete_topic
+from klamm.simulation.world import World
+
+TOPIC = "t"
+OFFSETS_TOPIC = "__consumer_offsets"
+OFFSETS_PARTITIONS = 3
+BACK_OFF_S = 0.1
+# Enough for a session to be opened, and for everything that a controller says then.
+SETTLED_S = 30
+
+
+@asynccontextmanager
+async def quiet_cluster(
+    world: World, brokers: int = 4, protocol: str = "2.8", **properties: str
+) -> AsyncIterator[tuple[SimulatedCluster, ClusterClient]]:
+    """A cluster without any work to do; at the end it is healed and must become whole."""
+    names = {key.replace("_", "."): value for key, value in properties.items()}
+    cluster = SimulatedCluster(world, brokers=brokers, protocols=(protocol,), properties=names)
+    await cluster.start()
+    client = cluster.client()
+    yield cluster, client
+    await cluster.heal()
+    await converge(cluster)
+    await client.close()
+    await cluster.close()
+
+
+async def create(client: ClusterClient, name: str, *replicas: list[int]) -> None:
+    """Creates a topic with these replicas of its partitions."""
+    request = request_class(ApiKey.CREATE_TOPICS)
+    topic = request.CreatableTopic(
+        name=name,
+        num_partitions=-1,
+        replication_factor=-1,
+        assignments=[
+            request.CreatableTopic.CreatableReplicaAssignment(partition_index=number, broker_ids=ids)
+            for number, ids in enumerate(replicas)
+        ],
+        configs=[],
+    )
+    response = await client.send_to_controller(
+        ApiKey.CREATE_TOPICS,
+        lambda version: request(version=version, topics=[topic], timeout_ms=10_000, validate_only=False),
+        errors_of=lambda response: [response.topics[0].error_code],
+    )
+    assert response.topics[0].error_code == ErrorCode.NONE, response
+
+
+async def reassign(client: ClusterClient, name: str, replicas: list[int]) -> None:
+    """Starts to move partition 0."""
+    request = request_class(ApiKey.ALTER_PARTITION_REASSIGNMENTS)
+    topic = request.ReassignableTopic
+    partition = topic.ReassignablePartition(partition_index=0, replicas=replicas)
+    response = await client.send_to_controller(
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        lambda version: request(version=version, timeout_ms=10_000, topics=[topic(name=name, partitions=[partition])]),
+        errors_of=lambda response: [response.error_code],
+    )
+    assert response.responses[0].partitions[0].error_code == ErrorCode.NONE, response
+
+
+async def ask_coordinator(client: ClusterClient, group: str, api_key: ApiKey, request: Callable[[int], Any]) -> Any:
+    """The answer of the group's coordinator, when there is one."""
+    find = request_class(ApiKey.FIND_COORDINATOR)
+    while True:
+        found = await client.send_to_any(
+            ApiKey.FIND_COORDINATOR, lambda version: find(version=version, key=group, key_type=0)
+        )
+        if found.error_code == ErrorCode.NONE:
+            await client.refresh_metadata([])
+            connection = await client.connection_to(found.node_id)
+            return await connection.send(api_key, request)
+        await asyncio.sleep(BACK_OFF_S)
+
+
+async def commit(client: ClusterClient, group: str, offset: int) -> None:
+    request = OffsetCommitRequest(group, [(TOPIC, [PartitionOffset(0, offset)])])
+    code = -1
+    while code != ErrorCode.NONE:
+        answer = await ask_coordinator(client, group, ApiKey.OFFSET_COMMIT, lambda _version: request)
+        ((_, ((_, code),)),) = answer.topics
+        await asyncio.sleep(BACK_OFF_S)
+
+
+async def committed(client: ClusterClient, group: str) -> int:
+    """The committed offset; -1 when there is none."""
+    request = request_class(ApiKey.OFFSET_FETCH)
+    topics = [request.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=[0])]
+    while True:
+        answer = await ask_coordinator(
+            client,
+            group,
+            ApiKey.OFFSET_FETCH,
+            lambda version: request(version=min(version, 7), group_id=group, topics=topics, require_stable=False),
+        )
+        if answer.error_code == ErrorCode.NONE:
+            return int(answer.topics[0].partitions[0].committed_offset)
+        await asyncio.sleep(BACK_OFF_S)
+
+
+def coordinator(cluster: SimulatedCluster, group: str) -> int:
+    return cluster.leader(OFFSETS_TOPIC, partition_for(group, OFFSETS_PARTITIONS))
+
+
+def broker_of(cluster: SimulatedCluster, broker_id: int) -> Broker:
+    broker = cluster.brokers[broker_id].broker
+    assert broker is not None
+    return broker
+
+
+def hosted(cluster: SimulatedCluster, broker_id: int) -> Partition | None:
+    """Partition 0 of the topic, as the broker has it."""
+    return broker_of(cluster, broker_id)._replica_manager.hosted_partition((TOPIC, 0))
+
+
+def known_partitions(cluster: SimulatedCluster, broker_id: int) -> list[int]:
+    """The topic's partitions of which the broker tells clients."""
+    return list(broker_of(cluster, broker_id)._metadata_cache.snapshot.topics.get(TOPIC, {}))
+
+
+async def in_time(is_true: Callable[[], bool]) -> None:
+    """Waits for what is not seen in znodes."""
+    while True:
+        if is_true():
+            return
+        await asyncio.sleep(BACK_OFF_S)
+
+
+async def without_session(cluster: SimulatedCluster, broker_id: int) -> None:
+    """Cuts a broker off from ZooKeeper, and from nobody else, until its session has expired."""
+    cluster.isolate(broker_id, from_zookeeper=True)
+    await cluster.until(lambda: broker_id not in cluster.state.live_brokers())
+
+
+async def back_again(cluster: SimulatedCluster) -> None:
+    cluster.world.network.heal_all()
+    await cluster.until(lambda: cluster.state.live_brokers() == list(cluster.brokers))
+    await asyncio.sleep(SETTLED_S)
+
+
+async def ask_broker(cluster: SimulatedCluster, broker_id: int, api_key: ApiKey, request: Any) -> int:
+    """The error that this broker answers for partition 0, whoever leads."""
+    connection = await connect(cluster.brokers[broker_id].node.name, BROKER_PORT, CLIENT_OPTIONS)
+    answer = await connection.send(api_key, lambda _version: request)
+    connection.close()
+    return int(answer.topics[0][1][0].error_code)
+
+
+async def produce_to(cluster: SimulatedCluster, broker_id: int) -> int:
+    """The answer to a produce with acks=1."""
+    batch = build_batch([Record(key=None, value=b"of nobody else", timestamp_ms=1000)])
+    request = ProduceRequest(None, 1, 1000, [(TOPIC, [(0, bytes(batch))])])
+    return await ask_broker(cluster, broker_id, ApiKey.PRODUCE, request)
+
+
+async def fetch_from(cluster: SimulatedCluster, broker_id: int) -> int:
+    want = FetchPartition(0, -1, 0, -1, -1, 1 << 20)
+    request = FetchRequest(max_wait_ms=100, min_bytes=1, topics=[(TOPIC, [want])])
+    return await ask_broker(cluster, broker_id, ApiKey.FETCH, request)
+
+
+async def moved_away(world: World, cluster: SimulatedCluster, client: ClusterClient) -> int:
+    """The leader of partition 0 loses its session, and the partition is moved to the other brokers meanwhile.
+
+    Returns the former leader, which still takes itself for the leader.
+    """
+    leader = next(id_ for id_ in cluster.brokers if id_ != cluster.controller_id())
+    others = [id_ for id_ in cluster.brokers if id_ != leader]
+    await create(client, TOPIC, [leader, *others[:2]])
+    await in_time(lambda: known_partitions(cluster, leader) == [0])
+    assert await produce_to(cluster, leader) == ErrorCode.NONE
+    await without_session(cluster, leader)
+    await cluster.until(lambda: cluster.leader(TOPIC, 0) not in (leader, -1))
+    await reassign(client, TOPIC, others)
+    await cluster.until(lambda: set(cluster.state.replicas(TOPIC)[0]) == set(others))
+    await cluster.until(lambda: set(cluster.isr(TOPIC, 0)) == set(others))
+    assert await produce_to(cluster, leader) == ErrorCode.NONE, "it cannot know yet"
+    return leader
+
+
+# -- scenarios ------------------------------------------------------------------------------------------------------
+
+
+async def a_leader_hears_that_it_leads_no_more(world: World) -> None:
+    async with quiet_cluster(world) as (cluster, client):
+        former = await moved_away(world, cluster, client)
+        await back_again(cluster)
+        assert await produce_to(cluster, former) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert await fetch_from(cluster, former) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert replica_bytes(cluster.brokers[former], (TOPIC, 0)), "the records stay"
+        # It may become a replica again.
+        await reassign(client, TOPIC, [former, cluster.leader(TOPIC, 0)])
+        await cluster.until(lambda: set(cluster.isr(TOPIC, 0)) == set(cluster.state.replicas(TOPIC)[0]))
+        await cluster.until(lambda: former in cluster.isr(TOPIC, 0))
+
+
+async def a_leader_hears_that_its_topic_is_gone(world: World) -> None:
+    async with quiet_cluster(world) as (cluster, client):
+        former = await moved_away(world, cluster, client)
+        await delete_topic(client, TOPIC)
+        await cluster.until(lambda: TOPIC not in cluster.state.topics())
+        await back_again(cluster)
+        assert known_partitions(cluster, former) == []
+        assert await produce_to(cluster, former) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert replica_bytes(cluster.brokers[former], (TOPIC, 0)), "the records stay"
+
+
+async def deleted_topics_are_forgotten(world: World) -> None:
+    """A broker without a session does not hear of a deletion; it has no replica of the topic."""
+    async with quiet_cluster(world) as (cluster, client):
+        away = next(id_ for id_ in cluster.brokers if id_ != cluster.controller_id())
+        others = [id_ for id_ in cluster.brokers if id_ != away]
+        await create(client, TOPIC, others, others, others)
+        await in_time(lambda: known_partitions(cluster, away) == [0, 1, 2])
+        await without_session(cluster, away)
+        await delete_topic(client, TOPIC)
+        await cluster.until(lambda: TOPIC not in cluster.state.topics())
+        await back_again(cluster)
+        assert known_partitions(cluster, away) == []
+
+
+async def topics_that_were_created_anew_are_known_as_they_are(world: World, protocol: str = "2.8") -> None:
+    """As before, but there is another topic of that name meanwhile, with fewer partitions."""
+    async with quiet_cluster(world, protocol=protocol) as (cluster, client):
+        away = next(id_ for id_ in cluster.brokers if id_ != cluster.controller_id())
+        others = [id_ for id_ in cluster.brokers if id_ != away]
+        await create(client, TOPIC, others, others, others)
+        await in_time(lambda: known_partitions(cluster, away) == [0, 1, 2])
+        await without_session(cluster, away)
+        await delete_topic(client, TOPIC)
+        await cluster.until(lambda: TOPIC not in cluster.state.topics())
+        await create(client, TOPIC, others)
+        await back_again(cluster)
+        assert known_partitions(cluster, away) == [0]
+
+
+async def topics_that_were_created_anew_under_an_older_protocol(world: World) -> None:
+    """Topics have no ids."""
+    await topics_that_were_created_anew_are_known_as_they_are(world, "2.7")
+
+
+async def a_deletion_that_a_controller_takes_along(world: World) -> None:
+    """A broker that has its session, but that the controller does not reach, when a topic is deleted. The controller
+    dies with what it had to tell."""
+    async with quiet_cluster(world) as (cluster, client):
+        controller = cluster.controller_id()
+        away = next(id_ for id_ in cluster.brokers if id_ != controller)
+        others = [id_ for id_ in cluster.brokers if id_ != away]
+        await create(client, TOPIC, others)
+        await in_time(lambda: known_partitions(cluster, away) == [0])
+        cluster.world.network.cut(cluster.brokers[controller].node.name, cluster.brokers[away].node.name)
+        await delete_topic(client, TOPIC)
+        await cluster.until(lambda: TOPIC not in cluster.state.topics())
+        cluster.brokers[controller].kill()
+        await cluster.until(lambda: cluster.controller_id() not in (controller, -1))
+        cluster.brokers[controller].start()
+        await back_again(cluster)
+        assert known_partitions(cluster, away) == []
+
+
+async def offsets_of_a_topic_whose_deletion_waits_for_a_broker(world: World) -> None:
+    """The coordinator dies just before the deletion. Its successor loads the offsets when all have been told of the
+    deletion; it is told again when the deletion goes on, but knows the topic no more."""
+    async with quiet_cluster(world, brokers=3) as (cluster, client):
+        await create(client, TOPIC, [0, 1, 2])
+        await commit(client, "any", 7)
+        groups = [f"group-{number}" for number in range(20)]
+        group = next(one for one in groups if coordinator(cluster, one) != cluster.controller_id())
+        await commit(client, group, 7)
+        dead = coordinator(cluster, group)
+        cluster.brokers[dead].kill()
+        await delete_topic(client, TOPIC)
+        await cluster.until(lambda: coordinator(cluster, group) not in (dead, -1))
+        await asyncio.sleep(SETTLED_S)
+        assert TOPIC in cluster.state.topics()
+        cluster.brokers[dead].start()
+        await cluster.until(lambda: TOPIC not in cluster.state.topics())
+        await create(client, TOPIC, [0, 1, 2])
+        assert await committed(client, group) == -1
+
+
+async def offsets_of_a_topic_that_is_deleted_without_a_coordinator(world: World) -> None:
+    """The only replica of the groups is down during all of the deletion."""
+    async with quiet_cluster(world, offsets_topic_replication_factor="1", min_insync_replicas="1") as (cluster, client):
+        await committed(client, "any")  # This creates the topic of the offsets.
+        group, dead = next(
+            (one, coordinator(cluster, one))
+            for one in (f"group-{number}" for number in range(20))
+            if coordinator(cluster, one) != cluster.controller_id()
+        )
+        others = [id_ for id_ in cluster.brokers if id_ != dead]
+        await create(client, TOPIC, others)
+        await commit(client, group, 7)
+        cluster.brokers[dead].kill()
+        await cluster.until(lambda: dead not in cluster.state.live_brokers())
+        await delete_topic(client, TOPIC)
+        await cluster.until(lambda: TOPIC not in cluster.state.topics())
+        cluster.brokers[dead].start()
+        await cluster.brokers[dead].until_up()
+        await asyncio.sleep(SETTLED_S)
+        await create(client, TOPIC, others)
+        assert await committed(client, group) == -1
+
+
+# -- tests ----------------------------------------------------------------------------------------------------------
+
+SCENARIOS = [
+    a_leader_hears_that_it_leads_no_more,
+    a_leader_hears_that_its_topic_is_gone,
+    deleted_topics_are_forgotten,
+    topics_that_were_created_anew_are_known_as_they_are,
+    topics_that_were_created_anew_under_an_older_protocol,
+    a_deletion_that_a_controller_takes_along,
+    offsets_of_a_topic_whose_deletion_waits_for_a_broker,
+    offsets_of_a_topic_that_is_deleted_without_a_coordinator,
+]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_what_was_missed_is_found_out(scenario: Callable[[World], Coroutine[Any, Any, None]], seed: int) -> None:
+    world = World(seed)
+    world.run(scenario(world), time_limit_s=300)
