@@ -445,6 +445,7 @@ class Broker:
 
         To go on would be to serve topics that nobody else knows of; the logs stay as they are.
         """
+        await store.sync()
         cluster_id = await store.cluster_id()
         if cluster_id != self.cluster_id:
             found = "no cluster" if cluster_id is None else f"cluster {cluster_id}"

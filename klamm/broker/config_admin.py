@@ -86,8 +86,13 @@ class ConfigAdmin:
             await store.update_config(entity_path, change)
 
     async def _require_topic(self, topic: str) -> None:
-        # The metadata may not know yet that a topic is gone. Nobody would ever remove what were stored for it.
-        if topic not in self._metadata_cache.snapshot.topics or not await self._zookeeper().topic_exists(topic):
+        is_known = topic in self._metadata_cache.snapshot.topics
+        if is_known:
+            # The metadata may not know yet that a topic is gone. Nobody would ever remove what were stored for it.
+            store = self._zookeeper()
+            await store.sync()
+            is_known = await store.topic_exists(topic)
+        if not is_known:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{topic}' does not exist.")
 
     def _require_broker(self, name: str) -> int | None:

@@ -44,6 +44,8 @@ class OffsetsTopic:
     async def load(self) -> None:
         """Asks ZooKeeper for the number of partitions, if that is not known yet. Raises ZooKeeperError."""
         if self._partition_count == 0:
+            # The controller may have told of the topic before this broker's ZooKeeper server has heard of it.
+            await self._zookeeper().sync()
             assignment = await self._zookeeper().topic_assignment(OFFSETS_TOPIC)
             if assignment is not None:
                 self._partition_count = len(assignment.partitions)

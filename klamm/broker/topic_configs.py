@@ -35,14 +35,18 @@ class TopicConfigs:
         self._keeping = asyncio.Lock()
 
     async def load(self, topics: Sequence[str]) -> None:
-        """Reads and keeps the configurations of these topics. Raises ZooKeeperError when the session ends."""
+        """Reads and keeps the configurations of these topics, of which the controller may have told this broker before
+        its ZooKeeper server has heard of them. Raises ZooKeeperError when the session ends."""
         async with self._keeping:
             self._configs.update(await self.read(topics))
 
     async def refresh(self, topic: str) -> TopicConfig:
-        """What the topic's configuration is now; it is kept if the topic's was kept. Raises ZooKeeperError."""
+        """What the topic's configuration is after a notification in this session; it is kept if the topic's was kept.
+
+        Raises ZooKeeperError.
+        """
         async with self._keeping:
-            config = (await self.read([topic]))[topic]
+            config = (await self._read([topic]))[topic]
             if topic in self._configs:
                 self._configs[topic] = config
             return config
@@ -65,6 +69,11 @@ class TopicConfigs:
 
     async def read(self, topics: Sequence[str]) -> dict[str, TopicConfig]:
         """The configurations of these topics as ZooKeeper has them now. Raises ZooKeeperError when the session ends."""
+        await self._zookeeper().sync()
+        return await self._read(topics)
+
+    async def _read(self, topics: Sequence[str]) -> dict[str, TopicConfig]:
+        """As this session's server has them."""
         stored = await self._zookeeper().topic_configs(topics)
         return {topic: self._make(topic, overrides) for topic, overrides in stored.items()}
 

@@ -17,18 +17,19 @@ What must stay true:
 
 import asyncio
 import errno
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Collection, Sequence
 
 from klamm.broker.broker import Broker, BrokerStartError
 from klamm.config.broker import BrokerConfig
 from klamm.net.client import Address, ConnectionOptions
 from klamm.net.cluster import ClusterClient, RetryPolicy
 from klamm.protocol.errors import KafkaError
+from klamm.simulation.ensemble import EnsembleServer, Lag
 from klamm.simulation.process import ProcessDead, SimulationFailure
 from klamm.simulation.state_checker import StateChecker
 from klamm.simulation.world import Node, World
 from klamm.zookeeper.errors import ZooKeeperError
-from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.tree import ZnodeTree
 
 LOG_DIRS = ("/disk-a", "/disk-b")
@@ -55,12 +56,13 @@ PROPERTIES = {
 
 
 class SimulatedZooKeeper:
-    """The ZooKeeper machine and its server."""
+    """The ZooKeeper machine and its server. `lag` says which brokers are served by a member that lags behind."""
 
     def __init__(self, world: World, checker: StateChecker) -> None:
         self.node = world.node("zookeeper")
         self._world = world
         self._checker = checker
+        self.lag = Lag(random.Random(f"{world.seed}/lag"))
         self._transaction = asyncio.Event()
 
     async def start(self) -> None:
@@ -68,11 +70,12 @@ class SimulatedZooKeeper:
         node = self.node
         if not node.process.alive:
             node.restart()
-        server = ZooKeeperServer(
+        server = EnsembleServer(
             node.environment,
             "/zookeeper",
             node.address,
             ZOOKEEPER_PORT,
+            self.lag,
             on_transaction=lambda zxid, transaction: self._on_transaction(server.tree, zxid, transaction),
         )
         await node.run(server.start())
@@ -214,6 +217,7 @@ class SimulatedCluster:
     """See the module. `properties` change or complete `PROPERTIES` on every broker; `protocols` are the brokers'
     inter.broker.protocol.versions in turn, that of all if there is one.
 
+    The brokers in `lagging` are served by a member of the ZooKeeper ensemble that lags behind.
     `replication_factor` is what topics should have: three where there are three brokers; all but one must be in sync.
     """
 
@@ -224,6 +228,7 @@ class SimulatedCluster:
         brokers: int = 3,
         properties: dict[str, str] | None = None,
         protocols: Sequence[str] = (NEWEST_PROTOCOL,),
+        lagging: Collection[int] = (),
     ) -> None:
         self.world = world
         self.state = StateChecker()
@@ -242,6 +247,7 @@ class SimulatedCluster:
                 | (properties or {})
             )
             self.brokers[broker_id] = SimulatedBroker(world, broker_id, config)
+        self.zookeeper.lag.clients.update(self.brokers[broker_id].node.address for broker_id in lagging)
 
     async def start(self) -> None:
         """Returns when all brokers are up."""

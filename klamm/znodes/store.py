@@ -4,6 +4,8 @@ What must stay true:
 - A read is repeated after a lost connection. A write is repeated only where doing it twice does no harm, or where the
   outcome of the first try can be told: each method says how.
 - A watch is left before the data is read, and its callback gets no data: whoever is told reads again.
+- A read shows what this session's server knows, and that may be less than what others know already. Who reads because
+  somebody else has said something calls `sync` first. docs/architecture.md lists which reads do.
 - Reads of many znodes are pipelined; a znode that is not there is left out of the result.
 
 Errors: ZooKeeperErrors are raised as they come. A KafkaError is something that a client of the broker can cause.
@@ -81,6 +83,10 @@ class KafkaZooKeeper:
 
     def __init__(self, client: ZooKeeperClient) -> None:
         self.client = client
+
+    async def sync(self) -> None:
+        """Returns when this session's server knows everything that anybody has written before the call."""
+        await retrying(self.client.sync)
 
     # -- the cluster and this broker's place in it ------------------------------------------------------------------
 

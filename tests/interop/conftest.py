@@ -24,7 +24,7 @@ def needs_java(java: None) -> None:
     """Every test here needs it, with or without a fixture of its own."""
 
 
-Server = oracles.RealZooKeeper | oracles.RealKafka
+Server = oracles.RealZooKeeper | oracles.RealEnsemble | oracles.RealKafka
 
 
 @pytest.fixture

@@ -271,6 +271,56 @@ class RealZooKeeper(_JavaServer):
         return java_command(self.jars, "org.apache.zookeeper.server.ZooKeeperServerMain", config, options=options)
 
 
+class EnsembleMember(RealZooKeeper):
+    """One server of a `RealEnsemble`."""
+
+    def _command(self) -> list[str]:
+        return [
+            part.replace("server.ZooKeeperServerMain", "server.quorum.QuorumPeerMain") for part in super()._command()
+        ]
+
+    @property
+    def is_leader(self) -> bool:
+        return "Mode: leader" in self.words("srvr")
+
+
+class RealEnsemble:
+    """Three Apache ZooKeeper servers on 127.0.0.1 that elect one of them their leader."""
+
+    SIZE = 3
+
+    def __init__(self, jars: Path, directory: Path) -> None:
+        servers = {f"server.{id_}": f"127.0.0.1:{free_port()}:{free_port()}" for id_ in range(1, self.SIZE + 1)}
+        # A member that is paused for less than `syncLimit` ticks (10 s) stays one.
+        properties: dict[str, str | int] = {"initLimit": 40, "syncLimit": 20, **servers}
+        self.members = [
+            EnsembleMember(jars, directory / str(id_), properties=properties) for id_ in range(1, self.SIZE + 1)
+        ]
+        for id_, member in enumerate(self.members, 1):
+            (member.directory / "data").mkdir()
+            (member.directory / "data" / "myid").write_text(f"{id_}\n")
+
+    def start(self) -> None:
+        for member in self.members:
+            member.launch()
+        for member in self.members:
+            member.wait_ready()
+
+    def kill(self) -> None:
+        """kill -9 for all. Idempotent."""
+        for member in self.members:
+            member.kill()
+
+    @property
+    def leader(self) -> EnsembleMember:
+        [leader] = [member for member in self.members if member.is_leader]
+        return leader
+
+    @property
+    def followers(self) -> list[EnsembleMember]:
+        return [member for member in self.members if not member.is_leader]
+
+
 class RealKafka(_JavaServer):
     """One Apache Kafka 2.8.2 broker on 127.0.0.1, with the given ZooKeeper connect string and data directory.
 

@@ -1,0 +1,140 @@
+"""Brokers on a member of the ZooKeeper ensemble that lags behind: what they hear from others is true at once."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from klamm.broker.broker import Broker
+from klamm.net.cluster import ClusterClient
+from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.errors import ErrorCode
+from klamm.protocol.messages import request_class
+from klamm.simulation.cluster import SimulatedCluster
+from klamm.simulation.workload import create_topic, delete_topic
+from klamm.simulation.world import World
+
+TOPIC_RESOURCE = 2
+CONFIGS = {"cleanup.policy": "compact", "min.insync.replicas": "3"}
+
+
+@asynccontextmanager
+async def lagging_cluster(world: World) -> AsyncIterator[tuple[SimulatedCluster, ClusterClient]]:
+    """Broker 0 is the controller; 1 and 2 are served by a member that hears of nothing new by itself."""
+    cluster = SimulatedCluster(world, lagging=(1, 2))
+    await cluster.zookeeper.start()
+    for broker in cluster.brokers.values():
+        broker.start()
+        await broker.until_up()
+    assert cluster.controller_id() == 0
+    client = cluster.client()
+    await world.node("client").run(client.refresh_metadata())
+    cluster.zookeeper.lag.is_held = True
+    yield cluster, client
+    await world.node("client").run(client.close())
+    await cluster.close()
+
+
+def brokers(cluster: SimulatedCluster) -> list[Broker]:
+    return [each.broker for each in cluster.brokers.values() if each.broker is not None]
+
+
+async def known(cluster: SimulatedCluster, topic: str) -> None:
+    """Returns when all brokers have heard of the topic."""
+    for _ in range(1000):
+        if all(topic in broker._metadata_cache.snapshot.topics for broker in brokers(cluster)):
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"{topic} is not known everywhere")
+
+
+async def a_topic_has_its_configuration_from_the_beginning(world: World) -> None:
+    async with lagging_cluster(world) as (cluster, client):
+        await world.node("client").run(create_topic(client, "t", partitions=3, replication_factor=3, configs=CONFIGS))
+        await known(cluster, "t")
+        assert [broker._topic_configs.of("t").overrides for broker in brokers(cluster)] == [CONFIGS] * 3
+
+
+async def a_topic_that_is_created_again_has_nothing_of_the_former_one(world: World) -> None:
+    async with lagging_cluster(world) as (cluster, client):
+        node = world.node("client")
+        await node.run(create_topic(client, "t", partitions=1, replication_factor=3, configs={"retention.ms": "1"}))
+        await known(cluster, "t")
+        await node.run(delete_topic(client, "t"))
+        await cluster.until(lambda: cluster.state.topics() == [])
+        await node.run(create_topic(client, "t", partitions=1, replication_factor=3, configs=CONFIGS))
+        await known(cluster, "t")
+        assert [broker._topic_configs.of("t").overrides for broker in brokers(cluster)] == [CONFIGS] * 3
+
+
+async def everybody_knows_where_groups_are_kept(world: World) -> None:
+    async with lagging_cluster(world) as (cluster, client):
+        find = request_class(ApiKey.FIND_COORDINATOR)
+        await world.node("client").run(
+            client.send_to_broker(
+                0,
+                ApiKey.FIND_COORDINATOR,
+                lambda version: find(version=version, key="g", key_type=0),
+                errors_of=lambda _response: [],
+            )
+        )
+        await known(cluster, "__consumer_offsets")
+        assert len({broker._offsets_topic.partition_for("g") for broker in brokers(cluster)} - {-1}) == 1
+        assert [broker._topic_configs.of("__consumer_offsets").cleanup_policy for broker in brokers(cluster)] == [
+            ("compact",)
+        ] * 3
+
+
+async def a_configuration_is_altered_and_described_by_whoever_is_asked(world: World) -> None:
+    async with lagging_cluster(world) as (cluster, client):
+        node = world.node("client")
+        await node.run(create_topic(client, "t", partitions=1, replication_factor=3))
+        await known(cluster, "t")
+        for broker_id, value in enumerate(("1000", "2000", "3000")):
+            assert await node.run(alter(client, broker_id, "t", {"retention.ms": value})) is ErrorCode.NONE
+            for asked in (0, 1, 2):
+                assert (await node.run(describe(client, asked, "t")))["retention.ms"] == value
+
+
+async def alter(client: ClusterClient, broker_id: int, topic: str, configs: Mapping[str, str]) -> ErrorCode:
+    request = request_class(ApiKey.INCREMENTAL_ALTER_CONFIGS)
+    resource = request.AlterConfigsResource
+    entries = [resource.AlterableConfig(name=k, config_operation=0, value=v) for k, v in configs.items()]
+    resources = [resource(resource_type=TOPIC_RESOURCE, resource_name=topic, configs=entries)]
+    response = await client.send_to_broker(
+        broker_id,
+        ApiKey.INCREMENTAL_ALTER_CONFIGS,
+        lambda version: request(version=version, resources=resources, validate_only=False),
+        errors_of=lambda _response: [],
+    )
+    return ErrorCode(response.responses[0].error_code)
+
+
+async def describe(client: ClusterClient, broker_id: int, topic: str) -> dict[str, Any]:
+    request = request_class(ApiKey.DESCRIBE_CONFIGS)
+    resource = request.DescribeConfigsResource
+    resources = [resource(resource_type=TOPIC_RESOURCE, resource_name=topic, configuration_keys=None)]
+    response = await client.send_to_broker(
+        broker_id,
+        ApiKey.DESCRIBE_CONFIGS,
+        lambda version: request(version=version, resources=resources),
+        errors_of=lambda _response: [],
+    )
+    return {config.name: config.value for config in response.results[0].configs}
+
+
+@pytest.mark.parametrize(
+    "scenario",
+    [
+        a_topic_has_its_configuration_from_the_beginning,
+        a_topic_that_is_created_again_has_nothing_of_the_former_one,
+        everybody_knows_where_groups_are_kept,
+        a_configuration_is_altered_and_described_by_whoever_is_asked,
+    ],
+    ids=lambda scenario: scenario.__name__,
+)
+def test_scenario(scenario: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+    world = World(1)
+    world.run(scenario(world), time_limit_s=60)
