@@ -25,13 +25,17 @@ import socket
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
 T = TypeVar("T")
 # The type of `Environment.random`, for signatures elsewhere.
 Random = random.Random
 Buffer = bytes | bytearray | memoryview
+
+
+class WorkerFailed(Exception):
+    """The process that worked on something has died. Another one may do better."""
 
 
 class File(ABC):
@@ -167,6 +171,21 @@ class Environment(ABC):
 
         The function must not touch state that the loop's code may change meanwhile.
         """
+
+    async def run_in_worker(self, work: Callable[..., Generator[None, None, T]], *arguments: object) -> T:
+        """Takes the steps of `work(*arguments)`, which may be very many, where they hold nobody up.
+
+        `work` is a pure function of a module, its arguments and its result are plain values: they may go to another
+        process and back. It ends soon after its caller is cancelled. Raises WorkerFailed when that process has died.
+        """
+        steps = work(*arguments)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            await asyncio.sleep(0)
 
     @abstractmethod
     def host_name(self) -> str:

@@ -21,6 +21,7 @@ Make = Callable[[int], Sequence[bytearray]]
 
 NONE = ErrorCode.NONE
 INVALID_RECORD = ErrorCode.INVALID_RECORD
+INVALID_TIMESTAMP = ErrorCode.INVALID_TIMESTAMP
 NOT_AUTHORIZED = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 ATTRIBUTES_AT, LAST_OFFSET_DELTA_AT, MAX_TIMESTAMP_AT, COUNT_AT, RECORDS_AT = 21, 23, 35, 57, 61
@@ -37,8 +38,8 @@ class Case:
     transactional_id: str | None = None
     version: int = 9
     configs: Mapping[str, str] = field(default_factory=dict)
-    # (index, message) of each record that is refused for itself. MESSAGE may have NOW, which is left out of the times.
-    record_errors: Sequence[tuple[int, str]] = ()
+    # The places in the batch of the records that are refused for themselves.
+    refused: Sequence[int] = ()
 
     @property
     def answer_of_klamm(self) -> ErrorCode:
@@ -126,6 +127,106 @@ HEADERS = {
     ),
     "a count that is too large": Case(counted(3, 1), INVALID_RECORD),
     "no records": Case(counted(0, -1), INVALID_RECORD),
+}
+
+
+FAR_MS = 50_000
+COMPACTED = {"cleanup.policy": "compact"}
+NEAR = {"message.timestamp.difference.max.ms": "10000"}
+APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
+
+
+def keyed(*has_key: bool, late: Sequence[int] = (), codec: CompressionType = CompressionType.NONE) -> Make:
+    """A record for each, with a key or without; those in `late` have a timestamp that is far from now."""
+
+    def make(now_ms: int) -> list[bytearray]:
+        return [
+            build_batch(
+                [
+                    Record(b"k" if key else None, b"v", now_ms + FAR_MS if index in late else now_ms)
+                    for index, key in enumerate(has_key)
+                ],
+                codec=codec,
+            )
+        ]
+
+    return make
+
+
+def times(*timestamps_ms: int | None, **header: Any) -> Make:
+    """A record for each; None is now."""
+
+    def make(now_ms: int) -> list[bytearray]:
+        return [build_batch([Record(b"k", b"v", now_ms if at is None else at) for at in timestamps_ms], **header)]
+
+    return make
+
+
+def misnumbered(codec: CompressionType) -> Make:
+    """Two records in a batch of two that call themselves 1 and 0."""
+
+    def make(now_ms: int) -> list[bytearray]:
+        data = build_batch([Record(b"k", b"v", now_ms, offset=1), Record(b"k", b"v", now_ms, offset=0)], codec=codec)
+        return [changed(data, LAST_OFFSET_DELTA_AT, ">i", 1)]
+
+    return make
+
+
+K, N = True, False
+
+# What topics ask of single records.
+RECORDS = {
+    "three of ten without a key": Case(
+        keyed(K, K, K, N, K, K, N, K, K, N), INVALID_RECORD, configs=COMPACTED, refused=(3, 6, 9)
+    ),
+    "keys missing in zstd": Case(
+        keyed(K, N, K, N, codec=CompressionType.ZSTD), INVALID_RECORD, configs=COMPACTED, refused=(1, 3)
+    ),
+    "keys": Case(keyed(K, K), NONE, configs=COMPACTED),
+    "no keys where none are needed": Case(keyed(N, N), NONE),
+    "a timestamp in the middle that is out of range": Case(
+        keyed(K, K, K, K, late=(2,)), INVALID_TIMESTAMP, configs=NEAR, refused=(2,)
+    ),
+    "a record without a timestamp": Case(times(None, -1, None), NONE, configs=NEAR),
+    "one without a key, one out of range": Case(
+        keyed(K, K, N, K, late=(1,)), INVALID_TIMESTAMP, configs={**COMPACTED, **NEAR}, refused=(1, 2)
+    ),
+    "one that has both": Case(keyed(K, N, late=(1,)), INVALID_RECORD, configs={**COMPACTED, **NEAR}, refused=(1,)),
+    "out of range where the time of the append counts": Case(times(5, 6), NONE, configs={**APPEND_TIME, **NEAR}),
+    "as far from now as possible, without a limit": Case(times(-(2**63) + 1, 2**63 - 1), NONE),
+    "the time of the append, said by the producer": Case(
+        lambda now_ms: [flagged(build_batch([Record(b"k", b"v", now_ms)] * 3), LOG_APPEND_TIME)],
+        INVALID_TIMESTAMP,
+        refused=(0, 1, 2),
+    ),
+    "the same where it counts": Case(
+        lambda now_ms: [flagged(build_batch([Record(b"k", b"v", now_ms)] * 2), LOG_APPEND_TIME)],
+        INVALID_TIMESTAMP,
+        configs=APPEND_TIME,
+        refused=(0, 1),
+    ),
+    "a false largest timestamp": Case(
+        lambda now_ms: [changed(build_batch([Record(b"k", b"v", now_ms)] * 2), MAX_TIMESTAMP_AT, ">q", 2**62)],
+        NONE,
+        configs=NEAR,
+    ),
+    "bytes that are no records": Case(
+        lambda now_ms: [changed(build_batch([Record(b"k", b"v", now_ms)] * 2), RECORDS_AT, ">q", -1)],
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+        INVALID_RECORD,
+        configs=COMPACTED,
+    ),
+    "bytes that are no zstd": Case(
+        lambda now_ms: [flagged(build_batch([Record(b"k", b"v", now_ms)]), CompressionType.ZSTD)],
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+        INVALID_RECORD,
+        configs=COMPACTED,
+    ),
+    # Kafka keeps them, and compaction then takes the one for the other.
+    "offsets out of order": Case(misnumbered(CompressionType.NONE), NONE, INVALID_RECORD, configs=COMPACTED),
+    "offsets out of order in zstd": Case(
+        misnumbered(CompressionType.ZSTD), ErrorCode.UNKNOWN_SERVER_ERROR, INVALID_RECORD, configs=COMPACTED
+    ),
 }
 
 

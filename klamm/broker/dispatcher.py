@@ -86,7 +86,7 @@ class Dispatcher:
             Client(ANONYMOUS, connection.peer_host),
             header.correlation_id,
             header.client_id,
-            connection.listener_name,
+            connection,
             body,
             self._services,
         )

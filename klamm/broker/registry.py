@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from klamm.broker.security import CLUSTER_NAME, OPERATIONS, Client, Operation, ResourceType
-from klamm.net.server import AnswerOnly
+from klamm.net.server import AnswerOnly, ServerConnection
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey
 
@@ -63,9 +63,13 @@ class Request:
     client: Client
     correlation_id: int
     client_id: str | None
-    listener_name: str
+    connection: ServerConnection
     body: Body
     services: "Services"
+
+    @property
+    def listener_name(self) -> str:
+        return self.connection.listener_name
 
     def allows(self, name: str, operation: Operation | None = None, resource_type: ResourceType | None = None) -> bool:
         """Whether the client may use the resource `name` as the API's registration says, or as given here."""

@@ -11,7 +11,8 @@ What must stay true:
 - The responses of a connection leave in the order of its requests.
 - A request starts only when all earlier requests of its connection have been answered; only produces may follow
   produces that are still waiting for their acknowledgement (`Frame.pipelined`), as they have already been appended
-  in order. So whatever a client pipelines sees the effect of what it sent before.
+  in order; one that is still to be appended holds them (`hold_followers`). So whatever a client pipelines sees the
+  effect of what it sent before.
 - A connection is bounded: at most `max_in_flight` requests and `max_in_flight_bytes` of frames are held; beyond that,
   and while the client does not read its responses, nothing more is read from it (it is muted).
 - What a client sends can close its own connection (`InvalidRequest`), with a logged reason; it never reaches another.
@@ -180,6 +181,19 @@ class ServerConnection(FrameReader):
             _log.info("%s: closed: %s", self, reason)
             self._waiting.clear()
             self.transport.abort()
+
+    def hold_followers(self) -> Callable[[], None]:
+        """For `dispatch`: what the request changes is still to come, so nothing may start after it yet, not even others
+        of its kind. They may when what this returns is called."""
+        exchange = self._exchanges[-1]
+        pipelined, exchange.pipelined = exchange.pipelined, False
+
+        def release() -> None:
+            exchange.pipelined = pipelined
+            self._start_requests()
+            self._adjust_reading()
+
+        return release
 
     @property
     def is_answering(self) -> bool:

@@ -140,3 +140,7 @@ class KafkaError(Exception):
         super().__init__(f"{code.name}: {message}" if message else code.name)
         self.code = code
         self.message = message
+
+    def __reduce__(self) -> tuple[type["KafkaError"], tuple[ErrorCode, str]]:
+        """So that it can come from another process."""
+        return KafkaError, (self.code, self.message)

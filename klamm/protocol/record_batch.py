@@ -14,9 +14,9 @@ Source: org.apache.kafka.common.record.DefaultRecordBatch, DefaultRecord, EndTra
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import cramjam
 import crc32c
@@ -24,6 +24,7 @@ import crc32c
 from klamm.protocol.errors import ErrorCode, KafkaError
 
 Buffer = bytes | bytearray | memoryview
+T = TypeVar("T")
 
 HEADER_SIZE_BYTES = 61
 LOG_OVERHEAD_BYTES = 12  # the base offset and the length, which the length does not count
@@ -32,6 +33,9 @@ NO_TIMESTAMP = -1
 NO_PRODUCER_ID = -1
 NO_SEQUENCE = -1
 MAX_DECOMPRESSED_BYTES = 128 * 1024 * 1024
+_ALWAYS_DECOMPRESSED_BYTES = 16 * 1024 * 1024
+_MAX_COMPRESSION_FACTOR = 1100
+_COMPRESSED_AT_ONCE_BYTES = 128 * 1024
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _LENGTH = struct.Struct(">i")
@@ -56,6 +60,7 @@ _MAX_OFFSET = 2**63 - 1
 _XERIAL_HEADER = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_SIZE_BYTES = 16
 _XERIAL_CHUNK_BYTES = 32 * 1024
+_XERIAL_START = _XERIAL_HEADER + struct.pack(">ii", 1, 1)
 
 
 class CompressionType(IntEnum):
@@ -242,6 +247,15 @@ def most_records(header: BatchHeader) -> int:
     ) // _MIN_RECORD_SIZE_BYTES
 
 
+def max_decompressed_bytes(header: BatchHeader) -> int:
+    """What a broker decompresses of this batch, at most, when somebody sends it or asks for what is in it.
+
+    It grows with what was received: gzip, snappy and lz4 cannot exceed the factor, zstd could by far.
+    """
+    grown = header.size_bytes * _MAX_COMPRESSION_FACTOR
+    return min(max(_ALWAYS_DECOMPRESSED_BYTES, grown), MAX_DECOMPRESSED_BYTES)
+
+
 def crc_matches(buffer: Buffer, position: int, header: BatchHeader) -> bool:
     """Whether the stored CRC-32C is that of the batch at `position`."""
     return bool(_crc(buffer, position, header.size_bytes) == header.crc)
@@ -273,20 +287,39 @@ def write_header(buffer: bytearray | memoryview, position: int, header: BatchHea
     _write_crc(buffer, position, header.size_bytes)
 
 
+def set_max_timestamp(buffer: bytearray | memoryview, position: int, header: BatchHeader, timestamp_ms: int) -> None:
+    """Makes `timestamp_ms` the largest of the batch at `position`, as far as its header says, and renews its CRC."""
+    _MAX_TIMESTAMP.pack_into(buffer, position + _MAX_TIMESTAMP_AT, timestamp_ms)
+    _write_crc(buffer, position, header.size_bytes)
+
+
 def recompress(buffer: Buffer, header: BatchHeader, codec: CompressionType) -> bytearray:
     """The batch at the start of `buffer` with its records compressed by `codec`, and nothing else changed.
 
     Raises KafkaError as `decompress` does.
     """
     body = decompress(header.codec, memoryview(buffer)[HEADER_SIZE_BYTES : header.size_bytes])
-    compressed = _compress(codec, bytearray(body))
-    batch = bytearray(memoryview(buffer)[:HEADER_SIZE_BYTES])
+    return at_once(compressed_batch(header, body, codec))
+
+
+def compressed_batch(header: BatchHeader, body: Buffer, codec: CompressionType) -> Generator[None, None, bytearray]:
+    """The batch with this header and these uncompressed records, compressed by `codec`; in steps of a few ms."""
+    compressed = yield from _compress_in_steps(codec, memoryview(body))
+    batch = bytearray(HEADER_SIZE_BYTES)
     batch += compressed
-    _LENGTH.pack_into(batch, 8, len(batch) - LOG_OVERHEAD_BYTES)
     attributes = header.attributes & ~_CODEC_MASK | codec
-    _CRC_ATTRIBUTES.pack_into(batch, _CRC_AT, 0, attributes)
-    _write_crc(batch, 0, len(batch))
+    write_header(batch, 0, header._replace(batch_length=len(batch) - LOG_OVERHEAD_BYTES, attributes=attributes))
     return batch
+
+
+def at_once(steps: Generator[None, None, T]) -> T:
+    """Takes all steps of some work without a pause; what the last one returns."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: T = end.value
+            return value
 
 
 def _crc(buffer: Buffer, position: int, size_bytes: int) -> int:
@@ -666,23 +699,52 @@ def _compress(codec: CompressionType, data: bytearray) -> Buffer:
         return data
     if codec == CompressionType.SNAPPY:
         return _compress_xerial(data)
-    return bytes(_COMPRESS[codec](data))
+    compressed: bytes = bytes(_COMPRESS[codec](data))
+    return compressed
 
 
-def _compress_xerial(data: bytearray) -> bytearray:
+def _compress_in_steps(codec: CompressionType, data: memoryview) -> Generator[None, None, Buffer]:
+    """Pauses after each `_COMPRESSED_AT_ONCE_BYTES`; fewer bytes are compressed at once."""
+    if len(data) <= _COMPRESSED_AT_ONCE_BYTES or codec == CompressionType.NONE:
+        return _compress(codec, bytearray(data))
+    chunks = [data[at : at + _COMPRESSED_AT_ONCE_BYTES] for at in range(0, len(data), _COMPRESSED_AT_ONCE_BYTES)]
+    if codec == CompressionType.SNAPPY:
+        out = bytearray(_XERIAL_START)
+        for chunk in chunks:
+            out += _xerial_blocks(chunk)
+            yield
+        return out
+    compressor = _COMPRESSOR[codec]()
+    for chunk in chunks:
+        compressor.compress(bytes(chunk))
+        yield
+    compressed: bytes = bytes(compressor.finish())
+    return compressed
+
+
+def _compress_xerial(data: Buffer) -> bytearray:
     """Snappy as Java's clients write it: a header, then blocks with their lengths."""
-    out = bytearray(_XERIAL_HEADER + struct.pack(">ii", 1, 1))
+    return bytearray(_XERIAL_START) + _xerial_blocks(data)
+
+
+def _xerial_blocks(data: Buffer) -> bytearray:
+    out = bytearray()
     for start in range(0, len(data), _XERIAL_CHUNK_BYTES):
-        block = bytes(cramjam.snappy.compress_raw(data[start : start + _XERIAL_CHUNK_BYTES]))
+        block = bytes(cramjam.snappy.compress_raw(bytes(data[start : start + _XERIAL_CHUNK_BYTES])))
         out += _LENGTH.pack(len(block)) + block
     return out
 
 
-def _compress_lz4(data: bytearray) -> cramjam.Buffer:
+def _lz4_compressor() -> Any:
     """Java's clients refuse frames whose blocks depend on each other."""
-    compressor = cramjam.lz4.Compressor(level=1, block_linked=False)
+    return cramjam.lz4.Compressor(level=1, block_linked=False)
+
+
+def _compress_lz4(data: bytearray) -> cramjam.Buffer:
+    compressor = _lz4_compressor()
     compressor.compress(bytes(data))
-    return compressor.finish()
+    compressed: cramjam.Buffer = compressor.finish()
+    return compressed
 
 
 def _compress_zstd(data: bytearray) -> cramjam.Buffer:
@@ -694,4 +756,9 @@ _COMPRESS: dict[CompressionType, Callable[[bytearray], cramjam.Buffer]] = {
     CompressionType.GZIP: cramjam.gzip.compress,
     CompressionType.LZ4: _compress_lz4,
     CompressionType.ZSTD: _compress_zstd,
+}
+_COMPRESSOR: dict[CompressionType, Callable[[], Any]] = {
+    CompressionType.GZIP: cramjam.gzip.Compressor,
+    CompressionType.LZ4: _lz4_compressor,
+    CompressionType.ZSTD: lambda: cramjam.zstd.Compressor(level=3),
 }

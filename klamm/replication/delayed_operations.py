@@ -31,6 +31,8 @@ class ProduceResult:
     log_append_time_ms: int = -1
     log_start_offset: int = -1
     error_message: str | None = None
+    # (index in the batch, message) of records that are refused for themselves.
+    record_errors: Sequence[tuple[int, str]] = ()
     # The offset that the high watermark must reach before acks=all is answered, and the epoch of the append; -1 when
     # nothing is waited for any more.
     required_offset: int = -1

@@ -32,6 +32,7 @@ from klamm.replication.isr import (
 )
 from klamm.replication.ports import IsrChange, IsrChanges, WrittenIsr
 from klamm.replication.replica import NEVER_MS, Replica
+from klamm.storage.batch_inspection import Inspected
 from klamm.storage.log import AppendInfo, AppendOrigin, Log
 from klamm.storage.truncation import Truncation
 from klamm.znodes.topics import NO_LEADER
@@ -207,11 +208,12 @@ class Partition:
         required_acks: int,
         now_ms: int,
         origin: AppendOrigin = AppendOrigin.CLIENT,
+        inspected: Inspected | None = None,
     ) -> AppendInfo:
         """Appends one batch; `now_ms` is wall clock.
 
         Raises KafkaError: NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS (acks=all with fewer in-sync replicas than
-        min.insync.replicas), and whatever the log refuses.
+        min.insync.replicas), and whatever the log refuses; LargeBatch as `Log.append_as_leader`.
         """
         if self.leader_id != self._broker_id:
             raise self._not_leader()
@@ -220,7 +222,7 @@ class Partition:
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"{self} has {len(self.isr)} in-sync replicas, min.insync.replicas is {self.min_insync_replicas}",
             )
-        info = self.log.append_as_leader(records, self.leader_epoch, origin=origin, now_ms=now_ms)
+        info = self.log.append_as_leader(records, self.leader_epoch, origin=origin, now_ms=now_ms, inspected=inspected)
         self._advance_high_watermark()
         return info
 

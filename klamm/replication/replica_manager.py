@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
-from klamm.environment import Environment
+from klamm.environment import Environment, WorkerFailed
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
@@ -46,8 +46,10 @@ from klamm.replication.ports import (
 )
 from klamm.replication.state_change_lines import StateChangeLines
 from klamm.replication.state_changes import StateChanges
+from klamm.storage.batch_inspection import Inspected, LargeBatch, inspect
 from klamm.storage.log import Log
 from klamm.storage.log_manager import LogManager
+from klamm.storage.log_validator import RecordsRefused
 from klamm.storage.producer_state import AppendOrigin
 from klamm.tasks import OnFailure, start_task
 from klamm.znodes.topics import TopicPartition
@@ -209,11 +211,16 @@ class ReplicaManager:
         records: memoryview,
         required_acks: int,
         origin: AppendOrigin = AppendOrigin.CLIENT,
+        inspected: Inspected | None = None,
     ) -> ProduceResult:
-        """Appends one batch to a partition that this broker leads."""
+        """Appends one batch to a partition that this broker leads. Raises LargeBatch as `Log.append_as_leader`."""
         try:
             target = self.partition(topic, partition)
-            info = target.append_records_as_leader(records, required_acks, self._environment.now_ms(), origin)
+            info = target.append_records_as_leader(
+                records, required_acks, self._environment.now_ms(), origin, inspected
+            )
+        except RecordsRefused as error:
+            return ProduceResult(error.code, error_message=error.message, record_errors=error.record_errors)
         except KafkaError as error:
             return ProduceResult(error.code, error_message=error.message or None)
         if not info.duplicate:
@@ -226,6 +233,14 @@ class ReplicaManager:
             required_offset=info.last_offset + 1,
             leader_epoch=target.leader_epoch,
         )
+
+    async def inspect(self, large: LargeBatch) -> Inspected:
+        """Looks into a batch outside of the loop, so that it can be appended then. Raises KafkaError."""
+        try:
+            found = await self._environment.run_in_worker(inspect, bytes(large.batch), large.demands)
+        except WorkerFailed as error:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from None
+        return large.inspected(found)
 
     def is_replicated(self, appended: Appended) -> bool:
         """Whether acks=all can be answered: each append is on all in-sync replicas, or its result says what failed."""

@@ -24,14 +24,16 @@ from klamm.protocol.record_batch import (
     BatchHeader,
     Buffer,
     EndTransactionMarker,
+    at_once,
     check_crc,
     decode_end_transaction_marker,
     iterate_batches,
     parse_header,
-    recompress,
     set_log_append_time,
+    set_max_timestamp,
     set_offset_and_epoch,
 )
+from klamm.storage.batch_inspection import Demands, Inspected, LargeBatch, inspect, inspect_at_once
 from klamm.storage.checkpoints import LEADER_EPOCH_CHECKPOINT, format_leader_epoch_checkpoint
 from klamm.storage.index_file import NO_SPACE
 from klamm.storage.leader_epoch_cache import EpochEntry, LeaderEpochCache
@@ -39,7 +41,7 @@ from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import PARTITION_METADATA_FILE, LogDirectory, format_partition_metadata
 from klamm.storage.log_loader import LoadedLog, write_unsynced
 from klamm.storage.log_reader import FetchedRecords, LogReader
-from klamm.storage.log_validator import check_size, validate_batch
+from klamm.storage.log_validator import check_inspection, check_size, demands_on, validate_batch
 from klamm.storage.producer_state import AppendOrigin, BatchMetadata, ProducerState
 from klamm.storage.segment import LogSegment
 from klamm.storage.transaction_index import AbortedTransaction
@@ -227,12 +229,15 @@ class Log:
         *,
         origin: AppendOrigin = AppendOrigin.CLIENT,
         now_ms: int,
+        inspected: Inspected | None = None,
     ) -> AppendInfo:
         """Appends one batch. The offsets and the epoch that it gets are written into `records`.
 
         A batch compressed otherwise than compression.type says is compressed anew first.
 
-        Raises KafkaError: as `log_validator.validate_batch` and `ProducerState.check`, KAFKA_STORAGE_ERROR.
+        Raises KafkaError: as `log_validator.validate_batch`, `check_inspection` and `ProducerState.check`,
+        KAFKA_STORAGE_ERROR. Raises LargeBatch for one that must be looked into elsewhere. Another call, with what was
+        found, appends it then; it checks all again, as anything may have happened meanwhile.
         """
         self._check_usable()
         header = parse_header(records)
@@ -245,11 +250,11 @@ class Log:
                 if duplicate is not None:
                     return self._duplicate(duplicate)
             self._producer_state.check(header, marker, origin)
-        codec = config.codec
-        if codec is not None and codec != header.codec and not header.is_control:
-            records = recompress(records, header, codec)
-            header = parse_header(records)
-            check_size(header, config)
+        demands = demands_on(header, config, origin, now_ms)
+        if demands is not None:
+            if inspected is None or inspected.config is not config:
+                inspected = self._look_into(records, header, demands, origin)
+            records, header = self._fulfilling(inspected, records, header)
         max_timestamp, log_append_time_ms = header.max_timestamp, -1
         if config.uses_log_append_time:
             max_timestamp = log_append_time_ms = now_ms
@@ -269,6 +274,32 @@ class Log:
             False,
             len(records),
         )
+
+    def _look_into(
+        self, records: bytearray | memoryview, header: BatchHeader, demands: Demands, origin: AppendOrigin
+    ) -> Inspected:
+        found = inspect_at_once(records, header, demands)
+        if found is None:
+            if origin is AppendOrigin.CLIENT:
+                raise LargeBatch(records, demands, self.config)
+            # What klamm itself has made is small, or a single client's commit.
+            found = at_once(inspect(bytes(records), demands))
+        return Inspected(self.config, demands, found)
+
+    def _fulfilling(
+        self, inspected: Inspected, records: bytearray | memoryview, header: BatchHeader
+    ) -> tuple[bytearray | memoryview, BatchHeader]:
+        """The batch as the topic wants it, and its header."""
+        found = inspected.found
+        check_inspection(found, inspected.demands, self.config)
+        if found.batch is not None:
+            records = found.batch
+            header = parse_header(records)
+            check_size(header, self.config)
+        if found.max_timestamp_ms != header.max_timestamp and not self.config.uses_log_append_time:
+            set_max_timestamp(records, 0, header, found.max_timestamp_ms)
+            header = header._replace(max_timestamp=found.max_timestamp_ms)
+        return records, header
 
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """Appends what the leader has sent: whole batches with their offsets, and maybe a part of one more.
@@ -586,8 +617,6 @@ class Log:
     def _truncated(self, start: int, end: int, producer_state: ProducerState) -> None:
         self._log_start_offset = start
         self._log_end_offset = end
-        # At once: the producers' state may turn out to be unreadable.
-        self._high_watermark = min(self._high_watermark, end)
         self.recovery_point = min(self.recovery_point, end)
         self.is_truncation_unsynced = True
         self._snapshots.delete_after(end)

@@ -1,27 +1,41 @@
 """What a batch must fulfil before a leader appends it.
 
-The header is believed where Kafka looks into every record: the largest timestamp is the header's, and only the first
-and the largest timestamp are compared with the clock. Records are decoded only for compacted topics, which need keys.
+Where the topic's configuration asks nothing of single records, the header is believed and they stay opaque: Kafka looks
+at each all the same. Otherwise `batch_inspection` looks into them, and what a topic does not take is refused record by
+record (KIP-467).
 
 Source: kafka.log.LogValidator, kafka.log.Log (analyzeAndValidateRecords).
 """
 
+from collections.abc import Sequence
+
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import (
     NO_PRODUCER_ID,
-    NO_TIMESTAMP,
     BatchHeader,
     Buffer,
     CompressionType,
     check_crc,
-    decode_records,
     most_records,
 )
+from klamm.protocol.record_walk import MAX_NAMED_RECORDS, Refusal, RefusedRecord, Wanted
+from klamm.storage.batch_inspection import Demands, Inspection
 from klamm.storage.log_config import LogConfig
 from klamm.storage.producer_state import AppendOrigin
 
 _MAX_CODEC = max(CompressionType)
 _NO_LIMIT_MS = 2**63 - 1
+
+
+class RecordsRefused(KafkaError):
+    """Some records of a batch are not what the topic takes; the others are refused with them.
+
+    `record_errors` has (index in the batch, message) of the first that are refused for themselves.
+    """
+
+    def __init__(self, code: ErrorCode, message: str, record_errors: Sequence[tuple[int, str]]) -> None:
+        super().__init__(code, message)
+        self.record_errors = record_errors
 
 
 def validate_batch(records: Buffer, header: BatchHeader, config: LogConfig, origin: AppendOrigin, now_ms: int) -> None:
@@ -72,30 +86,56 @@ def _validate_client_batch(records: Buffer, header: BatchHeader, config: LogConf
         raise KafkaError(
             ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression type {header.codec} is unknown, allowed are 0 to 4"
         )
-    if not config.uses_log_append_time:
-        _validate_timestamps(header, config, now_ms)
-    if config.is_compacted:
-        _require_keys(records, header)
-
-
-def _validate_timestamps(header: BatchHeader, config: LogConfig, now_ms: int) -> None:
     if header.is_log_append_time:
-        raise KafkaError(ErrorCode.INVALID_TIMESTAMP, "a producer may not set the timestamp type LogAppendTime")
-    limit_ms = config.message_timestamp_difference_max_ms
-    if limit_ms == _NO_LIMIT_MS:
-        return
-    for timestamp_ms in (header.base_timestamp, header.max_timestamp):
-        if timestamp_ms != NO_TIMESTAMP and abs(timestamp_ms - now_ms) > limit_ms:
-            raise KafkaError(
-                ErrorCode.INVALID_TIMESTAMP,
-                f"timestamp {timestamp_ms} is more than message.timestamp.difference.max.ms={limit_ms} from {now_ms}",
-            )
+        message = "a producer may not set the timestamp type LogAppendTime"
+        named = range(min(header.record_count, MAX_NAMED_RECORDS))
+        raise RecordsRefused(ErrorCode.INVALID_TIMESTAMP, message, [(index, message) for index in named])
 
 
-def _require_keys(records: Buffer, header: BatchHeader) -> None:
-    for record in decode_records(records, 0, header):
-        if record.key is None:
-            raise _invalid(f"record {record.offset} has no key, which cleanup.policy=compact needs")
+def demands_on(header: BatchHeader, config: LogConfig, origin: AppendOrigin, now_ms: int) -> Demands | None:
+    """What the topic asks of the records of a batch, or of its compression; None where it asks nothing."""
+    codec = config.codec
+    if codec == header.codec or header.is_control:
+        codec = None
+    wanted = Wanted()
+    if origin is AppendOrigin.CLIENT:
+        limit_ms = config.message_timestamp_difference_max_ms
+        has_limit = limit_ms != _NO_LIMIT_MS and not config.uses_log_append_time
+        if config.is_compacted or has_limit:
+            wanted = Wanted(config.is_compacted)
+            if has_limit:
+                wanted = wanted._replace(earliest_ms=now_ms - limit_ms, latest_ms=now_ms + limit_ms)
+            return Demands(wanted, codec)
+    return Demands(wanted, codec) if codec is not None else None
+
+
+def check_inspection(found: Inspection, demands: Demands, config: LogConfig) -> None:
+    """Raises RecordsRefused, and KafkaError(INVALID_RECORD), where the records are not what was asked for."""
+    if found.refused:
+        raise _refused(found, demands, config)
+    if not found.is_numbered:
+        raise _invalid("the records do not number themselves 0, 1, 2 and so on")
+
+
+def _refused(found: Inspection, demands: Demands, config: LogConfig) -> RecordsRefused:
+    wanted = demands.wanted
+    no_key = "a record has no key, which cleanup.policy=compact needs"
+
+    def reason(record: RefusedRecord) -> str:
+        if record.refusal is Refusal.NO_KEY:
+            return no_key
+        return (
+            f"timestamp {record.timestamp_ms} is not from {wanted.earliest_ms} to {wanted.latest_ms}"
+            f" (message.timestamp.difference.max.ms={config.message_timestamp_difference_max_ms})"
+        )
+
+    counts = (
+        (found.out_of_range_count, "have a timestamp that is out of range"),
+        (found.keyless_count, "have no key, which cleanup.policy=compact needs"),
+    )
+    message = ", ".join(f"{count} records {what}" for count, what in counts if count)
+    code = ErrorCode.INVALID_TIMESTAMP if found.out_of_range_count else ErrorCode.INVALID_RECORD
+    return RecordsRefused(code, message, [(record.batch_index, reason(record)) for record in found.refused])
 
 
 def _invalid(message: str) -> KafkaError:

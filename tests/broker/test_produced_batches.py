@@ -5,20 +5,21 @@ from pathlib import Path
 
 import pytest
 from one_broker import Client, OneBroker, run
-from produced_batches import HEADERS, NOT_AUTHORIZED, Case, send_all, topic_of
+from produced_batches import HEADERS, NOT_AUTHORIZED, RECORDS, Case, changed, keyed, send_all, topic_of
 
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.produce import ProduceRequest
-from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.produce import PartitionProduceResponse, ProduceRequest
+from klamm.protocol.record_batch import CompressionType, Record, build_batch, crc_matches, iterate_batches
 
 
-def answers_of(tmp_path: Path, cases: dict[str, Case]) -> dict[str, ErrorCode]:
-    answers = {}
+def answers_of(tmp_path: Path, cases: dict[str, Case]) -> dict[str, PartitionProduceResponse]:
+    answers: dict[str, PartitionProduceResponse] = {}
 
     async def scenario(cluster: OneBroker, client: Client) -> None:
         for name, case in cases.items():
-            await client.create_topic(topic_of(name), **case.configs)
+            configs = {key.replace(".", "_"): value for key, value in case.configs.items()}
+            await client.create_topic(topic_of(name), **configs)
         host, port = cluster.broker.endpoints["PLAINTEXT"]
         answers.update(await send_all(f"{host}:{port}", cases, cluster.environment.now_ms()))
 
@@ -31,6 +32,77 @@ def test_what_a_header_may_say(tmp_path: Path) -> None:
     assert {name: ErrorCode(answer.error_code) for name, answer in answers.items()} == {
         name: case.answer_of_klamm for name, case in HEADERS.items()
     }
+
+
+def test_what_a_topic_asks_of_single_records(tmp_path: Path) -> None:
+    answers = answers_of(tmp_path, RECORDS)
+    assert {name: (ErrorCode(answer.error_code), indexes(answer)) for name, answer in answers.items()} == {
+        name: (case.answer_of_klamm, list(case.refused)) for name, case in RECORDS.items()
+    }
+
+
+def indexes(answer: PartitionProduceResponse) -> list[int]:
+    return [index for index, _ in answer.record_errors]
+
+
+@pytest.mark.parametrize("version", [3, 7, 8, 9])
+def test_refused_records_say_why_in_versions_with_room_for_it(tmp_path: Path, version: int) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic(
+            "t", cleanup_policy="compact", message_timestamp_difference_max_ms="10000", segment_bytes="1000000"
+        )
+        now_ms = cluster.environment.now_ms()
+        (records,) = keyed(True, False, True, late=(2,))(now_ms)
+        answer = await client.produce("t", 0, records, version=version)
+        assert answer.error_code == ErrorCode.INVALID_TIMESTAMP
+        if version < 8:
+            assert (answer.record_errors, answer.error_message) == ((), None)
+            return
+        ((keyless, no_key), (late, out_of_range)) = answer.record_errors
+        assert (keyless, no_key) == (1, "a record has no key, which cleanup.policy=compact needs")
+        assert late == 2
+        assert f"timestamp {now_ms + 50_000} is not from" in out_of_range
+        assert answer.error_message == (
+            "1 records have a timestamp that is out of range, 1 records have no key, which cleanup.policy=compact needs"
+        )
+
+    run(tmp_path, scenario)
+
+
+def test_the_largest_timestamp_is_that_of_the_records_wherever_they_are_looked_at(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        now_ms = cluster.environment.now_ms()
+        configs = [
+            ({"cleanup_policy": "compact"}, CompressionType.NONE),
+            ({"cleanup_policy": "compact"}, CompressionType.ZSTD),
+            ({"message_timestamp_difference_max_ms": "10000"}, CompressionType.NONE),
+            ({"compression_type": "gzip"}, CompressionType.NONE),
+        ]
+        for number, (config, codec) in enumerate(configs):
+            await client.create_topic(f"t{number}", **config)
+            data = build_batch([Record(b"k", b"v", now_ms + at) for at in (0, 7, 3)], codec=codec)
+            changed(data, 35, ">q", 2**62)
+            assert (await client.produce(f"t{number}", 0, data)).error_code == 0
+            fetched = (await client.fetch(f"t{number}", 0, 0)).records
+            ((position, header),) = iterate_batches(fetched)
+            assert (header.max_timestamp, header.base_timestamp) == (now_ms + 7, now_ms)
+            assert crc_matches(fetched, position, header)
+
+    run(tmp_path, scenario)
+
+
+def test_more_refused_records_than_an_answer_names(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", partitions=2, cleanup_policy="compact")
+        data = build_batch([Record(None, b"")] * 7_000, codec=CompressionType.ZSTD)
+        body = ProduceRequest(None, -1, 10_000, [("t", [(0, data), (1, bytearray(data))])])
+        (_, answers) = (await client.request(ApiKey.PRODUCE, 9, body)).topics[0]
+        assert [(answer.error_code, len(answer.record_errors)) for answer in answers] == [
+            (ErrorCode.INVALID_RECORD, 7_000),
+            (ErrorCode.INVALID_RECORD, 3_000),
+        ]
+
+    run(tmp_path, scenario)
 
 
 @pytest.mark.parametrize("transactional_id", [None, "tx"])

@@ -88,7 +88,7 @@ def test_records_that_cannot_be_decompressed_are_refused_where_they_must_be(envi
     broken = batch(b"a" * 100, codec=CompressionType.GZIP)
     broken[61:70] = b"no gzip.."
     broken = changed(broken, 53, ">i", -1)
-    assert refused(log.append_as_leader, broken, 0, now_ms=NOW_MS) is ErrorCode.CORRUPT_MESSAGE
+    assert refused(log.append_as_leader, broken, 0, now_ms=NOW_MS) is ErrorCode.INVALID_RECORD
     assert log.log_end_offset == 0
 
 

@@ -4,10 +4,11 @@ Versions 0 to 2 are served so that old clients hear why not: their records are m
 batches (magic 2) only, so they get UNSUPPORTED_FOR_MESSAGE_FORMAT. A request with a transactional batch is refused as a
 whole, whatever its transactional id, as there is no transaction coordinator that would ever end the transaction. With
 acks=0 nothing is answered; an error then closes the connection, as in Kafka, so that the client learns that something
-is wrong.
+is wrong. From version 8 on the answer names the records for which a batch is refused (KIP-467); not more than
+MAX_NAMED_RECORDS of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
@@ -17,7 +18,9 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.produce import PartitionProduceResponse, ProduceResponse
 from klamm.protocol.record_batch import is_transactional, is_zstd
+from klamm.protocol.record_walk import MAX_NAMED_RECORDS
 from klamm.replication.replica_manager import ProduceResult
+from klamm.storage.batch_inspection import Inspected, LargeBatch
 
 ACKS_NONE = 0
 ACKS_ALL = -1
@@ -63,20 +66,60 @@ def handle(request: Request) -> object:
                 )
     if body.acks not in ACKS:
         raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={body.acks}: allowed are 0, 1 and -1 (all)")
-    appended = [
-        (topic, number, _append(request, topic, number, records))
-        for topic, entries in body.topics
-        for number, records in entries
-    ]
-    if body.acks == ACKS_NONE:
+    batches = [(topic, number, records) for topic, entries in body.topics for number, records in entries]
+    appended: list[tuple[str, int, ProduceResult]] = []
+    try:
+        for topic, number, records in batches:
+            appended.append((topic, number, _append(request, topic, number, records)))
+    except LargeBatch:
+        # The produces that follow on the connection must not overtake it.
+        release = request.connection.hold_followers()
+        return AnswerOnly(lambda: _append_with_pauses(request, batches, appended, release))
+    return _answer(request, appended)
+
+
+async def _append_with_pauses(
+    request: Request,
+    batches: Sequence[tuple[str, int, memoryview | None]],
+    appended: list[tuple[str, int, ProduceResult]],
+    on_appended: Callable[[], None],
+) -> object:
+    """Appends what is not appended yet. One batch after the other is looked into, so that a client has one at a time
+    in the worker; other clients' batches are appended meanwhile, to the same partition too."""
+    try:
+        for topic, number, records in batches[len(appended) :]:
+            appended.append((topic, number, await _append_inspected(request, topic, number, records)))
+    finally:
+        on_appended()
+    return _answer(request, appended)
+
+
+async def _append_inspected(request: Request, topic: str, number: int, records: memoryview | None) -> ProduceResult:
+    inspected = None
+    while True:
+        try:
+            return _append(request, topic, number, records, inspected)
+        except LargeBatch as large:
+            try:
+                inspected = await request.services.replica_manager.inspect(large)
+            except KafkaError as error:
+                return ProduceResult(error.code, error_message=error.message)
+
+
+def _answer(request: Request, appended: Appended) -> object:
+    acks = request.body.acks
+    if acks == ACKS_NONE:
         _check_unacknowledged(appended)
         return None
-    if body.acks == ACKS_ALL and not request.services.replica_manager.is_replicated(appended):
+    if acks == ACKS_ALL and not request.services.replica_manager.is_replicated(appended):
         return AnswerOnly(lambda: _wait_replicated(request, appended))
     return _respond(appended)
 
 
-def _append(request: Request, topic: str, number: int, records: memoryview | None) -> ProduceResult:
+def _append(
+    request: Request, topic: str, number: int, records: memoryview | None, inspected: Inspected | None = None
+) -> ProduceResult:
+    """Raises LargeBatch as `ReplicaManager.append_records`."""
     if not request.allows(topic):
         return ProduceResult(request.denied)
     if topic in INTERNAL_TOPICS and request.client_id != ADMIN_CLIENT_ID:
@@ -88,7 +131,9 @@ def _append(request: Request, topic: str, number: int, records: memoryview | Non
     if request.version < FIRST_VERSION_WITH_ZSTD and is_zstd(records):
         message = f"zstd needs version {FIRST_VERSION_WITH_ZSTD} of Produce, this is version {request.version}"
         return ProduceResult(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, error_message=message)
-    return request.services.replica_manager.append_records(topic, number, records, request.body.acks)
+    return request.services.replica_manager.append_records(
+        topic, number, records, request.body.acks, inspected=inspected
+    )
 
 
 def _check_unacknowledged(appended: Appended) -> None:
@@ -105,7 +150,10 @@ async def _wait_replicated(request: Request, appended: Appended) -> ProduceRespo
 
 def _respond(appended: Appended) -> ProduceResponse:
     topics: dict[str, list[PartitionProduceResponse]] = {}
+    named_left = MAX_NAMED_RECORDS
     for topic, number, result in appended:
+        record_errors = result.record_errors[:named_left]
+        named_left -= len(record_errors)
         topics.setdefault(topic, []).append(
             PartitionProduceResponse(
                 number,
@@ -113,6 +161,7 @@ def _respond(appended: Appended) -> ProduceResponse:
                 result.base_offset,
                 result.log_append_time_ms,
                 result.log_start_offset,
+                record_errors,
                 error_message=result.error_message,
             )
         )

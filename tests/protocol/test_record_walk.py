@@ -1,0 +1,61 @@
+"""The walk through a batch's records finds what decoding them all would find."""
+
+from hostile_bytes import Hostile, seeds
+
+from klamm.protocol import record_batch as rb
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.record_walk import RecordWalk, Refusal, RefusedRecord, Wanted
+
+
+def walked(body, header, wanted, most_steps=1000):
+    walk = RecordWalk(body, header, wanted)
+    while not walk.advance(most_steps):
+        pass
+    return walk
+
+
+def test_hostile_batches_are_walked_as_they_are_decoded() -> None:
+    wanted = Wanted(needs_keys=True, earliest_ms=900, latest_ms=2500)
+    for seed in seeds(1500):
+        data = Hostile(seed).batch(is_client=False)
+        try:
+            header = rb.parse_header(data)
+            body = rb.decompress(header.codec, memoryview(data)[rb.HEADER_SIZE_BYTES :])
+        except KafkaError:
+            continue
+        try:
+            records = list(rb.decode_records(data, 0, header))
+        except KafkaError as error:
+            # A walk does not read the names of headers, and a count below 0 is what is checked before it.
+            if "UTF-8" in error.message or header.record_count < 0:
+                continue
+            records = None
+        for most_steps in (1, 1000):
+            try:
+                walk = walked(body, header, wanted, most_steps)
+            except KafkaError:
+                walk = None
+            assert (walk is None) == (records is None), seed
+            if walk is None or records is None:
+                continue
+            assert walk.max_timestamp_ms == max((record.timestamp_ms for record in records), default=-1) or (
+                walk.max_timestamp_ms == -1 and all(record.timestamp_ms < 0 for record in records)
+            )
+            assert walk.refused == [
+                RefusedRecord(
+                    index,
+                    Refusal.NO_KEY if record.key is None else Refusal.TIMESTAMP_OUT_OF_RANGE,
+                    record.timestamp_ms,
+                )
+                for index, record in enumerate(records)
+                if record.key is None or (record.timestamp_ms != -1 and not 900 <= record.timestamp_ms <= 2500)
+            ]
+            assert walk.is_numbered == all(
+                record.offset == header.base_offset + index for index, record in enumerate(records)
+            )
+            for timestamp_ms in (0, 1500, 2**62):
+                found = walked(body, header, Wanted(from_timestamp_ms=timestamp_ms, from_offset=1), most_steps)
+                assert found.match == next(
+                    ((r.timestamp_ms, r.offset) for r in records if r.timestamp_ms >= timestamp_ms and r.offset >= 1),
+                    None,
+                )
