@@ -65,6 +65,13 @@ class MetadataSnapshot:
         partitions = self.topics.get(topic)
         return None if partitions is None else partitions.get(partition)
 
+    def has_other_listeners_than(self, broker_id: int) -> bool:
+        """Whether a broker has listeners of other names than this one, if this one is alive."""
+        own = self.brokers.get(broker_id)
+        return own is not None and any(
+            broker.endpoints.keys() != own.endpoints.keys() for broker in self.brokers.values()
+        )
+
     def endpoint(self, broker_id: int, listener_name: str) -> Endpoint | None:
         """Where a broker listens under this listener name; None if it is not alive or not there."""
         broker = self.brokers.get(broker_id)

@@ -37,7 +37,7 @@ _HOUR_MS = 3_600_000
 _MINUTE_MS = 60_000
 
 # Keys whose silence would leave a cluster less protected than its operator believes: a start with one is refused.
-_PROTECTIONS = {
+PROTECTIONS = {
     "authorizer.class.name": "the authorizer would not be asked",
     "zookeeper.ssl.client.enable": "connections to ZooKeeper would not be encrypted",
     "zookeeper.set.acl": "znodes would not be protected",
@@ -113,7 +113,7 @@ class BrokerConfig(BrokerKeys):
             for listener in self.listeners
             if listener.security_protocol != "PLAINTEXT"
         ]
-        for key, consequence in _PROTECTIONS.items():
+        for key, consequence in PROTECTIONS.items():
             if self.values[key]:
                 reasons.append(f"{key}={self.values[key]} is not supported yet: {consequence}; remove it to start")
         return reasons

@@ -5,7 +5,7 @@
 
 import sys
 
-from klamm.config.broker import BROKER_CONFIG_DEF, DYNAMIC_ONLY_DEF
+from klamm.config.broker import BROKER_CONFIG_DEF, DYNAMIC_ONLY_DEF, PROTECTIONS
 from klamm.config.definition import ConfigDef
 from klamm.config.topic import TOPIC_CONFIG_DEF
 
@@ -14,13 +14,18 @@ END = "<!-- end: keys without effect -->\n"
 
 
 def table() -> str:
-    """The keys of brokers and of topics without effect, as Markdown."""
+    """The keys of brokers and of topics without effect, as Markdown, and those that must not be set."""
     brokers, topics = _names(BROKER_CONFIG_DEF, DYNAMIC_ONLY_DEF), _names(TOPIC_CONFIG_DEF)
-    return f"**Brokers:** {brokers}.\n\n**Topics:** {topics}.\n"
+    refused = ", ".join(f"`{name}` ({consequence})" for name, consequence in sorted(PROTECTIONS.items()))
+    return (
+        f"**Brokers:** {brokers}.\n\n**Topics:** {topics}.\n\n"
+        f"**Refused:** a broker does not start with one of these, because something would be less protected than it"
+        f" seems: {refused}.\n"
+    )
 
 
 def _names(*definitions: ConfigDef) -> str:
-    names = sorted(name for definition in definitions for name in definition.ineffective())
+    names = sorted(name for definition in definitions for name in definition.ineffective() if name not in PROTECTIONS)
     return ", ".join(f"`{name}`" for name in names)
 
 

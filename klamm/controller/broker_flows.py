@@ -62,6 +62,8 @@ async def broker_change(parts: ControllerParts) -> None:
     if dead:
         context.remove_live_brokers(dead)
         await on_broker_failure(parts, dead)
+    if new or bounced or dead:
+        parts.announce_broker_epochs("Updated")
 
 
 async def broker_modifications(parts: ControllerParts, broker_id: int) -> None:
@@ -113,9 +115,12 @@ async def on_broker_failure(parts: ControllerParts, dead: Iterable[int]) -> None
     """Brokers are gone (and already removed from the live ones)."""
     dead = list(dead)
     parts.announce(f"Broker failure callback for {_listed(dead)}")
+    were_shutting_down = [id_ for id_ in dead if id_ in parts.context.shutting_down_broker_ids]
     for broker_id in dead:
         parts.context.replicas_on_offline_dirs.pop(broker_id, None)
         parts.context.remove_shutting_down_broker(broker_id)
+    if were_shutting_down:
+        parts.announce(f"Removed {_listed(were_shutting_down)} from list of shutting down brokers.")
     await on_replicas_become_offline(parts, parts.context.replicas_on_brokers(dead))
 
 

@@ -74,6 +74,7 @@ async def _initialize_context(parts: ControllerParts) -> None:
     # F3
     context, store = parts.context, parts.store
     context.set_live_brokers(await compatible_brokers(parts))
+    parts.announce_broker_epochs("Initialized")
     partitions = await load_topics(parts, legal_topics(await store.topic_names(parts.on_topics)))
 
     async def take_up(piece: Sequence[TopicPartition]) -> None:
@@ -85,9 +86,12 @@ async def _initialize_context(parts: ControllerParts) -> None:
                 context.put_partition_leadership_info(partition, state)
 
     await for_slices(partitions, take_up)
+    parts.announce(f"Currently active brokers in the cluster: Set({', '.join(map(str, context.live_broker_ids))})")
+    shutting_down = ", ".join(map(str, sorted(context.shutting_down_broker_ids)))
+    parts.announce(f"Currently shutting brokers in the cluster: Set({shutting_down})")
+    # Kafka names all topics, in one line.
     parts.announce(
-        f"Currently active brokers in the cluster: Set({', '.join(map(str, context.live_broker_ids))});"
-        f" {len(context.all_topics)} topics, {len(partitions)} partitions"
+        f"Current list of topics in the cluster: {len(context.all_topics)} topics, {len(partitions)} partitions"
     )
 
 

@@ -99,6 +99,7 @@ class ControllerParts:
             on_update_metadata_response=self._on_update_metadata_response,
             on_stop_replica_response=self._on_stop_replica_response,
             on_sent=state_changes.request_sent,
+            announce=self.announce,
         )
         self.partitions = PartitionStateMachine(
             config, self.context, self._current_store, self.batch, self.state_changes, on_illegal_transition
@@ -127,6 +128,12 @@ class ControllerParts:
     def announce(self, text: str) -> None:
         """Something that an operator wants to find in controller.log."""
         self.state_changes.announce(self.context.epoch, text)
+
+    def announce_broker_epochs(self, what_was_done: str) -> None:
+        """By the epoch a broker is told from its former lives."""
+        live = self.context.live_or_shutting_down_brokers
+        epochs = ", ".join(f"{broker_id} -> {broker.epoch}" for broker_id, broker in live.items())
+        self.announce(f"{what_was_done} broker epochs cache: Map({epochs})")
 
     # -- to the brokers ---------------------------------------------------------------------------------------------
 

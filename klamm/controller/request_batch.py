@@ -89,6 +89,7 @@ class ControllerBrokerRequestBatch:
         on_update_metadata_response: Callable[[int, UpdateMetadataResponse], None],
         on_stop_replica_response: Callable[[int, int, Mapping[TopicPartition, int]], None],
         on_sent: OnSent = lambda *_, **__: None,
+        announce: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._config = config
         self._controller_id = controller_id
@@ -98,6 +99,7 @@ class ControllerBrokerRequestBatch:
         self._on_update_metadata_response = on_update_metadata_response
         self._on_stop_replica_response = on_stop_replica_response
         self._on_sent = on_sent
+        self._announce = announce
         # Broker id -> topic -> partition -> what it is told.
         self._leader_and_isr: dict[int, dict[str, dict[int, LeaderAndIsrPartitionState]]] = {}
         # Broker id -> leader -> of how many of these partitions.
@@ -209,9 +211,11 @@ class ControllerBrokerRequestBatch:
     def _add_update_metadata(self, partition: TopicPartition) -> None:
         context = self._context
         state = context.partition_leadership_info(partition)
-        if state is None:
-            return
         topic, number = partition
+        if state is None:
+            name = f"{topic}-{number}"
+            self._announce(f"Leader not yet assigned for partition {name}. Skip sending UpdateMetadataRequest.")
+            return
         replicas = context.partition_full_replica_assignment(partition)[0]
         online = context.online_brokers(partition)
         offline = tuple([broker_id for broker_id in replicas if broker_id not in online])

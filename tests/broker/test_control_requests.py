@@ -79,6 +79,33 @@ async def leader_epoch(client: Client, topic: str) -> int | None:
 # -- the controller
 
 
+def test_brokers_whose_listeners_differ_are_told_of_in_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        own, other = UpdateMetadataEndpoint(1, "h", "PLAINTEXT", 0), UpdateMetadataEndpoint(2, "h", "OTHER", 0)
+
+        async def update(**live: tuple[UpdateMetadataEndpoint, ...]) -> list[str]:
+            brokers = [UpdateMetadataBroker(int(name[1:]), endpoints) for name, endpoints in live.items()]
+            controller = Controller(cluster, client)
+            body = UpdateMetadataRequest(0, controller.epoch, controller.broker_epoch, [], brokers)
+            code = int((await client.request(ApiKey.UPDATE_METADATA, 7, body)).error_code)
+            told = [record.getMessage() for record in caplog.records if "Listeners" in record.getMessage()]
+            caplog.clear()
+            assert code == NONE
+            return told
+
+        assert await update(_0=(own,), _1=(own,)) == []
+        assert await update(_0=(own,), _1=(own, other)) == [
+            "Listeners are not identical across brokers: {0: ['PLAINTEXT'], 1: ['OTHER', 'PLAINTEXT']}"
+        ]
+        # It says so when something has changed, not with every request.
+        assert await update(_0=(own,), _1=(own, other)) == []
+        assert await update(_1=(own,), _2=(own, other)) == []
+
+    run(tmp_path, scenario)
+
+
 def test_a_former_controller_is_refused(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")

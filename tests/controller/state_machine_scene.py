@@ -49,6 +49,7 @@ class Batch:
         self.config = BrokerConfig.from_properties({"zookeeper.connect": "zk:2181", **properties})
         self.sent: list[Request] = []
         self.responses: list[tuple[Any, ...]] = []
+        self.announced: list[str] = []
         self.log = StateChangeLog(lambda: 1)
         self.batch = ControllerBrokerRequestBatch(
             self.config,
@@ -58,6 +59,7 @@ class Batch:
             on_leader_and_isr_response=lambda *response: self.responses.append(("leader_and_isr", *response)),
             on_update_metadata_response=lambda *response: self.responses.append(("update_metadata", *response)),
             on_stop_replica_response=lambda *response: self.responses.append(("stop_replica", *response)),
+            announce=self.announced.append,
             on_sent=self.log.request_sent,
         )
 

@@ -118,6 +118,14 @@ def test_a_change_of_the_assignment_alone_is_told() -> None:
     assert collected.update_metadata[1][T0].replicas == (1, 2, 3)
 
 
+def test_a_partition_without_a_leader_so_far_is_told_to_nobody() -> None:
+    _, collected = batch_of(1, 2)
+    collected.batch.add_update_metadata_request_for_brokers((1, 2), [("new", 3)])
+    collected.batch.send_requests_to_brokers(EPOCH)
+    assert [request.body.topics for request in collected.sent] == [[], []]
+    assert collected.announced == ["Leader not yet assigned for partition new-3. Skip sending UpdateMetadataRequest."]
+
+
 def test_the_same_leadership_is_new_for_one_and_not_for_another() -> None:
     _, collected = batch_of()
     for broker_id, is_new in ((1, False), (2, True), (2, False), (3, False), (1, True)):

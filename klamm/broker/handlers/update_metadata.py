@@ -4,12 +4,16 @@ What follows from it is in `metadata_updates.py`. Refused like LeaderAndIsr: sta
 this broker's former life.
 """
 
+import logging
+
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.broker.topic_admin import OFFSETS_TOPIC
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.update_metadata import UpdateMetadataResponse
+
+_log = logging.getLogger(__name__)
 
 
 def error_response(request: Request, error: KafkaError) -> Body:
@@ -26,7 +30,12 @@ async def handle(request: Request) -> Body:
     body, services = request.body, request.services
     request.require_cluster()
     services.registrar.require_broker_epoch(body.broker_epoch)
+    before = services.metadata_cache.snapshot
     await services.metadata_updates.update(body, request.correlation_id)
+    now = services.metadata_cache.snapshot
+    if now.brokers != before.brokers and now.has_other_listeners_than(services.broker_id):
+        listeners = {broker_id: sorted(broker.endpoints) for broker_id, broker in now.brokers.items()}
+        _log.error("Listeners are not identical across brokers: %s", listeners)
     services.controller_channel.controller_changed()
     if OFFSETS_TOPIC in services.metadata_cache.snapshot.topics:
         await services.offsets_topic.load()
