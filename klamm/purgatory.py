@@ -12,7 +12,8 @@ What must stay true:
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Iterator
+from contextlib import contextmanager
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -67,6 +68,7 @@ class Purgatory(Generic[Key]):
     def __init__(self) -> None:
         # Dicts serve as ordered sets: `check` wakes in the order of arrival.
         self._watchers: dict[Key, dict[Waiting[Key], None]] = {}
+        self._notes: list[dict[Key, None]] = []
 
     def __len__(self) -> int:
         """How many (key, operation) pairs are watched; 0 when nothing waits."""
@@ -102,8 +104,20 @@ class Purgatory(Generic[Key]):
             self._watchers.setdefault(key, {})[waiting] = None
         return waiting
 
+    @contextmanager
+    def noting_changes(self) -> Iterator[dict[Key, None]]:
+        """The keys that were checked since this began: for who cannot look at everything without an `await`."""
+        changed: dict[Key, None] = {}
+        self._notes.append(changed)
+        try:
+            yield changed
+        finally:
+            self._notes = [notes for notes in self._notes if notes is not changed]
+
     def check(self, key: Key) -> None:
         """Completes the operations under `key` that have become ready."""
+        for changed in self._notes:
+            changed[key] = None
         watchers = self._watchers.get(key)
         if watchers:
             for waiting in list(watchers):

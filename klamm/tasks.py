@@ -25,6 +25,21 @@ def start_task(work: Coroutine[Any, Any, None], on_failure: OnFailure) -> "async
     return task
 
 
+class Slices:
+    """Counts the pieces of long work, and says after every so many that it is time to let others have the loop."""
+
+    def __init__(self, pieces: int) -> None:
+        self._pieces = self._left = pieces
+
+    def is_over(self, pieces: int = 1) -> bool:
+        """So many more are done; whether the slice is over. The next one begins then."""
+        self._left -= pieces
+        if self._left > 0:
+            return False
+        self._left = self._pieces
+        return True
+
+
 async def in_slices(steps: Generator[None, None, T]) -> T:
     """Takes all steps of long work, and lets others have the loop between them; what the last one returns or raises."""
     while True:

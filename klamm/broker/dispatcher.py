@@ -19,6 +19,7 @@ from klamm.net.server import Answer, AnswerOnly, InvalidRequest, Response, Serve
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, InvalidFrame
+from klamm.protocol.primitives import Buffer, Steps
 from klamm.tasks import in_slices
 
 NO_RESPONSE = Response(None)
@@ -113,7 +114,8 @@ class Dispatcher:
             return AnswerOnly(lambda: self._finish(request, request_bytes, result.answer()))
         return self._respond(request, request_bytes, result)
 
-    def _respond(self, request: Request, request_bytes: int, body: Body | None) -> Response:
+    def _respond(self, request: Request, request_bytes: int, body: Body | None) -> Answer:
+        """The response of a handler; a large one is encoded in steps."""
         throttle_time_ms = self._services.quotas.throttle_time_ms(
             request.api.key, request.client, request.client_id, request_bytes
         )
@@ -121,8 +123,11 @@ class Dispatcher:
             return Response(None, throttle_time_ms) if throttle_time_ms else NO_RESPONSE
         if throttle_time_ms:
             body.throttle_time_ms = throttle_time_ms
-        buffers = messages.encode_response(request.api.key, request.version, request.correlation_id, body)
-        return Response(buffers, throttle_time_ms)
+        message = (request.api.key, request.version, request.correlation_id, body)
+        steps = messages.encode_response_steps(*message)
+        if steps is not None:
+            return AnswerOnly(lambda: _encode_in_steps(steps, throttle_time_ms))
+        return Response(messages.encode_response(*message), throttle_time_ms)
 
     def _unsupported_version(self, api: Api, header: messages.RequestHeader) -> Response:
         """A client that asks for ApiVersions in a version from the future learns, in version 0, which it may use."""
@@ -134,3 +139,7 @@ class Dispatcher:
         supported = response.ApiVersion(api_key=api.key, min_version=api.min_version, max_version=api.max_version)
         body = response(version=0, error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[supported])
         return Response(messages.encode_response(api.key, 0, header.correlation_id, body))
+
+
+async def _encode_in_steps(steps: Steps[list[Buffer]], throttle_time_ms: int) -> Response:
+    return Response(await in_slices(steps), throttle_time_ms)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from klamm.environment import Random
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
+from klamm.protocol.primitives import PARTITIONS_PER_STEP, Steps
 from klamm.replication.replica_manager import TopicPartition, Wanted
 
 NO_SESSION = 0
@@ -70,27 +71,24 @@ class FetchExchange:
     """One fetch request inside (or outside) a session: what to read, and which answers to send."""
 
     session_id: int
-    wanted: list[Wanted]
+    wanted: Sequence[Wanted]
     _session: _Session | None
     _incremental: bool
 
-    def answers(self, results: Sequence[FetchResponsePartition]) -> list[tuple[str, FetchResponsePartition]]:
-        """The partitions to answer; `results` are those of `wanted`, in its order."""
-        pairs = [(topic, result) for (topic, _), result in zip(self.wanted, results, strict=True)]
+    def must_answer(self, topic: str, result: FetchResponsePartition) -> bool:
+        """Whether the answer for a partition of `wanted` is sent; called once for each, in their order."""
         if self._session is None:
-            return pairs
+            return True
         partitions = self._session.partitions
-        answered = []
-        for topic, result in pairs:
-            key = (topic, result.partition)
-            cached = partitions.get(key)
-            if cached is None:  # another connection has used the session meanwhile
-                continue
-            if cached.must_answer(result) or not self._incremental:
-                answered.append((topic, result))
-                if result.records and self._incremental:
-                    partitions[key] = partitions.pop(key)
-        return answered
+        key = (topic, result.partition)
+        cached = partitions.get(key)
+        if cached is None:  # another connection has used the session meanwhile
+            return False
+        if not cached.must_answer(result) and self._incremental:
+            return False
+        if result.records and self._incremental:
+            partitions[key] = partitions.pop(key)
+        return True
 
 
 class FetchSessionCache:
@@ -110,21 +108,22 @@ class FetchSessionCache:
         self,
         session_id: int,
         epoch: int,
-        wanted: Iterable[Wanted],
+        wanted: Sequence[Wanted],
         forgotten: Iterable[TopicPartition],
         *,
         is_follower: bool,
-    ) -> FetchExchange:
+    ) -> Steps[FetchExchange]:
         """Finds or makes the session of a fetch request.
 
         Raises KafkaError FETCH_SESSION_ID_NOT_FOUND or INVALID_FETCH_SESSION_EPOCH.
         """
-        if epoch in (INITIAL_EPOCH, FINAL_EPOCH):
-            self._sessions.pop(session_id, None)
-            partitions = list(wanted)
-            session = None if epoch == FINAL_EPOCH else self._create(partitions, is_follower)
-            return FetchExchange(NO_SESSION if session is None else session.id, partitions, session, False)
-        return self._continue(session_id, epoch, wanted, forgotten)
+        if epoch not in (INITIAL_EPOCH, FINAL_EPOCH):
+            return (yield from self._continue(session_id, epoch, wanted, forgotten))
+        self._sessions.pop(session_id, None)
+        session = None
+        if epoch == INITIAL_EPOCH:
+            session = yield from self._create(wanted, is_follower)
+        return FetchExchange(NO_SESSION if session is None else session.id, wanted, session, False)
 
     def _continue(
         self,
@@ -132,7 +131,7 @@ class FetchSessionCache:
         epoch: int,
         wanted: Iterable[Wanted],
         forgotten: Iterable[TopicPartition],
-    ) -> FetchExchange:
+    ) -> Steps[FetchExchange]:
         session = self._sessions.get(session_id)
         if session is None:
             raise KafkaError(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, f"no fetch session {session_id}")
@@ -140,32 +139,41 @@ class FetchSessionCache:
             raise KafkaError(
                 ErrorCode.INVALID_FETCH_SESSION_EPOCH, f"fetch session {session_id} is at {session.epoch}, not {epoch}"
             )
-        for topic, want in wanted:
+        # First of all, so that no other connection can go on from the same epoch meanwhile.
+        session.epoch = 1 if session.epoch == MAX_ID else session.epoch + 1
+        session.used_ms = self._now_ms()
+        self._sessions[session_id] = self._sessions.pop(session_id)
+        for done, (topic, want) in enumerate(wanted, 1):
             cached = session.partitions.get((topic, want.partition))
             if cached is None:
                 session.partitions[topic, want.partition] = _CachedPartition(want)
             else:
                 cached.wanted = want
+            if done % PARTITIONS_PER_STEP == 0:
+                yield
         for key in forgotten:
             session.partitions.pop(key, None)
         partitions = [(topic, cached.wanted) for (topic, _), cached in session.partitions.items()]
         if not partitions:
-            del self._sessions[session_id]
+            self._sessions.pop(session_id, None)
             return FetchExchange(NO_SESSION, partitions, None, False)
-        session.epoch = 1 if session.epoch == MAX_ID else session.epoch + 1
-        session.used_ms = self._now_ms()
-        self._sessions[session_id] = self._sessions.pop(session_id)
         return FetchExchange(session_id, partitions, session, True)
 
-    def _create(self, wanted: list[Wanted], is_follower: bool) -> _Session | None:
-        if not wanted or not self._make_room(is_follower, len(wanted)):
+    def _create(self, wanted: Sequence[Wanted], is_follower: bool) -> Steps[_Session | None]:
+        if not wanted:
+            return None
+        partitions = {}
+        for done, (topic, want) in enumerate(wanted, 1):
+            partitions[topic, want.partition] = _CachedPartition(want)
+            if done % PARTITIONS_PER_STEP == 0:
+                yield
+        if not self._make_room(is_follower, len(wanted)):
             return None
         session_id = self._chance.randint(1, MAX_ID)
         while session_id in self._sessions:
             session_id = self._chance.randint(1, MAX_ID)
         now_ms = self._now_ms()
-        session = _Session(session_id, is_follower, now_ms, now_ms, INITIAL_EPOCH + 1)
-        session.partitions = {(topic, want.partition): _CachedPartition(want) for topic, want in wanted}
+        session = _Session(session_id, is_follower, now_ms, now_ms, INITIAL_EPOCH + 1, partitions)
         self._sessions[session_id] = session
         return session
 

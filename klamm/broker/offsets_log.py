@@ -157,6 +157,9 @@ class OffsetsLog:
         # What an earlier term as leader has left behind counts too.
         self._append_queued(partition)
         log = self._replica_manager.partition(OFFSETS_TOPIC, partition).log
+        if log.is_truncation_unsynced:
+            # The first append, which comes when all is read, would do it on the loop.
+            await log.flush()
         offset = log.log_start_offset
         uncommitted: dict[int, list[LogBatch]] = {}
         slice_end = self._loop.time() + SLICE_MS / 1000

@@ -17,7 +17,7 @@ What must stay true:
 import asyncio
 import ssl
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,11 +30,12 @@ from klamm.protocol.messages import (
     InvalidFrame,
     decode_response,
     encode_request,
+    encode_request_body_steps,
     parse_correlation_id,
     request_class,
     response_steps,
 )
-from klamm.protocol.primitives import Steps
+from klamm.protocol.primitives import Buffer, Steps
 from klamm.tasks import in_slices
 
 # How long a closed connection may take to send what was written before it is cut off.
@@ -162,6 +163,8 @@ class Connection(FrameReader):
         if version is None:
             version = self.version_of(api_key)
         request = build(version)
+        body_steps = encode_request_body_steps(api_key, version, request)
+        body = None if body_steps is None else await in_slices(body_steps)
         async with self._turn:
             while self._end is None and (len(self._pending) >= self._options.max_in_flight or not self._writable):
                 self._room = asyncio.get_running_loop().create_future()
@@ -170,7 +173,7 @@ class Connection(FrameReader):
                 await self._renew_session(self._authenticate_at_s)
             if self._end is not None:
                 raise NotSent(*self._end.args)
-            response = self._write(api_key, version, request, timeout_ms, expect_response)
+            response = self._write(api_key, version, request, timeout_ms, expect_response, body)
         if response is None:
             return None
         message = await response
@@ -297,12 +300,18 @@ class Connection(FrameReader):
             raise
 
     def _write(
-        self, api_key: ApiKey, version: int, request: Any, timeout_ms: int | None, expect_response: bool
+        self,
+        api_key: ApiKey,
+        version: int,
+        request: Any,
+        timeout_ms: int | None,
+        expect_response: bool,
+        body: Sequence[Buffer] | None = None,
     ) -> "asyncio.Future[Any] | None":
         loop = asyncio.get_running_loop()
         correlation_id = self._next_correlation_id
         self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
-        buffers = encode_request(api_key, version, correlation_id, self._options.client_id, request)
+        buffers = encode_request(api_key, version, correlation_id, self._options.client_id, request, body)
         assert self._transport is not None
         self._transport.writelines(buffers)
         if not expect_response:

@@ -9,7 +9,7 @@ What must stay true:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID
@@ -30,6 +30,8 @@ from klamm.net.client import (
 from klamm.net.framing import ReceiveBuffer
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.primitives import PARTITIONS_PER_STEP, Steps
+from klamm.tasks import in_slices
 
 T = TypeVar("T")
 
@@ -136,6 +138,7 @@ class ClusterClient:
         # Who answered the last request for metadata.
         self._informant: Address | None = None
         self._closed = False
+        self._refreshes = 0
 
     async def send_to_any(
         self, api_key: ApiKey, build: BuildRequest, *, errors_of: Callable[[Any], Iterable[int]] = _no_errors
@@ -327,11 +330,16 @@ class ClusterClient:
         metadata.cluster_id = response.cluster_id
         metadata.controller_id = response.controller_id
         metadata.brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
-        known = metadata.topics
+        described, refreshes = {}, -1
+        # What another answer has told meanwhile may be newer than this one.
+        while refreshes != self._refreshes:
+            refreshes = self._refreshes
+            described = await in_slices(_topics_metadata(response.topics, metadata.topics))
+        self._refreshes += 1
         if topics is None:
-            metadata.topics = {}
-        for topic in response.topics:
-            metadata.topics[topic.name] = _topic_metadata(topic, known.get(topic.name))
+            metadata.topics = described
+        else:
+            metadata.topics.update(described)
 
     def _leader_address(self, topic: str, partition: int) -> Address | None:
         described = self.metadata.topics.get(topic)
@@ -350,6 +358,18 @@ class ClusterClient:
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic} has {count} partitions, not {partition}"
             )
         return _NobodyToAsk(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {topic}-{partition} has no leader")
+
+
+def _topics_metadata(topics: Iterable[Any], known: Mapping[str, TopicMetadata]) -> Steps[dict[str, TopicMetadata]]:
+    described = {}
+    in_step = 0
+    for topic in topics:
+        described[topic.name] = _topic_metadata(topic, known.get(topic.name))
+        in_step += len(topic.partitions)
+        if in_step >= PARTITIONS_PER_STEP:
+            in_step = 0
+            yield
+    return described
 
 
 def _topic_metadata(topic: Any, known: TopicMetadata | None) -> TopicMetadata:

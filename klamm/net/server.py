@@ -40,6 +40,9 @@ WRITE_BUFFER_HIGH_BYTES = 2 * 1024 * 1024
 # of these requests are bounded as those of one connection are.
 MAX_ABANDONED_REQUESTS_PER_HOST = 1000
 
+# A client that sends many small requests at once lets others have the loop after so many.
+REQUESTS_PER_SLICE = 20
+
 # Idle connections are looked for no more often than this.
 MIN_IDLE_CHECK_S = 0.1
 
@@ -113,6 +116,8 @@ class ServerConnection(FrameReader):
         self._held_bytes = 0
         self._reading = True
         self._writable = True
+        # Requests of this slice: since others have had the loop.
+        self._started = 0
         self._throttle_timer: asyncio.TimerHandle | None = None
         self.last_active_s = 0.0
 
@@ -207,6 +212,9 @@ class ServerConnection(FrameReader):
 
     def _start_requests(self) -> None:
         while self._waiting and self._may_start(self._waiting[0]):
+            self._started += 1
+            if self._started == REQUESTS_PER_SLICE:
+                asyncio.get_running_loop().call_soon(self._next_slice)
             frame = self._waiting.popleft()
             exchange = _Exchange(len(frame), self._server.is_pipelined(frame))
             self._exchanges.append(exchange)
@@ -228,9 +236,16 @@ class ServerConnection(FrameReader):
     def _may_start(self, frame: bytearray) -> bool:
         if not self._writable or self._throttle_timer is not None or self.transport.is_closing():
             return False
+        if self._started >= REQUESTS_PER_SLICE:
+            return False
         if not self._exchanges:
             return True
         return self._exchanges[-1].pipelined and self._server.is_pipelined(frame)
+
+    def _next_slice(self) -> None:
+        self._started = 0
+        self._start_requests()
+        self._adjust_reading()
 
     async def _answer(self, exchange: _Exchange, answer: AnswerOnly[Response] | Awaitable[Answer]) -> None:
         try:

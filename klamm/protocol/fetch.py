@@ -14,12 +14,15 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from klamm.protocol.primitives import (
+    PARTITIONS_PER_STEP,
     Buffer,
     InvalidFrame,
+    Steps,
     check_count,
     check_end,
     compact_nullable_string,
     compact_string,
+    in_one_go,
     length_prefix,
     read_compact_nullable_string,
     read_compact_string,
@@ -122,17 +125,29 @@ REQUEST_CLASS = FetchRequest
 RESPONSE_CLASS = FetchResponse
 
 
+def is_large(message: FetchRequest | FetchResponse) -> bool:
+    """Whether it has so many partitions that encoding them may take several milliseconds."""
+    return sum(len(partitions) for _, partitions in message.topics) > PARTITIONS_PER_STEP
+
+
 # -- requests ---------------------------------------------------------------------------------------------------------
 
 
 def request_decoder(version: int) -> Callable[[Buffer, int], FetchRequest]:
     """A function (frame, position of the body) -> request; it raises InvalidFrame for anything else."""
+    steps = request_steps(version)
+    return lambda frame, position: in_one_go(steps(frame, position))
+
+
+def request_steps(version: int) -> Callable[[Buffer, int], Steps[FetchRequest]]:
+    """As `request_decoder`, in steps."""
     flexible = version >= FLEXIBLE_FROM
     read_text = read_compact_string if flexible else read_string
     head = _HEAD_V7 if version >= 7 else _HEAD_V4
 
-    def decode(frame: Buffer, position: int) -> FetchRequest:
+    def decode(frame: Buffer, position: int) -> Steps[FetchRequest]:
         elements = [MAX_ELEMENTS]
+        in_step = 0
         try:
             request = FetchRequest(*head.unpack_from(frame, position))
             topic_count, position = read_count(frame, position + head.size, flexible)
@@ -143,6 +158,10 @@ def request_decoder(version: int) -> Callable[[Buffer, int], FetchRequest]:
                 request.topics.append((topic, partitions))
                 if flexible:
                     position = skip_tagged_fields(frame, position, elements)
+                in_step += len(partitions)
+                if in_step >= PARTITIONS_PER_STEP:
+                    in_step = 0
+                    yield
             if version >= 7:
                 topic_count, position = read_count(frame, position, flexible)
                 check_count(topic_count, 3 if flexible else 6, frame, position, elements)
@@ -209,6 +228,12 @@ def _read_flexible_partitions(frame: Buffer, position: int, elements: list[int])
 
 def encode_request(version: int, request: FetchRequest) -> list[Buffer]:
     """The request's body."""
+    return in_one_go(encode_request_steps(version, request))
+
+
+def encode_request_steps(version: int, request: FetchRequest) -> Steps[list[Buffer]]:
+    """As `encode_request`, in steps."""
+    in_step = 0
     flexible = version >= FLEXIBLE_FROM
     text = compact_string if flexible else string
     values = (request.replica_id, request.max_wait_ms, request.min_bytes, request.max_bytes, request.isolation_level)
@@ -231,6 +256,10 @@ def encode_request(version: int, request: FetchRequest) -> list[Buffer]:
                 body += _PARTITION_V4.pack(index, offset, max_bytes)
         if flexible:
             body.append(0)
+        in_step += len(partitions)
+        if in_step >= PARTITIONS_PER_STEP:
+            in_step = 0
+            yield
     if version >= 7:
         body += length_prefix(len(request.forgotten_topics), flexible)
         for topic, indexes in request.forgotten_topics:
@@ -252,6 +281,12 @@ def encode_request(version: int, request: FetchRequest) -> list[Buffer]:
 
 def encode_response(version: int, response: FetchResponse) -> list[Buffer]:
     """The response's body as buffers; records are among them as they are, and may not change until they are sent."""
+    return in_one_go(encode_response_steps(version, response))
+
+
+def encode_response_steps(version: int, response: FetchResponse) -> Steps[list[Buffer]]:
+    """As `encode_response`, in steps."""
+    in_step = 0
     flexible = version >= FLEXIBLE_FROM
     text = compact_string if flexible else string
     if version >= 7:
@@ -274,6 +309,10 @@ def encode_response(version: int, response: FetchResponse) -> list[Buffer]:
                     head = bytearray()
             if flexible:
                 head += _partition_tags(result)
+            in_step += 1
+            if in_step == PARTITIONS_PER_STEP:
+                in_step = 0
+                yield
         if flexible:
             head.append(0)
     if flexible:
@@ -321,11 +360,18 @@ def _tagged(fields: dict[int, bytes]) -> bytes:
 
 def response_decoder(version: int) -> Callable[[Buffer, int], FetchResponse]:
     """A function (frame, position of the body) -> response; it raises InvalidFrame for anything else."""
+    steps = response_steps(version)
+    return lambda frame, position: in_one_go(steps(frame, position))
+
+
+def response_steps(version: int) -> Callable[[Buffer, int], Steps[FetchResponse]]:
+    """As `response_decoder`, in steps."""
     flexible = version >= FLEXIBLE_FROM
     read_text = read_compact_string if flexible else read_string
 
-    def decode(frame: Buffer, position: int) -> FetchResponse:
+    def decode(frame: Buffer, position: int) -> Steps[FetchResponse]:
         elements = [RESPONSE_MAX_ELEMENTS]
+        in_step = 0
         try:
             if version >= 7:
                 response = FetchResponse(*_RESPONSE_HEAD_V7.unpack_from(frame, position))
@@ -343,6 +389,10 @@ def response_decoder(version: int) -> Callable[[Buffer, int], FetchResponse]:
                 for _ in range(count):
                     result, position = _read_response_partition(version, flexible, frame, position, elements)
                     partitions.append(result)
+                    in_step += 1
+                    if in_step == PARTITIONS_PER_STEP:
+                        in_step = 0
+                        yield
                 response.topics.append((topic, partitions))
                 if flexible:
                     position = skip_tagged_fields(frame, position, elements)

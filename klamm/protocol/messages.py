@@ -20,7 +20,16 @@ from functools import cache, partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from klamm.protocol import fetch, leader_and_isr, offset_commit, produce, schemas, stop_replica, update_metadata
+from klamm.protocol import (
+    encoding_steps,
+    fetch,
+    leader_and_isr,
+    offset_commit,
+    produce,
+    schemas,
+    stop_replica,
+    update_metadata,
+)
 from klamm.protocol.api_keys import ADVERTISED_MAX, ADVERTISED_MIN, FLEXIBLE_FROM, ApiKey
 from klamm.protocol.library import message_module
 from klamm.protocol.primitives import (
@@ -31,7 +40,7 @@ from klamm.protocol.primitives import (
     read_nullable_string,
     skip_tagged_fields,
 )
-from klamm.protocol.strict import MAX_ELEMENTS, Decoder, compile_decoder
+from klamm.protocol.strict import MAX_ELEMENTS, Decoder, compile_decoder, compile_steps
 
 __all__ = [
     "ADVERTISED_MAX",
@@ -43,7 +52,9 @@ __all__ = [
     "decode_request",
     "decode_response",
     "encode_request",
+    "encode_request_body_steps",
     "encode_response",
+    "encode_response_steps",
     "load_all",
     "parse_request_header",
     "request_class",
@@ -51,6 +62,9 @@ __all__ = [
     "response_class",
     "response_steps",
 ]
+
+# A response of this size or more is decoded in steps.
+LARGE_RESPONSE_BYTES = 16 * 1024
 
 # A response is only decoded from a broker that we chose to ask, and of a size that we chose to accept.
 RESPONSE_MAX_ELEMENTS = 10_000_000
@@ -74,8 +88,8 @@ _OWN_CODECS: dict[ApiKey, ModuleType] = {
     ApiKey.UPDATE_METADATA: update_metadata,
 }
 # They can hold the state of every partition.
-_REQUESTS_IN_STEPS = (ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA)
-_RESPONSES_IN_STEPS = (ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA)
+_REQUESTS_IN_STEPS = (ApiKey.FETCH, ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA)
+_RESPONSES_IN_STEPS = (ApiKey.FETCH, ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA)
 _UNSUPPORTED_VERSION = b"\0\x23"
 
 _LIBRARY = (
@@ -176,10 +190,16 @@ def _request_decoder(api_key: ApiKey, version: int) -> Decoder:
     if api_key in _OWN_CODECS:
         decoder: Decoder = _OWN_CODECS[api_key].request_decoder(version)
         return decoder
-    # librdkafka (2.16 still) asks for all topics with three bytes too many: the place it had kept for a four-byte
-    # count. Kafka ignores what follows a request, so its users never noticed; `kcat -L` must work here too.
-    surplus_bytes = 3 if api_key is ApiKey.METADATA and version >= FLEXIBLE_FROM[api_key] else 0
-    return compile_decoder(request_class(api_key), version, MAX_ELEMENTS, surplus_bytes)
+    return compile_decoder(request_class(api_key), version, MAX_ELEMENTS, _surplus_bytes(api_key, version))
+
+
+def _surplus_bytes(api_key: ApiKey, version: int) -> int:
+    """How many bytes may follow a request.
+
+    librdkafka (2.16 still) asks for all topics with three bytes too many: the place it had kept for a four-byte count.
+    Kafka ignores what follows a request, so its users never noticed; `kcat -L` must work here too.
+    """
+    return 3 if api_key is ApiKey.METADATA and version >= FLEXIBLE_FROM[api_key] else 0
 
 
 @cache
@@ -229,27 +249,80 @@ def decode_request(api_key: ApiKey, version: int, frame: Buffer, position: int) 
 def request_steps(api_key: ApiKey, version: int, frame: Buffer, position: int) -> Steps[Any] | None:
     """As `decode_request`, in steps; None for an API whose requests are never large enough for that."""
     _check_version(api_key, version)
-    return _OWN_CODECS[api_key].request_steps(version)(frame, position) if api_key in _REQUESTS_IN_STEPS else None
+    if api_key in _OWN_CODECS and api_key not in _REQUESTS_IN_STEPS:
+        return None
+    return _request_steps_decoder(api_key, version)(frame, position)
+
+
+@cache
+def _request_steps_decoder(api_key: ApiKey, version: int) -> Callable[[Buffer, int], Steps[Any]]:
+    if api_key in _OWN_CODECS:
+        decoder: Callable[[Buffer, int], Steps[Any]] = _OWN_CODECS[api_key].request_steps(version)
+        return decoder
+    return compile_steps(request_class(api_key), version, MAX_ELEMENTS, _surplus_bytes(api_key, version))
+
+
+def encode_request_body_steps(api_key: ApiKey, version: int, message: Any) -> Steps[Sequence[Buffer]] | None:
+    """The body for `encode_request`, in steps; None for an API whose requests need none."""
+    if api_key is not ApiKey.FETCH or not fetch.is_large(message):
+        return None
+    _check_version(api_key, version)
+    return fetch.encode_request_steps(version, message)
 
 
 def encode_request(
-    api_key: ApiKey, version: int, correlation_id: int, client_id: str | None, message: Any
+    api_key: ApiKey,
+    version: int,
+    correlation_id: int,
+    client_id: str | None,
+    message: Any,
+    body: Sequence[Buffer] | None = None,
 ) -> list[Buffer]:
-    """A whole request, size and header included, as buffers to be written one after another."""
+    """A whole request, size and header included, as buffers to be written one after another.
+
+    `body` is the message's, where it has been encoded before.
+    """
     header = bytearray(_REQUEST_HEADER.pack(api_key, version, correlation_id))
     header_version = request_header_version(api_key, version)
     if header_version > 0:
         header += nullable_string(client_id)
     if header_version == 2:
         header += b"\0"
-    body = _body_encoder(api_key, version, "Request")(message)
+    if body is None:
+        body = _body_encoder(api_key, version, "Request")(message)
     size = len(header) + sum(map(len, body))
     return [_CORRELATION.pack(size) + header + body[0], *body[1:]]
 
 
 def encode_response(api_key: ApiKey, version: int, correlation_id: int, message: Any) -> list[Buffer]:
     """A whole response, size and header included, as buffers to be written one after another."""
-    body = _body_encoder(api_key, version, "Response")(message)
+    return _with_response_header(api_key, version, correlation_id, _body_encoder(api_key, version, "Response")(message))
+
+
+def encode_response_steps(
+    api_key: ApiKey, version: int, correlation_id: int, message: Any
+) -> Steps[list[Buffer]] | None:
+    """As `encode_response`, in steps; None for a response that is not large enough for that."""
+    _check_version(api_key, version)
+    if api_key is ApiKey.FETCH:
+        steps = fetch.encode_response_steps(version, message) if fetch.is_large(message) else None
+    elif api_key not in _OWN_CODECS and encoding_steps.is_large(message, version):
+        steps = encoding_steps.encode_steps(message, version)
+    else:
+        steps = None
+    if steps is None:
+        return None
+    return _response_steps(api_key, version, correlation_id, steps)
+
+
+def _response_steps(
+    api_key: ApiKey, version: int, correlation_id: int, steps: Steps[Sequence[Buffer]]
+) -> Steps[list[Buffer]]:
+    body = yield from steps
+    return _with_response_header(api_key, version, correlation_id, body)
+
+
+def _with_response_header(api_key: ApiKey, version: int, correlation_id: int, body: Sequence[Buffer]) -> list[Buffer]:
     tagged = response_header_version(api_key, version)
     head = _SIZE_AND_CORRELATION.pack(4 + tagged + sum(map(len, body)), correlation_id)
     return [head + (b"\0" if tagged else b"") + body[0], *body[1:]]
@@ -275,14 +348,19 @@ def decode_response(api_key: ApiKey, version: int, frame: Buffer) -> Any:
 
 
 def response_steps(api_key: ApiKey, version: int, frame: Buffer) -> Steps[Any] | None:
-    """As `decode_response`, in steps; None for an API whose responses are never large enough for that."""
-    if api_key not in _RESPONSES_IN_STEPS:
+    """As `decode_response`, in steps; None for a response that is not large enough for that."""
+    if len(frame) < LARGE_RESPONSE_BYTES or (api_key in _OWN_CODECS and api_key not in _RESPONSES_IN_STEPS):
         return None
+    return _response_steps_decoder(api_key, version)(frame, _response_body_position(api_key, version, frame))
+
+
+@cache
+def _response_steps_decoder(api_key: ApiKey, version: int) -> Callable[[Buffer, int], Steps[Any]]:
     _check_version(api_key, version)
-    steps: Steps[Any] = _OWN_CODECS[api_key].response_steps(version)(
-        frame, _response_body_position(api_key, version, frame)
-    )
-    return steps
+    if api_key in _OWN_CODECS:
+        decoder: Callable[[Buffer, int], Steps[Any]] = _OWN_CODECS[api_key].response_steps(version)
+        return decoder
+    return compile_steps(response_class(api_key), version, RESPONSE_MAX_ELEMENTS)
 
 
 def _response_body_position(api_key: ApiKey, version: int, frame: Buffer) -> int:

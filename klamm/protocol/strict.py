@@ -20,6 +20,7 @@ from typing import Any
 from klamm.protocol.primitives import (
     Buffer,
     InvalidFrame,
+    Steps,
     check_count,
     check_end,
     read_compact_nullable_string,
@@ -36,9 +37,12 @@ __all__ = ["MAX_ELEMENTS", "Buffer", "Decoder", "InvalidFrame", "compile_decoder
 # A reader takes the frame, a position in it and what is left of the message's elements (a list of one number, so that
 # all readers count down the same one); it returns the value and the position after it.
 Reader = Callable[[Buffer, int, list[int]], tuple[Any, int]]
+ReaderInSteps = Callable[[Buffer, int, list[int]], Steps[tuple[Any, int]]]
 Decoder = Callable[[Buffer, int], Any]
 
 MAX_ELEMENTS = 100_000
+# What a step of decoding reads: a millisecond or two.
+ELEMENTS_PER_STEP = 1_000
 
 _FIXED = {
     "int8": struct.Struct(">b"),
@@ -71,6 +75,90 @@ def compile_decoder(
     return decode
 
 
+def compile_steps(
+    message_class: Any, version: int, max_elements: int = MAX_ELEMENTS, surplus_bytes: int = 0
+) -> Callable[[Buffer, int], Steps[Any]]:
+    """As `compile_decoder`, in steps of `ELEMENTS_PER_STEP`."""
+    flexible = message_class.flexible_version_q(version)
+    read = _struct_reader_in_steps(message_class._struct, message_class, version, flexible)
+
+    def decode(data: Buffer, position: int) -> Steps[Any]:
+        message, position = yield from read(data, position, [max_elements])
+        if len(data) - position != surplus_bytes:
+            check_end(data, position)
+        return message
+
+    return decode
+
+
+def _struct_reader_in_steps(schema: Any, data_class: Any, version: int, flexible: bool) -> ReaderInSteps:
+    """As `_struct_reader`, but its arrays of structs are read in steps."""
+    arrays: dict[str, ReaderInSteps] = {}
+    for field in schema.untagged_fields(version):
+        if field.is_struct_array():
+            arrays[field.name] = _array_reader_in_steps(field, version, flexible)
+    fields = [(field.name, _field_reader(field, version, flexible)[0]) for field in schema.untagged_fields(version)]
+    read_tags = _tags_reader(schema, version) if flexible else None
+
+    def read(data: Buffer, position: int, elements: list[int]) -> Steps[tuple[Any, int]]:
+        message = object.__new__(data_class)
+        message._version = version
+        message.tags = None
+        message.unknown_tags = None
+        name = ""
+        try:
+            for name, read_field in fields:
+                read_array = arrays.get(name)
+                if read_array is None:
+                    value, position = read_field(data, position, elements)
+                else:
+                    value, position = yield from read_array(data, position, elements)
+                setattr(message, name, value)
+            if read_tags is not None:
+                name = "tagged fields"
+                position = read_tags(message, data, position, elements)
+        except InvalidFrame as error:
+            error.path.insert(0, name)
+            raise
+        except (struct.error, IndexError):
+            raise InvalidFrame("the frame ends within the field", position, name) from None
+        return message, position
+
+    return read
+
+
+def _array_reader_in_steps(field: Any, version: int, flexible: bool) -> ReaderInSteps:
+    nullable = field.nullable_for_version_q(version)
+    read_element, element_bytes = _struct_reader(field.array_of, field.data_class, version, flexible)
+    has_arrays = any(inner.is_struct_array() for inner in field.array_of.untagged_fields(version))
+    read_in_steps = _struct_reader_in_steps(field.array_of, field.data_class, version, flexible) if has_arrays else None
+
+    def read(data: Buffer, position: int, elements: list[int]) -> Steps[tuple[list[Any] | None, int]]:
+        count, position = _read_count(data, position, nullable, flexible)
+        if count < 0:
+            return None, position
+        check_count(count, max(1, element_bytes), data, position, elements)
+        values: list[Any] = []
+        left, in_step = elements[0], 0
+        try:
+            for _ in range(count):
+                if read_in_steps is None:
+                    value, position = read_element(data, position, elements)
+                else:
+                    value, position = yield from read_in_steps(data, position, elements)
+                values.append(value)
+                in_step += 1
+                if in_step + left - elements[0] >= ELEMENTS_PER_STEP:
+                    left, in_step = elements[0], 0
+                    yield
+        except InvalidFrame as error:
+            error.path.insert(0, f"[{len(values)}]")
+            raise
+        return values, position
+
+    return read
+
+
 def _struct_reader(schema: Any, data_class: Any, version: int, flexible: bool) -> tuple[Reader, int]:
     """The reader of a struct and the least number of bytes it takes."""
     steps: list[tuple[str, Reader]] = []
@@ -79,13 +167,10 @@ def _struct_reader(schema: Any, data_class: Any, version: int, flexible: bool) -
         reader, size_bytes = _field_reader(field, version, flexible)
         steps.append((field.name, reader))
         least_bytes += size_bytes
-    tagged: dict[int, tuple[str, Reader]] = {}
-    if flexible:
-        for field in schema._fields:
-            if field.for_version_q(version) and field.tagged_field_q(version):
-                tagged[field.tag] = (field.name, _field_reader(field, version, True)[0])
-    # The fields that a tagged section may leave out get their defaults now: nothing else would set them.
-    defaults = [(name, schema.fields[name]) for name, _ in tagged.values()]
+    read_tags = _tags_reader(schema, version) if flexible else None
+    knows_tags = flexible and any(
+        field.for_version_q(version) and field.tagged_field_q(version) for field in schema._fields
+    )
 
     def read(data: Buffer, position: int, elements: list[int]) -> tuple[Any, int]:
         message = object.__new__(data_class)
@@ -97,20 +182,11 @@ def _struct_reader(schema: Any, data_class: Any, version: int, flexible: bool) -
             for name, read_field in steps:
                 value, position = read_field(data, position, elements)
                 setattr(message, name, value)
-            if flexible:
+            if read_tags is not None:
                 name = "tagged fields"
-                for name, field in defaults:
-                    setattr(message, name, field.default)
-                if data[position] == 0:
+                if not knows_tags and data[position] == 0:
                     return message, position + 1
-                values, position = read_tagged_fields(data, position, elements)
-                for tag, (start, end) in values.items():
-                    if tag in tagged:
-                        name, read_field = tagged[tag]
-                        value, value_end = read_field(data, start, elements)
-                        if value_end != end:
-                            raise InvalidFrame(f"a tagged field of {end - start} bytes, not {value_end - start}", start)
-                        setattr(message, name, value)
+                position = read_tags(message, data, position, elements)
         except InvalidFrame as error:
             error.path.insert(0, name)
             raise
@@ -119,6 +195,37 @@ def _struct_reader(schema: Any, data_class: Any, version: int, flexible: bool) -
         return message, position
 
     return read, least_bytes
+
+
+def _tags_reader(schema: Any, version: int) -> Callable[[Any, Buffer, int, list[int]], int]:
+    """Reads a struct's tagged fields into its message; the position after them."""
+    tagged: dict[int, tuple[str, Reader]] = {}
+    for field in schema._fields:
+        if field.for_version_q(version) and field.tagged_field_q(version):
+            tagged[field.tag] = (field.name, _field_reader(field, version, True)[0])
+    # The fields that a tagged section may leave out get their defaults now: nothing else would set them.
+    defaults = [(name, schema.fields[name]) for name, _ in tagged.values()]
+
+    def read(message: Any, data: Buffer, position: int, elements: list[int]) -> int:
+        for name, field in defaults:
+            setattr(message, name, field.default)
+        if data[position] == 0:
+            return position + 1
+        values, position = read_tagged_fields(data, position, elements)
+        for tag, (start, end) in values.items():
+            if tag in tagged:
+                name, read_field = tagged[tag]
+                try:
+                    value, value_end = read_field(data, start, elements)
+                    if value_end != end:
+                        raise InvalidFrame(f"a tagged field of {end - start} bytes, not {value_end - start}", start)
+                except InvalidFrame as error:
+                    error.path.insert(0, name)
+                    raise
+                setattr(message, name, value)
+        return position
+
+    return read
 
 
 def _field_reader(field: Any, version: int, flexible: bool) -> tuple[Reader, int]:

@@ -3,7 +3,7 @@
 Source: kafka.server.DelayedProduce, kafka.server.DelayedFetch.
 """
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -86,9 +86,9 @@ class Readable(NamedTuple):
 class DelayedFetch(DelayedOperation):
     """Ready when `min_bytes` can be read, or any partition has an error or a diverging epoch to tell.
 
-    Every partition is looked at once, when this is made, and again when it changes: a fetch of many partitions that has
-    to wait for one of them costs what that one costs. `results` has an answer for each of `wanted`, without records;
-    `readable` says, by its index, where there are some.
+    Every partition is looked at once (`look`), and again when it changes: a fetch of many partitions that has to wait
+    for one of them costs what that one costs. `results` has an answer for each of `wanted` that was looked at, without
+    records; `readable` says, by its index, where there are some.
 
     With `follower_now_ms` the first look tells each partition how far the follower is, if its log agrees.
     """
@@ -109,19 +109,36 @@ class DelayedFetch(DelayedOperation):
         self._min_bytes = min_bytes
         self._readable_bytes = 0
         self._must_answer = False
+        self._follower_now_ms = follower_now_ms
         self._indexes: dict[TopicPartition, int] = {}
         self.results: list[FetchResponsePartition] = []
         self.readable: dict[int, Readable] = {}
-        for index, want in enumerate(wanted):
-            self.results.append(self._look(index, *want, follower_now_ms))
+
+    def look(self, count: int) -> bool:
+        """Looks at the next `count` of the partitions; whether more are left."""
+        start = len(self.results)
+        for index, want in enumerate(self._wanted[start : start + count], start):
+            self.results.append(self._look(index, *want, self._follower_now_ms))
+        return len(self.results) < len(self._wanted)
 
     def is_ready(self) -> bool:
         return self._must_answer or self._readable_bytes >= self._min_bytes
 
-    def keys(self) -> Collection[TopicPartition]:
+    def keys(self) -> Mapping[TopicPartition, int]:
         """What to wait for."""
-        self._indexes = {(topic, want.partition): index for index, (topic, want) in enumerate(self._wanted)}
+        if not self._indexes:
+            self._indexes = {(topic, want.partition): index for index, (topic, want) in enumerate(self._wanted)}
         return self._indexes
+
+    def look_again(self, changed: dict[TopicPartition, None], count: int) -> bool:
+        """Looks once more at up to `count` of the partitions in `changed` and takes them out; whether more are left."""
+        indexes = self.keys()
+        while changed and count:
+            count -= 1
+            key = changed.popitem()[0]
+            if key in indexes:
+                self.has_become_ready(key)
+        return bool(changed)
 
     def has_become_ready(self, key: Hashable) -> bool:
         index = self._indexes[key]  # type: ignore[index]  # a TopicPartition: one of `keys`

@@ -44,7 +44,6 @@ from klamm.replication.leader_endpoint import (
     LeaderOffset,
 )
 from klamm.storage.leader_epoch_cache import NO_EPOCH
-from klamm.storage.log import Log
 from klamm.tasks import OnFailure, start_task
 from klamm.znodes.topics import TopicPartition
 
@@ -341,7 +340,7 @@ class ReplicaFetcher:
         for start in range(0, len(results), PARTITIONS_PER_SLICE):
             batch = results[start : start + PARTITIONS_PER_SLICE]
             logs = [self._fetches[key].partition.log for key, _ in batch if key in self._fetches]
-            await asyncio.gather(*map(_flush, logs))
+            await asyncio.gather(*(log.flush_before_append() for log in logs))
             for topic_partition, result in batch:
                 fetch = self._fetches.get(topic_partition)
                 if fetch is not None:
@@ -535,13 +534,6 @@ class ReplicaFetcher:
             else:
                 self._leader_refused(topic_partition, fetch, error_code)
         return found
-
-
-async def _flush(log: Log) -> None:
-    try:
-        await log.flush()
-    except KafkaError:
-        _LOGGER.debug("Flushing %s fails; the append that follows meets the same error", log.name)
 
 
 def _end(fetch: PartitionFetch) -> tuple[int, int]:

@@ -12,7 +12,7 @@ What the controller says is in `state_changes.py`, the rules of one partition ar
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from klamm.config.broker import BrokerConfig
@@ -51,7 +51,7 @@ from klamm.storage.log import Log
 from klamm.storage.log_manager import LogManager
 from klamm.storage.log_validator import RecordsRefused
 from klamm.storage.producer_state import AppendOrigin
-from klamm.tasks import OnFailure, start_task
+from klamm.tasks import OnFailure, in_slices, start_task
 from klamm.znodes.topics import TopicPartition
 
 __all__ = ["CONSUMER", "ProduceResult", "ReplicaManager", "TopicPartition", "Wanted", "log_config"]
@@ -204,6 +204,11 @@ class ReplicaManager:
 
     # -- produce --------------------------------------------------------------------------------------------------
 
+    def unsynced_logs(self, keys: Iterable[TopicPartition]) -> list[Log]:
+        """The logs of these partitions that have to be made durable before anything is appended (see `Log`)."""
+        hosted = [self._hosted.get(key) for key in keys]
+        return [one.log for one in hosted if one is not None and one.log.is_truncation_unsynced]
+
     def append_records(
         self,
         topic: str,
@@ -291,9 +296,11 @@ class ReplicaManager:
         delayed = DelayedFetch(
             self.partition, wanted, replica_id, isolation_level, min(min_bytes, max_bytes), self._clock_ms()
         )
-        if wanted and max_wait_ms > 0 and not delayed.is_ready():
-            purgatory = self.follower_fetch_purgatory if replica_id > CONSUMER else self.fetch_purgatory
-            await purgatory.watch(delayed, delayed.keys(), max_wait_ms)
+        purgatory = self.follower_fetch_purgatory if replica_id > CONSUMER else self.fetch_purgatory
+        if not delayed.look(PARTITIONS_PER_SLICE):
+            await _wait(purgatory, delayed, max_wait_ms)
+        else:
+            await self._look_and_wait(purgatory, delayed, max_wait_ms)
         results = delayed.results
         read_bytes = 0
         for count, index in enumerate(sorted(delayed.readable), 1):
@@ -305,6 +312,15 @@ class ReplicaManager:
             if count % PARTITIONS_PER_SLICE == 0:
                 await asyncio.sleep(0)  # other requests of this process have their turn
         return results
+
+    async def _look_and_wait(
+        self, purgatory: Purgatory[TopicPartition], delayed: DelayedFetch, max_wait_ms: int
+    ) -> None:
+        """Looks at the rest of many partitions in slices. What changes meanwhile is looked at again before the wait."""
+        with purgatory.noting_changes() as changed:
+            await in_slices(_look(delayed, changed, may_wait=max_wait_ms > 0))
+        # Nothing has changed since that is not looked at, as no other has had the loop.
+        await _wait(purgatory, delayed, max_wait_ms)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -370,6 +386,20 @@ class ReplicaManager:
             self._on_leadership(key, False, partition.leader_epoch)
         else:
             self._on_leadership(key, True, partition.leading_since_epoch)
+
+
+def _look(delayed: DelayedFetch, changed: dict[TopicPartition, None], *, may_wait: bool) -> Steps[None]:
+    yield
+    while delayed.look(PARTITIONS_PER_SLICE):
+        yield
+    while may_wait and not delayed.is_ready() and delayed.look_again(changed, PARTITIONS_PER_SLICE):
+        yield
+
+
+async def _wait(purgatory: Purgatory[TopicPartition], delayed: DelayedFetch, max_wait_ms: int) -> None:
+    """Until the fetch is ready or its time is up. Registers before it waits for anything."""
+    if delayed.results and max_wait_ms > 0 and not delayed.is_ready():
+        await purgatory.watch(delayed, delayed.keys(), max_wait_ms)
 
 
 async def _read(

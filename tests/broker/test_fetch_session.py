@@ -7,6 +7,7 @@ import pytest
 from klamm.broker.fetch_session import EVICTION_MS, FINAL_EPOCH, INITIAL_EPOCH, MAX_ID, NO_SESSION, FetchSessionCache
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
+from klamm.protocol.primitives import in_one_go
 
 
 class Clock:
@@ -37,7 +38,7 @@ FAILED = {"error_code": ErrorCode.NOT_LEADER_OR_FOLLOWER}
 
 
 def begin(sessions, session_id, epoch, wanted=(), forgotten=(), is_follower=False):
-    return sessions.begin(session_id, epoch, wanted, forgotten, is_follower=is_follower)
+    return in_one_go(sessions.begin(session_id, epoch, wanted, forgotten, is_follower=is_follower))
 
 
 def answered(exchange, results):
@@ -46,7 +47,11 @@ def answered(exchange, results):
         FetchResponsePartition(want.partition, **result)
         for (_, want), result in zip(exchange.wanted, results, strict=True)
     ]
-    return [answer.partition for _, answer in exchange.answers(read)]
+    return [
+        answer.partition
+        for (topic, _), answer in zip(exchange.wanted, read, strict=True)
+        if exchange.must_answer(topic, answer)
+    ]
 
 
 def test_a_sessionless_fetch_answers_everything_and_makes_no_session() -> None:

@@ -8,9 +8,10 @@ from one_broker import Client, OneBroker, run
 from produced_batches import HEADERS, NOT_AUTHORIZED, RECORDS, Case, changed, keyed, send_all, topic_of
 
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.messages import ApiKey
+from klamm.protocol.messages import ApiKey, decode_response, encode_request
 from klamm.protocol.produce import PartitionProduceResponse, ProduceRequest
 from klamm.protocol.record_batch import CompressionType, Record, build_batch, crc_matches, iterate_batches
+from klamm.storage.log import Log
 
 
 def answers_of(tmp_path: Path, cases: dict[str, Case]) -> dict[str, PartitionProduceResponse]:
@@ -103,6 +104,28 @@ def test_more_refused_records_than_an_answer_names(tmp_path: Path) -> None:
         ]
 
     run(tmp_path, scenario)
+
+
+def test_the_first_records_after_an_unclean_start_wait_for_the_disk_off_the_loop_and_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced_on_the_loop = []
+    monkeypatch.setattr(Log, "_flush_now", lambda log, now_ms: synced_on_the_loop.append(log.name))
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", partitions=2)
+        for log in cluster.broker._log_manager.logs.values():
+            log.is_truncation_unsynced = True
+        for number in range(5):
+            batch = build_batch([Record(None, b"%d" % number, cluster.environment.now_ms())])
+            body = ProduceRequest(None, -1, 10_000, [("t", [(0, batch), (1, bytearray(batch))])])
+            client.send_raw(b"".join(encode_request(ApiKey.PRODUCE, 9, number, "c", body)))
+        for number in range(5):
+            response = decode_response(ApiKey.PRODUCE, 9, await client.receive())
+            assert [answer.base_offset for answer in response.topics[0][1]] == [number, number]
+
+    run(tmp_path, scenario)
+    assert not synced_on_the_loop
 
 
 @pytest.mark.parametrize("transactional_id", [None, "tx"])

@@ -153,6 +153,21 @@ def test_pipelined_requests_start_together_and_are_answered_in_order() -> None:
     run(scenario)
 
 
+def test_a_client_that_sends_very_many_requests_at_once_lets_others_have_the_loop() -> None:
+    async def scenario(harness: Harness) -> None:
+        client = await harness.connect()
+        client.send(*[b"now:%d" % number for number in range(1000)])
+        in_turn = []
+        while sum(in_turn) < 1000:
+            await asyncio.sleep(0)
+            in_turn.append(len(harness.started) - sum(in_turn))
+        assert max(in_turn) == 20
+        for number in range(1000):
+            assert await client.receive() == b"now:%d" % number
+
+    run(scenario)
+
+
 def test_a_request_without_response() -> None:
     async def scenario(harness: Harness) -> None:
         peer = await harness.connect()

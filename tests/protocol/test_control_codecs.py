@@ -708,5 +708,5 @@ def test_a_large_response_is_decoded_in_steps(api_key, version, response):
 
 
 def test_others_are_decoded_at_once():
-    assert messages.request_steps(ApiKey.METADATA, 9, b"", 0) is None
+    assert messages.request_steps(ApiKey.PRODUCE, 9, b"", 0) is None
     assert messages.response_steps(ApiKey.METADATA, 9, bytes(5)) is None

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from klamm.broker.fetch_session import FetchSessionCache
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse, FetchResponsePartition
+from klamm.protocol.primitives import in_one_go
 from klamm.replication.fetch_session_client import FetchSessionClient
 
 
@@ -192,18 +193,21 @@ def test_the_leaders_session_always_holds_what_is_wanted(plan) -> None:
     def fetch(*, answered: bool) -> None:
         request = asked(session)
         try:
-            exchange = leader.begin(
-                request.session_id,
-                request.session_epoch,
-                [(topic, want) for topic, partitions in request.topics for want in partitions],
-                [(topic, number) for topic, numbers in request.forgotten_topics for number in numbers],
-                is_follower=True,
+            exchange = in_one_go(
+                leader.begin(
+                    request.session_id,
+                    request.session_epoch,
+                    [(topic, want) for topic, partitions in request.topics for want in partitions],
+                    [(topic, number) for topic, numbers in request.forgotten_topics for number in numbers],
+                    is_follower=True,
+                )
             )
         except KafkaError as error:
             session.accept(FetchResponse(error_code=error.code))
             return
         assert {(topic, want.partition): want for topic, want in exchange.wanted} == wanted
-        answers = exchange.answers([FetchResponsePartition(want.partition) for _, want in exchange.wanted])
+        results = [(topic, FetchResponsePartition(want.partition)) for topic, want in exchange.wanted]
+        answers = [(topic, result) for topic, result in results if exchange.must_answer(topic, result)]
         if not answered:
             session.request_failed()
             return

@@ -22,8 +22,9 @@ from replicas import (
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.protocol.update_metadata import UpdateMetadataRequest
-from klamm.replication import state_changes
+from klamm.replication import replica_manager, state_changes
 from klamm.replication.fetch_state import InitialFetchState
+from klamm.replication.partition import Partition
 from klamm.replication.ports import WrittenIsr
 from klamm.replication.replica_manager import log_config
 from klamm.zookeeper.errors import SessionExpired
@@ -502,6 +503,40 @@ async def test_what_was_read_while_the_partition_was_deleted_is_not_given_out(br
     partition.log.read = read_and_delete
     [result] = await fetch(broker, want(0))
     assert (result.error_code, result.records) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, b"")
+
+
+@scenario
+async def test_a_fetch_of_many_partitions_looks_at_few_of_them_in_a_turn_of_the_loop(broker):
+    await broker.tell(*(state(number) for number in range(10)))
+    looks, in_turn = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replica_manager, "PARTITIONS_PER_SLICE", 3)
+        patch.setattr(Partition, "require_leader", lambda partition, epoch: looks.append(partition.partition))
+        wanted = [want(0, partition=number) for number in range(10)]
+        fetching = asyncio.create_task(fetch(broker, *wanted, replica_id=2))
+        while not fetching.done():
+            await asyncio.sleep(0)
+            in_turn.append(len(looks))
+            looks.clear()
+    assert (sum(in_turn), max(in_turn)) == (10, 3)
+
+
+@scenario
+async def test_an_append_while_many_partitions_are_looked_at_is_not_missed(broker):
+    await broker.tell(*(state(number) for number in range(10)))
+    loop = asyncio.get_running_loop()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(replica_manager, "PARTITIONS_PER_SLICE", 3)
+        for turn in range(7):
+            wanted = [want(turn if number == 1 else 0, partition=number) for number in range(10)]
+            began = loop.time()
+            fetching = asyncio.create_task(fetch(broker, *wanted, replica_id=2, max_wait_ms=5000))
+            for _ in range(turn):
+                await asyncio.sleep(0)
+            append(broker, b"x", partition=1, acks=1)
+            results = await fetching
+            assert loop.time() == began
+            assert values_in(results[1].records) == [b"x"]
 
 
 @scenario

@@ -4,6 +4,7 @@ Broker loggers are not configurable, so their resource type is refused. A broker
 default of the cluster (an empty name) by every broker.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from klamm.broker.registry import Body, Request, handler
@@ -16,6 +17,7 @@ from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import MAX_STRING_BYTES
+from klamm.tasks import Slices
 
 Response = messages.response_class(ApiKey.DESCRIBE_CONFIGS)
 Result = Response.DescribeConfigsResult
@@ -25,6 +27,9 @@ Synonym = Entry.DescribeConfigsSynonym
 # `ConfigResource.Type`, which differs from an authorizer's resource types.
 TOPIC = 2
 BROKER = 4
+
+# What is described in one go: about three milliseconds.
+RESOURCES_PER_SLICE = 10
 
 
 def error_response(request: Request, error: KafkaError) -> Body:
@@ -49,7 +54,10 @@ async def handle(request: Request) -> Body:
         unread = as_kafka_error(error)
     resources = {(resource.resource_type, resource.resource_name): resource for resource in request.body.resources}
     results = []
+    slices = Slices(RESOURCES_PER_SLICE)
     for resource in resources.values():
+        if slices.is_over():
+            await asyncio.sleep(0)
         try:
             if unread is not None and resource.resource_type == TOPIC and resource.resource_name in topics:
                 raise unread

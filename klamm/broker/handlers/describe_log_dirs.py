@@ -2,17 +2,23 @@
 (KIP-113). An offline directory is listed with KAFKA_STORAGE_ERROR and without replicas.
 """
 
+import asyncio
+
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.storage.log import Log
+from klamm.tasks import Slices
 
 Response = messages.response_class(ApiKey.DESCRIBE_LOG_DIRS)
 Directory = Response.DescribeLogDirsResult
 Topic = Directory.DescribeLogDirsTopic
 Partition = Topic.DescribeLogDirsPartition
+
+# What is described in one go: about two milliseconds.
+LOGS_PER_SLICE = 500
 
 
 def error_response(request: Request, error: KafkaError) -> Body:
@@ -27,15 +33,18 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-def handle(request: Request) -> Body:
+async def handle(request: Request) -> Body:
     request.require_cluster()
     manager = request.services.log_manager
     wanted = request.body.topics
     selected = None if wanted is None else {(topic.topic, number) for topic in wanted for number in topic.partitions}
     results = []
+    slices = Slices(LOGS_PER_SLICE)
     for directory in manager.directories:
         topics: dict[str, list[Body]] = {}
         for log in manager.logs_in(directory.path) if directory.is_online else ():
+            if slices.is_over():
+                await asyncio.sleep(0)
             if selected is None or (log.topic, log.partition) in selected:
                 topics.setdefault(log.topic, []).append(_partition(log))
         results.append(

@@ -4,12 +4,16 @@ Versions 0 to 3, which would need batches converted down to message sets, are no
 broker's id, reads up to the end of the log, and tells thereby what it has; it needs the right to act in the cluster.
 """
 
+import asyncio
+from collections.abc import Sequence
+
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchResponse, FetchResponsePartition
 from klamm.protocol.messages import ApiKey
-from klamm.replication.replica_manager import Wanted
+from klamm.replication.replica_manager import PARTITIONS_PER_SLICE, Wanted
+from klamm.tasks import in_slices
 
 # From this version on a response has room for an error of the session itself.
 FIRST_VERSION_WITH_SESSIONS = 7
@@ -36,12 +40,14 @@ def error_response(request: Request, error: KafkaError) -> FetchResponse:
 async def handle(request: Request) -> FetchResponse:
     body, services = request.body, request.services
     is_follower = body.replica_id >= 0
-    exchange = services.fetch_sessions.begin(
-        body.session_id,
-        body.session_epoch,
-        [(topic, want) for topic, partitions in body.topics for want in partitions],
-        [(topic, number) for topic, numbers in body.forgotten_topics for number in numbers],
-        is_follower=is_follower,
+    exchange = await in_slices(
+        services.fetch_sessions.begin(
+            body.session_id,
+            body.session_epoch,
+            [(topic, want) for topic, partitions in body.topics for want in partitions],
+            [(topic, number) for topic, numbers in body.forgotten_topics for number in numbers],
+            is_follower=is_follower,
+        )
     )
     denied, code = _denied_topics(request, exchange.wanted, is_follower)
     # What is denied would be answered at once, so it must not wait either.
@@ -60,12 +66,15 @@ async def handle(request: Request) -> FetchResponse:
             for topic, want in exchange.wanted
         ]
     topics: dict[str, list[FetchResponsePartition]] = {}
-    for topic, result in exchange.answers(results):
-        topics.setdefault(topic, []).append(result)
+    for done, ((topic, _), result) in enumerate(zip(exchange.wanted, results, strict=True), 1):
+        if exchange.must_answer(topic, result):
+            topics.setdefault(topic, []).append(result)
+        if done % PARTITIONS_PER_SLICE == 0:
+            await asyncio.sleep(0)
     return FetchResponse(session_id=exchange.session_id, topics=list(topics.items()))
 
 
-def _denied_topics(request: Request, wanted: list[Wanted], is_follower: bool) -> tuple[dict[str, None], ErrorCode]:
+def _denied_topics(request: Request, wanted: Sequence[Wanted], is_follower: bool) -> tuple[dict[str, None], ErrorCode]:
     """The topics that must not be read, and what is answered for them."""
     topics = dict.fromkeys(topic for topic, _ in wanted)
     if is_follower:

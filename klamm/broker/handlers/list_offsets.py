@@ -4,6 +4,8 @@ Version 0 (a list of segment boundaries) is not served. The next offset is the h
 read_committed the last stable offset, and for a follower the log's end.
 """
 
+import asyncio
+
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.protocol import messages
@@ -11,12 +13,16 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.replication.partition import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from klamm.replication.replica_manager import CONSUMER
+from klamm.tasks import Slices
 
 Response = messages.response_class(ApiKey.LIST_OFFSETS)
 Topic = Response.ListOffsetsTopicResponse
 Partition = Topic.ListOffsetsPartitionResponse
 
 FIRST_VERSION_WITH_OFFSET_NOT_AVAILABLE = 5
+
+# What is looked at in one go: a millisecond or two.
+PARTITIONS_PER_SLICE = 200
 
 
 def error_response(request: Request, error: KafkaError) -> Body:
@@ -41,10 +47,13 @@ def error_response(request: Request, error: KafkaError) -> Body:
 )
 async def handle(request: Request) -> Body:
     topics = []
+    slices = Slices(PARTITIONS_PER_SLICE)
     for topic in request.body.topics:
         partitions = []
         allowed = request.allows(topic.name)
         for wanted in topic.partitions:
+            if slices.is_over():
+                await asyncio.sleep(0)
             if not allowed:
                 partitions.append(_partition(wanted.partition_index, request.denied))
                 continue

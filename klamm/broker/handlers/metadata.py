@@ -6,7 +6,7 @@ while ZooKeeper is away, and the topics that exist are answered as ever. Topics 
 come with version 12, which Kafka 2.8 does not have.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from klamm.broker.metadata_cache import MetadataSnapshot
 from klamm.broker.registry import NO_BROKER, Body, Request, handler
@@ -15,11 +15,16 @@ from klamm.broker.topic_admin import INTERNAL_TOPICS, OFFSETS_TOPIC, NewTopic, v
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import UpdateMetadataPartitionState
+from klamm.tasks import in_slices
 
 Response = messages.response_class(ApiKey.METADATA)
 Topic = Response.MetadataResponseTopic
 Partition = Topic.MetadataResponsePartition
+
+# What a step of an answer describes: about two milliseconds.
+PARTITIONS_PER_STEP = 500
 
 # Up to this version a leader that does not have the client's listener counts as not available.
 LAST_VERSION_WITHOUT_LISTENER_NOT_FOUND = 5
@@ -42,13 +47,10 @@ async def handle(request: Request) -> Body:
     snapshot = await services.metadata_cache.first_snapshot()
     everything = body.topics is None or (request.version == 0 and not body.topics)
     if everything:
-        topics = [_known(request, snapshot, name) for name in sorted(snapshot.topics) if request.allows(name)]
+        codes = {name: ErrorCode.NONE for name in sorted(snapshot.topics) if request.allows(name)}
     else:
-        names = _names(body.topics)
-        topics = [
-            _known(request, snapshot, name) if name in snapshot.topics else _failed(request, name, code)
-            for name, code in (await _missing_topics(request, snapshot, names)).items()
-        ]
+        codes = await _missing_topics(request, snapshot, _names(body.topics))
+    topics = await in_slices(_topics(request, snapshot, codes))
     return Response(
         version=request.version,
         brokers=[
@@ -134,7 +136,26 @@ def _new_topic(request: Request, name: str) -> NewTopic:
     return request.services.offsets_topic.new_topic() if name == OFFSETS_TOPIC else NewTopic(name)
 
 
-def _known(request: Request, snapshot: MetadataSnapshot, name: str) -> Body:
+def _topics(request: Request, snapshot: MetadataSnapshot, codes: Mapping[str, ErrorCode]) -> Steps[list[Body]]:
+    topics = []
+    in_step = 0
+    for name, code in codes.items():
+        known = snapshot.topics.get(name)
+        if known is None:
+            topics.append(_failed(request, name, code))
+            continue
+        partitions = []
+        for number, partition in known.items():
+            partitions.append(_partition(request, snapshot, number, partition))
+            in_step += 1
+            if in_step == PARTITIONS_PER_STEP:
+                in_step = 0
+                yield
+        topics.append(_known(request, snapshot, name, partitions))
+    return topics
+
+
+def _known(request: Request, snapshot: MetadataSnapshot, name: str, partitions: list[Body]) -> Body:
     wants_operations = request.body.include_topic_authorized_operations
     return Topic(
         version=request.version,
@@ -142,9 +163,7 @@ def _known(request: Request, snapshot: MetadataSnapshot, name: str) -> Body:
         name=name,
         topic_id=snapshot.topic_ids.get(name),
         is_internal=name in INTERNAL_TOPICS,
-        partitions=[
-            _partition(request, snapshot, number, partition) for number, partition in snapshot.topics[name].items()
-        ],
+        partitions=partitions,
         authorized_operations=request.authorized_operations(ResourceType.TOPIC, name) if wants_operations else None,
     )
 

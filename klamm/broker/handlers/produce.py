@@ -8,6 +8,7 @@ is wrong. From version 8 on the answer names the records for which a batch is re
 MAX_NAMED_RECORDS of them.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 from klamm.broker.registry import Request, handler
@@ -21,6 +22,7 @@ from klamm.protocol.record_batch import is_transactional, is_zstd
 from klamm.protocol.record_walk import MAX_NAMED_RECORDS
 from klamm.replication.replica_manager import ProduceResult
 from klamm.storage.batch_inspection import Inspected, LargeBatch
+from klamm.storage.log import Log
 
 ACKS_NONE = 0
 ACKS_ALL = -1
@@ -68,13 +70,16 @@ def handle(request: Request) -> object:
         raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={body.acks}: allowed are 0, 1 and -1 (all)")
     batches = [(topic, number, records) for topic, entries in body.topics for number, records in entries]
     appended: list[tuple[str, int, ProduceResult]] = []
+    unsynced = request.services.replica_manager.unsynced_logs((topic, number) for topic, number, _ in batches)
     try:
-        for topic, number, records in batches:
+        for topic, number, records in batches if not unsynced else ():
             appended.append((topic, number, _append(request, topic, number, records)))
     except LargeBatch:
+        pass
+    if len(appended) < len(batches):
         # The produces that follow on the connection must not overtake it.
         release = request.connection.hold_followers()
-        return AnswerOnly(lambda: _append_with_pauses(request, batches, appended, release))
+        return AnswerOnly(lambda: _append_with_pauses(request, batches, appended, unsynced, release))
     return _answer(request, appended)
 
 
@@ -82,11 +87,16 @@ async def _append_with_pauses(
     request: Request,
     batches: Sequence[tuple[str, int, memoryview | None]],
     appended: list[tuple[str, int, ProduceResult]],
+    unsynced: Sequence[Log],
     on_appended: Callable[[], None],
 ) -> object:
-    """Appends what is not appended yet. One batch after the other is looked into, so that a client has one at a time
-    in the worker; other clients' batches are appended meanwhile, to the same partition too."""
+    """Appends what is not appended yet, when the logs that have to be durable before are.
+
+    One batch after the other is looked into, so that a client has one at a time in the worker; other clients' batches
+    are appended meanwhile, to the same partition too.
+    """
     try:
+        await asyncio.gather(*(log.flush_before_append() for log in unsynced))
         for topic, number, records in batches[len(appended) :]:
             appended.append((topic, number, await _append_inspected(request, topic, number, records)))
     finally:

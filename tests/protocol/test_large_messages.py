@@ -1,0 +1,174 @@
+"""Large messages are encoded and decoded in steps, to the same bytes and values as in one go."""
+
+import pytest
+
+from klamm.protocol import messages
+from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse, FetchResponsePartition
+from klamm.protocol.messages import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey, InvalidFrame, request_class, response_class
+
+PARTITIONS = 2500
+
+
+def taken(steps):
+    """(what the last step returns, how many there were)."""
+    count = 1
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return end.value, count
+        count += 1
+
+
+def metadata(version, topics, partitions):
+    response = response_class(ApiKey.METADATA)
+    topic = response.MetadataResponseTopic
+    return response(
+        version=version,
+        cluster_id="c",
+        controller_id=1,
+        brokers=[response.MetadataResponseBroker(version=version, node_id=1, host="h", port=9, rack=None)],
+        topics=[
+            topic(
+                version=version,
+                error_code=0,
+                name=f"topic-{index}",
+                topic_id=None,
+                is_internal=False,
+                partitions=[
+                    topic.MetadataResponsePartition(
+                        version=version,
+                        error_code=0,
+                        partition_index=number,
+                        leader_id=1,
+                        leader_epoch=number,
+                        replica_nodes=[1, 2],
+                        isr_nodes=[1],
+                        offline_replicas=[],
+                    )
+                    for number in range(partitions)
+                ],
+                authorized_operations=None,
+            )
+            for index in range(topics)
+        ],
+        authorized_operations=None,
+    )
+
+
+def list_offsets(version, topics, partitions):
+    request = request_class(ApiKey.LIST_OFFSETS)
+    topic = request.ListOffsetsTopic
+    return request(
+        version=version,
+        replica_id=-1,
+        isolation_level=0,
+        topics=[
+            topic(
+                version=version,
+                name=f"topic-{index}",
+                partitions=[
+                    topic.ListOffsetsPartition(
+                        version=version, partition_index=number, current_leader_epoch=-1, timestamp=-1
+                    )
+                    for number in range(partitions)
+                ],
+            )
+            for index in range(topics)
+        ],
+    )
+
+
+SHAPES = [(1, PARTITIONS), (PARTITIONS, 1), (25, 100)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("version", range(ADVERTISED_MIN[ApiKey.METADATA], ADVERTISED_MAX[ApiKey.METADATA] + 1))
+def test_a_large_response(version, shape):
+    message = metadata(version, *shape)
+    at_once = b"".join(messages.encode_response(ApiKey.METADATA, version, 7, message))
+    buffers, steps = taken(messages.encode_response_steps(ApiKey.METADATA, version, 7, message))
+    assert b"".join(buffers) == at_once
+    assert steps >= 3
+    decoded, steps = taken(messages.response_steps(ApiKey.METADATA, version, at_once[4:]))
+    assert steps >= 3
+    assert b"".join(messages.encode_response(ApiKey.METADATA, version, 7, decoded)) == at_once
+
+
+def test_a_small_response_is_encoded_and_decoded_at_once():
+    message = metadata(9, 4, 99)
+    assert messages.encode_response_steps(ApiKey.METADATA, 9, 7, message) is None
+    frame = b"".join(messages.encode_response(ApiKey.METADATA, 9, 7, metadata(9, 2, 50)))[4:]
+    assert messages.response_steps(ApiKey.METADATA, 9, frame) is None
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("version", [1, 5, 6])
+def test_a_large_request(version, shape):
+    data = b"".join(messages.encode_request(ApiKey.LIST_OFFSETS, version, 1, "c", list_offsets(version, *shape)))
+    frame = data[4:]
+    header = messages.parse_request_header(frame)
+    decoded, steps = taken(messages.request_steps(ApiKey.LIST_OFFSETS, version, frame, header.body_position))
+    assert steps >= 3
+    assert b"".join(messages.encode_request(ApiKey.LIST_OFFSETS, version, 1, "c", decoded)) == data
+
+
+@pytest.mark.parametrize("cut", [1, 10, 5000])
+def test_a_cut_request_is_refused_in_steps_as_it_is_at_once(cut):
+    data = b"".join(messages.encode_request(ApiKey.LIST_OFFSETS, 6, 1, "c", list_offsets(6, 25, 100)))
+    frame = data[4:-cut]
+    position = messages.parse_request_header(frame).body_position
+    with pytest.raises(InvalidFrame) as at_once:
+        messages.decode_request(ApiKey.LIST_OFFSETS, 6, frame, position)
+    with pytest.raises(InvalidFrame) as in_steps:
+        taken(messages.request_steps(ApiKey.LIST_OFFSETS, 6, frame, position))
+    assert str(in_steps.value) == str(at_once.value)
+
+
+def by_topic(shape, make):
+    topics, partitions = shape
+    return [(f"topic-{index}", [make(number) for number in range(partitions)]) for index in range(topics)]
+
+
+@pytest.mark.parametrize("shape", [(2500, 1), (25, 100)])
+@pytest.mark.parametrize("version", range(4, 13))
+def test_a_large_fetch(version, shape):
+    known = {"current_leader_epoch": 3 if version >= 9 else -1, "last_fetched_epoch": 2 if version >= 12 else -1}
+    request = FetchRequest(
+        1,
+        topics=by_topic(
+            shape,
+            lambda number: FetchPartition(
+                number, known["current_leader_epoch"], 5, known["last_fetched_epoch"], 1 if version >= 5 else -1, 99
+            ),
+        ),
+    )
+    body, steps = taken(messages.encode_request_body_steps(ApiKey.FETCH, version, request))
+    assert steps >= 3
+    data = b"".join(messages.encode_request(ApiKey.FETCH, version, 1, "c", request))
+    assert b"".join(messages.encode_request(ApiKey.FETCH, version, 1, "c", request, body)) == data
+    position = messages.parse_request_header(data[4:]).body_position
+    decoded, steps = taken(messages.request_steps(ApiKey.FETCH, version, data[4:], position))
+    assert steps >= 3
+    assert decoded.topics == request.topics
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("version", [4, 11, 12])
+def test_a_large_fetch_response(version, shape):
+    start = 1 if version >= 5 else -1
+    response = FetchResponse(
+        topics=by_topic(shape, lambda number: FetchResponsePartition(number, 0, 9, 8, start, records=b"x" * 10))
+    )
+    at_once = b"".join(messages.encode_response(ApiKey.FETCH, version, 7, response))
+    buffers, steps = taken(messages.encode_response_steps(ApiKey.FETCH, version, 7, response))
+    assert b"".join(buffers) == at_once
+    assert steps >= 3
+    decoded, steps = taken(messages.response_steps(ApiKey.FETCH, version, at_once[4:]))
+    assert steps >= 3
+    assert decoded.topics == response.topics
+
+
+def test_a_small_fetch_is_encoded_at_once():
+    assert messages.encode_request_body_steps(ApiKey.FETCH, 12, FetchRequest()) is None
+    assert messages.encode_response_steps(ApiKey.FETCH, 12, 7, FetchResponse()) is None
