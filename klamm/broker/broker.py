@@ -53,6 +53,7 @@ from klamm.coordinator.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.group_metrics import register_group_metrics
 from klamm.environment import Environment
 from klamm.metrics import Metrics
+from klamm.net.response_memory import ResponseMemory
 from klamm.net.server import Answer, ServerConnection, ServerLimits, SocketServer
 from klamm.protocol.api_keys import request_size_limit
 from klamm.protocol.messages import ApiKey
@@ -117,6 +118,7 @@ class Broker:
             SUPPORTED_FEATURES, config.inter_broker_protocol_version, lambda: self._zookeeper.store, self._fail
         )
         self._producer_ids = ProducerIds(self._allocate_producer_ids)
+        self._response_memory = ResponseMemory(config.klamm_queued_max_response_bytes)
         self._log_manager: LogManager | None = None
         self._replica_manager: ReplicaManager | None = None
         self._groups: GroupMetadataManager | None = None
@@ -258,6 +260,7 @@ class Broker:
                 is_pipelined=self._is_pipelined,
                 size_limit=request_size_limit(self._config.socket_request_max_bytes),
                 limits=limits,
+                response_memory=self._response_memory,
                 on_failure=self._fail,
             )
             await server.bind()
@@ -290,6 +293,7 @@ class Broker:
             environment,
             self.broker_id,
             log_manager,
+            response_memory=self._response_memory,
             topic_configs=self._topic_configs,
             followers=ReplicaFetcherManager(config, self.broker_id, self._hosted_partition, self._fail),
             isr_changes=isr_changes,

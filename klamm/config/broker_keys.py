@@ -153,6 +153,12 @@ class BrokerKeys:
     queued_max_request_bytes: int = long(
         -1, "Bytes of requests waiting before clients are muted; -1 no limit.", effective=False
     )
+    # klamm's own. Kafka's brokers hand files to the system, which has no such memory.
+    klamm_queued_max_response_bytes: int = long(
+        128 * 1024 * 1024,
+        "Bytes of responses in memory, read or waiting for clients to take them, before fetches get less.",
+        at_least(1024 * 1024),
+    )
     request_timeout_ms: int = integer(30000, "Longest wait for another broker's answer.", importance=HIGH)
     num_network_threads: int = integer(
         3, "klamm has one loop per process.", at_least(1), importance=HIGH, update_mode=CLUSTER_WIDE, effective=False

@@ -14,7 +14,8 @@ What must stay true:
   in order; one that is still to be appended holds them (`hold_followers`). So whatever a client pipelines sees the
   effect of what it sent before.
 - A connection is bounded: at most `max_in_flight` requests and `max_in_flight_bytes` of frames are held; beyond that,
-  and while the client does not read its responses, nothing more is read from it (it is muted).
+  and while the client does not read its responses, nothing more is read from it (it is muted). Responses that wait to
+  be read are accounted for in the `ResponseMemory` of the broker.
 - What a client sends can close its own connection (`InvalidRequest`), with a logged reason; it never reaches another.
 - Requests that go on without their clients are bounded for each host: one that has too many gets no new connection.
 - Any other exception of `dispatch` is a fault of the program and goes to `on_failure`, also after the client has gone.
@@ -28,13 +29,14 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from klamm.net.framing import FrameReader, ReceiveBuffer, SizeLimit
+from klamm.net.response_memory import ResponseMemory
 from klamm.tasks import OnFailure
 
 Buffers = Sequence[bytes | bytearray | memoryview]
 T = TypeVar("T")
 
-# Responses wait in the transport up to this size before the connection is muted: two of the largest usual fetches.
-WRITE_BUFFER_HIGH_BYTES = 2 * 1024 * 1024
+# Responses wait in the transport up to this size; then the connection is muted until the socket has taken all of them.
+WRITE_BUFFER_HIGH_BYTES = 64 * 1024
 
 # A host whose clients have hung up on so many requests that are still being worked on gets no new connection. The bytes
 # of these requests are bounded as those of one connection are.
@@ -133,11 +135,12 @@ class ServerConnection(FrameReader):
         peer = transport.get_extra_info("peername")
         if peer:
             self.peer_host, self.peer_port = peer[0], peer[1]
-        transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH_BYTES)
+        transport.set_write_buffer_limits(high=WRITE_BUFFER_HIGH_BYTES, low=0)
         self.last_active_s = asyncio.get_running_loop().time()
         self._server.opened(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        self._server.response_memory.taken(self)
         self._waiting.clear()
         if self._throttle_timer is not None:
             self._throttle_timer.cancel()
@@ -170,11 +173,12 @@ class ServerConnection(FrameReader):
             _log.info("%s: closed in the middle of a frame", self)
 
     def pause_writing(self) -> None:
+        # Reading goes on until the next frame: most clients send it when they have read all of this response.
         self._writable = False
-        self._adjust_reading()
 
     def resume_writing(self) -> None:
         self._writable = True
+        self._server.response_memory.taken(self)
         self._start_requests()
         self._adjust_reading()
 
@@ -199,6 +203,16 @@ class ServerConnection(FrameReader):
             self._adjust_reading()
 
         return release
+
+    def disconnect(self, reason: str) -> None:
+        """As `close`, also where the connection is only open for what its client has not read yet."""
+        _log.info("%s: disconnected: %s", self, reason)
+        self._waiting.clear()
+        self.transport.abort()
+
+    @property
+    def unsent_bytes(self) -> int:
+        return self.transport.get_write_buffer_size()
 
     @property
     def is_answering(self) -> bool:
@@ -270,6 +284,8 @@ class ServerConnection(FrameReader):
             self._held_bytes -= exchanges.popleft().size_bytes
             if ready.buffers is not None and not self.transport.is_closing():
                 self.transport.writelines(ready.buffers)
+                if not self._writable:
+                    self._server.response_memory.untaken(self, sum(map(len, ready.buffers)))
             if ready.throttle_time_ms > 0:
                 self._throttle(ready.throttle_time_ms)
         self.last_active_s = asyncio.get_running_loop().time()
@@ -326,6 +342,7 @@ class SocketServer:
         is_pipelined: Callable[[bytearray], bool],
         size_limit: SizeLimit,
         limits: ServerLimits,
+        response_memory: ResponseMemory,
         on_failure: OnFailure,
     ) -> None:
         self.listener_name = listener_name
@@ -334,6 +351,7 @@ class SocketServer:
         self.dispatch = dispatch
         self.is_pipelined = is_pipelined
         self.limits = limits
+        self.response_memory = response_memory
         self.on_failure = on_failure
         self.stopping = False
         self._size_limit = size_limit

@@ -18,6 +18,7 @@ from typing import TypeVar
 from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
 from klamm.environment import Environment, WorkerFailed
+from klamm.net.response_memory import ResponseMemory
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
@@ -79,6 +80,7 @@ class ReplicaManager:
         broker_id: int,
         log_manager: LogManager,
         *,
+        response_memory: ResponseMemory,
         topic_configs: TopicConfigSource,
         followers: FollowerFetchers,
         isr_changes: IsrChanges,
@@ -92,6 +94,7 @@ class ReplicaManager:
         self._environment = environment
         self._broker_id = broker_id
         self._log_manager = log_manager
+        self._response_memory = response_memory
         self._followers = followers
         self._isr_changes = isr_changes
         self._on_leadership = on_leadership
@@ -291,16 +294,36 @@ class ReplicaManager:
 
         Results are in the order of `wanted`. The first non-empty partition may exceed `max_bytes` and its own limit by
         one batch, so that a batch larger than the limits can still be consumed (KIP-74). No more than `max_bytes` are
-        waited for.
+        waited for. Less than `max_bytes` is read where the broker's memory for responses has less to give.
         """
+        is_follower = replica_id > CONSUMER
         delayed = DelayedFetch(
             self.partition, wanted, replica_id, isolation_level, min(min_bytes, max_bytes), self._clock_ms()
         )
-        purgatory = self.follower_fetch_purgatory if replica_id > CONSUMER else self.fetch_purgatory
+        purgatory = self.follower_fetch_purgatory if is_follower else self.fetch_purgatory
         if not delayed.look(PARTITIONS_PER_SLICE):
             await _wait(purgatory, delayed, max_wait_ms)
         else:
             await self._look_and_wait(purgatory, delayed, max_wait_ms)
+        if delayed.readable:
+            share = await self._response_memory.share(is_follower=is_follower)
+            if share > 0 or is_follower:
+                max_bytes = min(max_bytes, share)
+                with self._response_memory.reading(max_bytes):
+                    await self._read_records(delayed, wanted, max_bytes)
+        return delayed.results
+
+    async def _look_and_wait(
+        self, purgatory: Purgatory[TopicPartition], delayed: DelayedFetch, max_wait_ms: int
+    ) -> None:
+        """Looks at the rest of many partitions in slices. What changes meanwhile is looked at again before the wait."""
+        with purgatory.noting_changes() as changed:
+            await in_slices(_look(delayed, changed, may_wait=max_wait_ms > 0))
+        # Nothing has changed since that is not looked at, as no other has had the loop.
+        await _wait(purgatory, delayed, max_wait_ms)
+
+    async def _read_records(self, delayed: DelayedFetch, wanted: Sequence[Wanted], max_bytes: int) -> None:
+        """Puts records into the results of a fetch."""
         results = delayed.results
         read_bytes = 0
         for count, index in enumerate(sorted(delayed.readable), 1):
@@ -311,16 +334,6 @@ class ReplicaManager:
             read_bytes += len(results[index].records or b"")
             if count % PARTITIONS_PER_SLICE == 0:
                 await asyncio.sleep(0)  # other requests of this process have their turn
-        return results
-
-    async def _look_and_wait(
-        self, purgatory: Purgatory[TopicPartition], delayed: DelayedFetch, max_wait_ms: int
-    ) -> None:
-        """Looks at the rest of many partitions in slices. What changes meanwhile is looked at again before the wait."""
-        with purgatory.noting_changes() as changed:
-            await in_slices(_look(delayed, changed, may_wait=max_wait_ms > 0))
-        # Nothing has changed since that is not looked at, as no other has had the loop.
-        await _wait(purgatory, delayed, max_wait_ms)
 
     # -- life -----------------------------------------------------------------------------------------------------
 

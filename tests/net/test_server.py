@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from klamm.net.response_memory import ResponseMemory
 from klamm.net.server import Answer, AnswerOnly, InvalidRequest, Response, ServerConnection, ServerLimits, SocketServer
 
 
@@ -56,6 +57,7 @@ class Harness:
             is_pipelined=lambda data: data.startswith(b"prod:"),
             size_limit=lambda key: max_frame_bytes,
             limits=limits or ServerLimits(),
+            response_memory=ResponseMemory(1024 * 1024),
             on_failure=self.failures.append,
         )
 

@@ -11,6 +11,7 @@ from failing_disk import FailingDisk
 from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
 from klamm.environment import FileSystem
+from klamm.net.response_memory import ResponseMemory
 from klamm.protocol.fetch import FetchPartition
 from klamm.protocol.leader_and_isr import (
     LeaderAndIsrPartitionState,
@@ -142,6 +143,7 @@ class Broker:
             self.machine,
             ME,
             self.log_manager,
+            response_memory=ResponseMemory(128 * 1024 * 1024),
             topic_configs=self.configs,
             followers=self.fetchers,
             isr_changes=self.proposals,

@@ -1,0 +1,183 @@
+"""The memory of a broker's responses: one budget for what is being read for them and what clients have not taken yet.
+
+A client decides when it takes what it has asked for, and until then it stays in memory. A fetch is therefore given a
+share of what is left of the budget, and answered with less than it asked for (KIP-74 allows that) when the share is
+smaller. A client that does not read gets nothing more, and holds one share; the more such clients there are, the
+smaller the shares become, so that something is left for the others.
+
+What must stay true:
+- What a response holds is accounted for until the socket has taken all of it: the transport frees it only then.
+- Nothing is accounted for twice or for ever: `reading` ends with the read, `taken` comes with the last byte or with the
+  end of the connection.
+- Consumers leave a part of the budget to followers, which never wait: replication comes first.
+- A budget that is used up is not lost to clients that are gone or stand still: those that have taken nothing for
+  `STALLED_AFTER_MS` are disconnected, the first to stall first, until there is room. A client that reads is never
+  disconnected, nor is anybody while there is room.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+# A fetch gets this part of what is free, so that those that follow find something too.
+SHARE_OF_FREE = 8
+# The part of the budget that consumers leave to followers.
+SHARE_OF_FOLLOWERS = 4
+# More is not read for one response: it would hold the loop for long, and memory in larger pieces costs three times as
+# much, because the system takes it back after each use.
+MAX_SHARE_BYTES = 8 * 1024 * 1024
+# A consumer whose share would be smaller waits for room.
+MIN_SHARE_BYTES = 64 * 1024
+# So long, and is then answered without records, as if none were there yet.
+MAX_WAIT_MS = 500
+STALLED_AFTER_MS = 2_000
+
+
+class Receiver(Protocol):
+    """A connection, as it is seen here."""
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What its socket has not taken yet."""
+
+    def disconnect(self, reason: str) -> None:
+        """Ends it at once; what its socket has not taken is dropped."""
+
+
+class _Untaken:
+    """What a client has not taken: the bytes held for it, how many its socket has to take, and since when so many."""
+
+    __slots__ = ("held_bytes", "left_bytes", "since_s")
+
+    def __init__(self, held_bytes: int, left_bytes: int, since_s: float) -> None:
+        self.held_bytes = held_bytes
+        self.left_bytes = left_bytes
+        self.since_s = since_s
+
+
+class ResponseMemory:
+    """The budget of one broker."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.held_bytes = 0
+        self._untaken: dict[Receiver, _Untaken] = {}
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+
+    # -- what is read -----------------------------------------------------------------------------------------------
+
+    async def share(self, *, is_follower: bool) -> int:
+        """How many bytes a fetch may read now. A consumer waits for room, and gets 0 when there is none in time."""
+        if not is_follower and self._share_of_consumer() < MIN_SHARE_BYTES:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(MAX_WAIT_MS / 1000):
+                    await self._room()
+        if is_follower:
+            return min(max(0, self.budget_bytes - self.held_bytes) // SHARE_OF_FREE, MAX_SHARE_BYTES)
+        share = self._share_of_consumer()
+        return share if share >= MIN_SHARE_BYTES else 0
+
+    def _share_of_consumer(self) -> int:
+        free_bytes = self.budget_bytes - self.budget_bytes // SHARE_OF_FOLLOWERS - self.held_bytes
+        return min(free_bytes // SHARE_OF_FREE, MAX_SHARE_BYTES)
+
+    @contextlib.contextmanager
+    def reading(self, size_bytes: int) -> Iterator[None]:
+        """Holds so much while it is read. The response must be handed to its connection before anything else runs."""
+        self.held_bytes += size_bytes
+        try:
+            yield
+        finally:
+            self._free(size_bytes)
+
+    # -- what is not taken ------------------------------------------------------------------------------------------
+
+    def untaken(self, receiver: Receiver, size_bytes: int) -> None:
+        """The client has not taken all of a response of this size at once."""
+        now_s = asyncio.get_running_loop().time()
+        entry = self._untaken.get(receiver)
+        if entry is None:
+            entry = self._untaken[receiver] = _Untaken(0, 0, now_s)
+        entry.held_bytes += size_bytes
+        entry.left_bytes = receiver.unsent_bytes
+        self.held_bytes += size_bytes
+        if self._is_short:
+            self._look_for_stalled()
+
+    def taken(self, receiver: Receiver) -> None:
+        """The socket has taken everything, or the connection is over."""
+        entry = self._untaken.pop(receiver, None)
+        if entry is not None:
+            self._free(entry.held_bytes)
+
+    @property
+    def _is_short(self) -> bool:
+        return self._share_of_consumer() < MIN_SHARE_BYTES
+
+    def _free(self, size_bytes: int) -> None:
+        self.held_bytes -= size_bytes
+        if self._waiters and not self._is_short:
+            self._wake_one()
+
+    # -- when there is no room --------------------------------------------------------------------------------------
+
+    async def _room(self) -> None:
+        """Returns when there is room again; in the order of arrival."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._look_for_stalled()
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                self._wake_one()
+            raise
+        finally:
+            with contextlib.suppress(ValueError):
+                self._waiters.remove(waiter)
+        # The next one finds what this one leaves, when that has taken its share.
+        asyncio.get_running_loop().call_soon(self._wake_next)
+
+    def _wake_one(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def _wake_next(self) -> None:
+        if not self._is_short:
+            self._wake_one()
+
+    def _look_for_stalled(self) -> None:
+        """Disconnects clients that stand still until there is room; looks again while there is none."""
+        if self._timer is not None:
+            return
+        loop = asyncio.get_running_loop()
+        now_s = loop.time()
+        for receiver, entry in self._untaken.items():
+            left_bytes = receiver.unsent_bytes
+            if left_bytes < entry.left_bytes:
+                entry.since_s = now_s
+            entry.left_bytes = left_bytes
+        stalled_before_s = now_s - STALLED_AFTER_MS / 1000
+        stalled = [(entry.since_s, receiver) for receiver, entry in self._untaken.items()]
+        stalled = [one for one in stalled if one[0] <= stalled_before_s]
+        for since_s, receiver in sorted(stalled, key=lambda one: one[0]):
+            if not self._is_short:
+                break
+            receiver.disconnect(
+                f"has taken nothing of its responses for {(now_s - since_s) * 1000:.0f} ms, and"
+                f" klamm.queued.max.response.bytes={self.budget_bytes} is used up"
+            )
+            self.taken(receiver)
+        if self._is_short and self._untaken:
+            self._timer = loop.call_later(STALLED_AFTER_MS / 4000, self._look_again)
+
+    def _look_again(self) -> None:
+        self._timer = None
+        if self._is_short:
+            self._look_for_stalled()
