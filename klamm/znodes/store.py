@@ -262,7 +262,7 @@ class KafkaZooKeeper:
 
     async def existing_topics(self, names: Iterable[str]) -> dict[str, None]:
         """Those of the names that topics have. None is missed because this server had not heard of it yet."""
-        await retrying(self.client.sync)
+        await self.sync()
         existing = dict.fromkeys(await self.topic_names())
         return {name: None for name in names if name in existing}
 

@@ -1,9 +1,13 @@
 """The client on virtual time, while the server's machine dies and the network is cut, again and again."""
 
 import asyncio
+import random
+from collections.abc import Callable, Iterable
+from functools import partial
 
 import pytest
 
+from klamm.simulation.ensemble import EnsembleServer, Lag
 from klamm.simulation.world import World
 from klamm.znodes import batches
 from klamm.zookeeper import errors
@@ -13,6 +17,8 @@ from klamm.zookeeper.server import ZooKeeperServer
 
 WRITES = 100
 SESSION_TIMEOUT_MS = 60_000
+MakeServer = Callable[..., ZooKeeperServer]
+PATIENT = partial(ZooKeeperServer, max_session_timeout_ms=SESSION_TIMEOUT_MS)
 
 
 class Scene:
@@ -22,14 +28,8 @@ class Scene:
         self.world = world
         self.server, self.app = world.node("zookeeper"), world.node("app")
 
-    async def start_server(self) -> None:
-        server = ZooKeeperServer(
-            self.server.environment,
-            "/zookeeper",
-            self.server.address,
-            2181,
-            max_session_timeout_ms=SESSION_TIMEOUT_MS,
-        )
+    async def start_server(self, make: MakeServer = PATIENT) -> None:
+        server = make(self.server.environment, "/zookeeper", self.server.address, 2181)
         await self.server.run(server.start())
 
     async def client(self) -> ZooKeeperClient:
@@ -59,6 +59,47 @@ class Scene:
                 await asyncio.sleep(chance.uniform(0, 1))
                 self.server.restart()
                 await self.start_server()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_watch_is_lost_when_a_connection_breaks_among_notifications(seed: int) -> None:
+    """The server names zxids in its notifications, as ZooKeeper does since 3.9."""
+    world = World(seed)
+    paths = [f"/{number}" for number in range(20)]
+
+    async def scenario() -> None:
+        scene = Scene(world)
+        await scene.start_server(
+            partial(EnsembleServer, lag=Lag(random.Random(0)), on_transaction=lambda _zxid, _txn: None)
+        )
+        client, other = await scene.client(), await scene.client()
+        for path in paths:
+            await client.create(path)
+        for _ in range(30):
+            watches = Watches(client, paths)
+            for path in paths:
+                await retrying(client.get, path, watches)
+            await other.multi([SetData(path, b"") for path in paths])
+            async with asyncio.timeout(60):
+                await watches.all_fired.wait()
+
+    world.run(scenario())
+
+
+class Watches:
+    """A watch of each path; the first that fires breaks the connection."""
+
+    def __init__(self, client: ZooKeeperClient, paths: Iterable[str]) -> None:
+        self.all_fired = asyncio.Event()
+        self._client = client
+        self._left = dict.fromkeys(paths)
+
+    def __call__(self, event: WatcherEvent) -> None:
+        if self._client._connection is not None:
+            self._client._connection.abort("broken by the test")
+        self._left.pop(event.path, None)
+        if not self._left:
+            self.all_fired.set()
 
 
 def version_of(result: batches.Result) -> int:
