@@ -39,7 +39,7 @@ T = TypeVar("T")
 WRITE_BUFFER_HIGH_BYTES = 64 * 1024
 
 # A host whose clients have hung up on so many requests that are still being worked on gets no new connection. The bytes
-# of these requests are bounded as those of one connection are.
+# of these requests are bounded as those of one connection are; a single one may be larger, and may be sent again.
 MAX_ABANDONED_REQUESTS_PER_HOST = 1000
 
 # A client that sends many small requests at once lets others have the loop after so many.
@@ -417,7 +417,8 @@ class SocketServer:
 
     def _has_abandoned_too_much(self, host: str) -> bool:
         tasks = self._abandoned.get(host, {})
-        return len(tasks) >= MAX_ABANDONED_REQUESTS_PER_HOST or sum(tasks.values()) >= self.limits.max_in_flight_bytes
+        is_too_large = len(tasks) > 1 and sum(tasks.values()) >= self.limits.max_in_flight_bytes
+        return is_too_large or len(tasks) >= MAX_ABANDONED_REQUESTS_PER_HOST
 
     def closed(self, connection: ServerConnection) -> None:
         """A connection has ended."""
