@@ -369,13 +369,13 @@ def test_no_producer_ids_while_there_is_no_session(tmp_path: Path) -> None:
         async def ask(client: Client) -> Any:
             return await client.ask(ApiKey.INIT_PRODUCER_ID, transactional_id=None, transaction_timeout_ms=1)
 
+        expired = asyncio.Event()
+        await cluster.zk.exists("/brokers/ids/0", lambda event: expired.set())
         cluster.proxy.refusing = True
         cluster.proxy.cut()
         ids = [(await ask(client)).producer_id for _ in range(1000)]
         assert ids == list(range(1000))
         waiting = asyncio.ensure_future(ask(client))
-        expired = asyncio.Event()
-        await cluster.zk.exists("/brokers/ids/0", lambda event: expired.set())
         await expired.wait()
         cluster.proxy.refusing = False
         assert (await waiting).error_code == ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
