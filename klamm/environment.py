@@ -33,6 +33,9 @@ T = TypeVar("T")
 Random = random.Random
 Buffer = bytes | bytearray | memoryview
 
+_BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"  # Linux has it, others do not.
+_MAX_BOOT_ID_LENGTH = 64
+
 
 class WorkerFailed(Exception):
     """The process that worked on something has died. Another one may do better."""
@@ -191,6 +194,11 @@ class Environment(ABC):
     def host_name(self) -> str:
         """The name under which other machines reach this one, for listeners that name none."""
 
+    def boot_id(self) -> str | None:
+        """What all processes have in common that run since the machine was started last: as long as it stays the same,
+        nothing that was written to the disk is lost. None where the machine does not tell."""
+        return None
+
     def watch_gc_pauses(self, on_pause_ms: Callable[[float], None] | None) -> None:  # noqa: B027  # most know of none
         """From now on `on_pause_ms` hears, in any thread, how long each collection of garbage took; None: nobody."""
 
@@ -334,6 +342,13 @@ class SystemEnvironment(Environment):
 
     def host_name(self) -> str:
         return socket.getfqdn()
+
+    def boot_id(self) -> str | None:
+        try:
+            with open(_BOOT_ID_PATH, encoding="ascii") as file:
+                return file.read(_MAX_BOOT_ID_LENGTH).strip() or None
+        except (OSError, ValueError):
+            return None
 
     def watch_gc_pauses(self, on_pause_ms: Callable[[float], None] | None) -> None:
         if self._on_gc_pause_ms is not None:

@@ -2,6 +2,7 @@
 
 What must stay true:
 - The session that owns the registration is written down (`session_file`) before the registration is made.
+- What a former session left is replaced only if nothing written to the disk can have been lost since.
 - `broker_epoch` is that of the newest registration. What a controller sends for an older one was meant for a former
   life of this broker and is refused.
 """
@@ -42,6 +43,7 @@ class Registrar:
         self._rack = rack
         self._features = features
         self._version = znodes.FEATURES_SINCE if protocol >= ApiVersion.V2_7_IV0 else znodes.FEATURES_SINCE - 1
+        self._session_ids: list[int] = []
         self.broker_epoch = NO_EPOCH
         self.metrics_port = NO_PORT
         """The HTTP port that tells about this broker. Kafka's brokers tell their JMX port in its place."""
@@ -94,9 +96,12 @@ class Registrar:
             raise BrokerStartError(error.message) from None
 
     async def _note_session(self, session_id: int, directory: str) -> list[int]:
-        """Writes the session down as this broker's, and returns those that were before it."""
+        """Writes the session down as this broker's, and returns those before it whose leftovers it may replace: of this
+        process, and of earlier ones since the machine was started."""
         file_system, run_blocking = self._environment.file_system, self._environment.run_blocking
-        known = await run_blocking(read_session_ids, file_system, directory)
-        previous = [other for other in known if other != session_id]
-        await run_blocking(write_session_ids, file_system, directory, [session_id, *previous[:1]])
+        boot_id = self._environment.boot_id()
+        known = [*self._session_ids, *await run_blocking(read_session_ids, file_system, directory, boot_id)]
+        previous = [other for other in dict.fromkeys(known) if other != session_id]
+        self._session_ids = [session_id, *previous[:1]]
+        await run_blocking(write_session_ids, file_system, directory, boot_id, self._session_ids)
         return previous

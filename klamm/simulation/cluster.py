@@ -276,6 +276,20 @@ class SimulatedCluster:
         while not condition():
             await self.zookeeper.until_transaction()
 
+    def is_whole(self) -> bool:
+        """Whether all brokers are up, there is a controller, and every replica of every partition is in sync."""
+        states = self.state.partitions()
+        return (
+            all(broker.broker is not None for broker in self.brokers.values())
+            and self.state.live_brokers() == list(self.brokers)
+            and self.controller_id() != -1
+            and all(
+                (topic, partition) in states and set(states[topic, partition].isr) == set(replicas)
+                for topic in self.state.topics()
+                for partition, replicas in self.state.replicas(topic).items()
+            )
+        )
+
     def leader(self, topic: str, partition: int) -> int:
         """The leader as ZooKeeper names it; -1 when there is none."""
         return self.state.partition(topic, partition).leader

@@ -21,12 +21,13 @@ BLOCKING_US = (20, 2_000)
 class SimulatedEnvironment(Environment):
     """What one process knows of its machine. Once the process is dead, every call raises ProcessDead."""
 
-    def __init__(self, loop: SimulatedLoop, process: Process, disk: Disk, seed: str) -> None:
+    def __init__(self, loop: SimulatedLoop, process: Process, disk: Disk, seed: str, boot_id: str) -> None:
         self.file_system = SimulatedFileSystem(disk, process)
         self.random = random.Random(seed)
         self._delays = random.Random(f"{seed}/blocking work")
         self._loop = loop
         self._process = process
+        self._boot_id = boot_id
 
     def now_ms(self) -> int:
         self._process.check_alive()
@@ -34,6 +35,9 @@ class SimulatedEnvironment(Environment):
 
     def host_name(self) -> str:
         return self._process.host
+
+    def boot_id(self) -> str | None:
+        return self._boot_id
 
     async def run_blocking(self, function: Callable[..., T], *arguments: object) -> T:
         """The work happens at one moment between the call and its return, and even if nobody waits for it any more."""

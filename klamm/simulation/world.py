@@ -75,6 +75,7 @@ class Node:
     def __init__(self, world: World, name: str) -> None:
         self.name = name
         self._world = world
+        self._boots = 1
         self._lives = 0
         self._host = world.network.add_host(name)
         self._waiting: dict[asyncio.Future[Any], None] = {}
@@ -108,6 +109,7 @@ class Node:
             self._world.loop.resume(self.process)
         self.process.kill()
         self._host.up = not machine
+        self._boots += machine
         self._world.network.process_died(self.process, machine=machine)
         self.disk.crash(lose_unsynced=machine)
         error = ProcessDead(f"{self.process} has been killed")
@@ -149,7 +151,8 @@ class Node:
         world, name = self._world, f"{self.name}#{self._lives}"
         self.process = Process(name, self.name)
         world.loop.processes.append(self.process)
-        self.environment = SimulatedEnvironment(world.loop, self.process, self.disk, f"{world.seed}/{name}")
+        seed, boot_id = f"{world.seed}/{name}", f"{self.name}-boot-{self._boots}"
+        self.environment = SimulatedEnvironment(world.loop, self.process, self.disk, seed, boot_id)
 
     def _finished(self, task: "asyncio.Task[T]", outcome: "asyncio.Future[T]") -> None:
         self._waiting.pop(outcome, None)

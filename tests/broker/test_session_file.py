@@ -1,6 +1,7 @@
 """The file that names a broker's last ZooKeeper sessions."""
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -11,25 +12,89 @@ from one_broker import OneBroker
 from klamm.broker.broker import Broker, BrokerStartError
 from klamm.broker.session_file import FILE_NAME, read_session_ids, write_session_ids
 from klamm.environment import SystemEnvironment, SystemFileSystem
+from klamm.zookeeper.tree import Caller
+
+BOOT = "6e5f1c1e-50a3-4fb4-a9a5-6b2ae2d6a2b5"
 
 
 def test_ids_come_back(tmp_path: Path) -> None:
     file_system = SystemFileSystem()
-    assert read_session_ids(file_system, str(tmp_path)) == []
+    assert read_session_ids(file_system, str(tmp_path), BOOT) == []
     for ids in ([], [1], [2**63 - 1, -5]):
-        write_session_ids(file_system, str(tmp_path), ids)
-        assert read_session_ids(file_system, str(tmp_path)) == ids
+        write_session_ids(file_system, str(tmp_path), BOOT, ids)
+        assert read_session_ids(file_system, str(tmp_path), BOOT) == ids
+
+
+def test_what_the_file_looks_like(tmp_path: Path) -> None:
+    write_session_ids(SystemFileSystem(), str(tmp_path), BOOT, [1, -1])
+    assert (tmp_path / FILE_NAME).read_text() == (
+        f"version: 1\nboot_id: {BOOT}\nsession_ids: 0x0000000000000001 0xffffffffffffffff\n"
+    )
+
+
+@pytest.mark.parametrize("boot_id", ["6e5f1c1e-50a3-4fb4-a9a5-6b2ae2d6a2b6", "6e5f1c1e", "", None])
+def test_sessions_from_before_the_machines_last_start_do_not_count(tmp_path: Path, boot_id: str | None) -> None:
+    write_session_ids(SystemFileSystem(), str(tmp_path), BOOT, [1])
+    assert read_session_ids(SystemFileSystem(), str(tmp_path), boot_id) == []
+
+
+def test_without_a_boot_id_nothing_is_written(tmp_path: Path) -> None:
+    write_session_ids(SystemFileSystem(), str(tmp_path), None, [1])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_does_not_say_since_when_the_machine_runs_is_passed_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / FILE_NAME).write_text("version: 0\nsession_ids: 0x0000000000000001\n")
+    assert read_session_ids(SystemFileSystem(), str(tmp_path), BOOT) == []
+    assert caplog.text == ""
 
 
 @given(st.binary(max_size=100))
 def test_garbage_is_passed_over(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     directory = tmp_path_factory.mktemp("log")
     (directory / FILE_NAME).write_bytes(content)
-    assert read_session_ids(SystemFileSystem(), str(directory)) == []
+    assert read_session_ids(SystemFileSystem(), str(directory), BOOT) == []
 
 
 def test_a_directory_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
-    write_session_ids(SystemFileSystem(), str(tmp_path / "absent"), [1])
+    write_session_ids(SystemFileSystem(), str(tmp_path / "absent"), BOOT, [1])
+
+
+def test_a_machine_has_one_boot_id_until_it_starts_again() -> None:
+    environment = SystemEnvironment()
+    assert environment.boot_id() == SystemEnvironment().boot_id()
+    assert re.fullmatch("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", environment.boot_id() or "")
+    environment.close()
+
+
+class OtherBoot(SystemEnvironment):
+    """That of a machine which has been started again."""
+
+    def boot_id(self) -> str | None:
+        return BOOT
+
+
+def test_after_a_power_failure_nothing_of_the_former_session_is_replaced(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with OneBroker(tmp_path, zookeeper_session_timeout_ms=40_000) as cluster:
+            former = owners(cluster)
+            await cluster.kill_broker()
+            successor = Broker(cluster.config(), OtherBoot())
+            with pytest.raises(BrokerStartError, match="broker id 0 is taken"):
+                await successor.start()
+            await successor.stop()
+            assert owners(cluster) == former
+
+    asyncio.run(scenario())
+
+
+def owners(cluster: OneBroker) -> list[int]:
+    """The sessions that own the broker's registration and /controller."""
+    nobody = Caller(0, ())
+    paths = ("/brokers/ids/0", "/controller")
+    return [cluster.zookeeper.tree.get_data(path, nobody)[1].ephemeral_owner for path in paths]
 
 
 def test_a_killed_brokers_successor_starts_at_once_and_a_strangers_does_not(tmp_path: Path) -> None:

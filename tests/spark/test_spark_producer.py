@@ -72,7 +72,7 @@ async def produce_under_faults(world: World, *, rounds: int = 60, steps: int = 8
         return batches
 
     producing = node.run(produce())
-    faults = RandomFaults(cluster, client, None, machines_die=False)
+    faults = RandomFaults(cluster, client, None, topics_flush=False)
     await faults.run(steps)
     await cluster.heal()
     batches = await producing

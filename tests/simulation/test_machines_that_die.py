@@ -1,0 +1,69 @@
+"""One machine dies and takes with it what its disk had not synced (no `flush.messages`); the other replicas have it.
+
+Each record was acknowledged by all in-sync replicas of three. What must never happen, however soon the machine is back:
+that its shorter log leads, or that its next records carry a leader epoch which others have seen with other records.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from klamm.simulation.cluster import SimulatedCluster
+from klamm.simulation.verdict import converge, judge
+from klamm.simulation.workload import Workload, create_topic
+from klamm.simulation.world import World
+
+TOPIC = "events"
+# As many as brokers: each leads one.
+KEYS = {(TOPIC, 0): True, (TOPIC, 1): False, (TOPIC, 2): True}
+
+Scenario = Callable[[World], Coroutine[Any, Any, None]]
+
+
+@asynccontextmanager
+async def working_cluster(world: World) -> AsyncIterator[tuple[SimulatedCluster, Workload]]:
+    """Three brokers at work, min.insync.replicas 2; at the end the cluster must be whole and have every record."""
+    cluster = SimulatedCluster(world)
+    await cluster.start()
+    client, node = cluster.client(), world.node("client")
+    await node.run(create_topic(client, TOPIC, partitions=len(KEYS), replication_factor=3))
+    workload = Workload(world, cluster.client, KEYS)
+    workload.start()
+    await workload.produced(100)
+    await cluster.until(lambda: all(len(cluster.isr(*key)) == 3 for key in KEYS))
+    yield cluster, workload
+    await workload.produced(50)
+    await workload.stop_producing()
+    await converge(cluster)
+    await judge(cluster, workload)
+    await node.run(client.close())
+    await cluster.close()
+
+
+async def the_controllers_machine(world: World) -> None:
+    """It also leads a partition, and is back within its session."""
+    async with working_cluster(world) as (cluster, _):
+        controller = cluster.brokers[cluster.controller_id()]
+        assert controller.broker_id in [cluster.leader(*key) for key in KEYS]
+        controller.kill(machine=True)
+        await asyncio.sleep(world.random.uniform(0.2, 2))
+        controller.start()
+
+
+async def another_brokers_machine(world: World) -> None:
+    """It leads a partition, and is back within its session; the controller goes on."""
+    async with working_cluster(world) as (cluster, _):
+        broker = cluster.brokers[(cluster.controller_id() + 1) % 3]
+        broker.kill(machine=True)
+        await asyncio.sleep(world.random.uniform(0.2, 2))
+        broker.start()
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("scenario", [the_controllers_machine, another_brokers_machine])
+def test_a_machine_dies(scenario: Scenario, seed: int) -> None:
+    world = World(seed)
+    world.run(scenario(world), time_limit_s=3600)
