@@ -34,7 +34,7 @@ interop: venv system  ## all tests that talk to real Kafka, ZooKeeper and client
 		tests/interop tests/clients tests/faults tests/durability
 
 simulate: venv  ## random faults on simulated clusters, SEEDS=500 of them
-	$(PYTHON) -m klamm.simulation --seeds $(SEEDS)
+	$(PYTHON) -m klamm.simulation --seeds $(SEEDS) --jobs $$(nproc)
 
 hostile: venv  ## bytes that nobody who means well writes: clients', logs', znodes'; ROUNDS=2000 of each kind
 	KLAMM_HOSTILE_ROUNDS=$(ROUNDS) $(PYTHON) -m pytest -q --timeout 7200 -k hostile \

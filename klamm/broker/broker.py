@@ -130,6 +130,8 @@ class Broker:
         self._isr_changes: AlterIsrManager | ZkIsrManager | None = None
         self._config_handlers: ConfigHandlers | None = None
         self._config_changes: ConfigChanges | None = None
+        self._services: Services | None = None
+        self._followers: ReplicaFetcherManager | None = None
         self._dispatcher: Dispatcher | None = None
         self._metrics_endpoint: MetricsEndpoint | None = None
         self._listeners: dict[str, SocketServer] = {}
@@ -152,6 +154,16 @@ class Broker:
     def is_controller(self) -> bool:
         """Whether this broker is the active controller, as far as it knows."""
         return self._controller is not None and self._controller.is_active
+
+    @property
+    def services(self) -> Services | None:
+        """The parts that serve requests, to be looked at only; None until they are put together."""
+        return self._services
+
+    @property
+    def followed_partitions(self) -> Mapping[TopicPartition, tuple[int, int]]:
+        """The partitions that this broker copies, with the leader and the leader epoch that it copies each from."""
+        return {} if self._followers is None else self._followers.followed_partitions
 
     # -- start ----------------------------------------------------------------------------------------------------
 
@@ -288,6 +300,7 @@ class Broker:
             self._metadata_cache, self.broker_id, config.control_listener_name, config.request_timeout_ms
         )
         isr_changes = self._isr_changes = self._make_isr_changes(channel, registrar)
+        followers = self._followers = ReplicaFetcherManager(config, self.broker_id, self._hosted_partition, self._fail)
         replica_manager = self._replica_manager = ReplicaManager(
             config,
             environment,
@@ -295,7 +308,7 @@ class Broker:
             log_manager,
             response_memory=self._response_memory,
             topic_configs=self._topic_configs,
-            followers=ReplicaFetcherManager(config, self.broker_id, self._hosted_partition, self._fail),
+            followers=followers,
             isr_changes=isr_changes,
             live_broker=self._inter_broker_address,
             is_known_partition=self._is_known_partition,
@@ -336,7 +349,7 @@ class Broker:
             lambda: self._zookeeper.store,
             self._fail,
         )
-        services = Services(
+        services = self._services = Services(
             environment,
             self._broker_config,
             self.broker_id,

@@ -49,6 +49,15 @@ class ReplicaFetcherManager:
         """The brokers that there is a fetcher for."""
         return list(self._fetchers)
 
+    @property
+    def followed_partitions(self) -> dict[TopicPartition, tuple[int, int]]:
+        """The partitions that are copied, with the leader and the leader epoch that each is copied from."""
+        return {
+            topic_partition: (leader_id, leader_epoch)
+            for leader_id, fetcher in self._fetchers.items()
+            for topic_partition, leader_epoch in fetcher.leader_epochs().items()
+        }
+
     def add_fetchers(self, initial_states: Mapping[TopicPartition, InitialFetchState]) -> None:
         """Copies these partitions from their leaders. One that is copied in the same epoch already goes on as it is."""
         if self._is_stopping:

@@ -1,24 +1,30 @@
-"""`python -m klamm.simulation`: runs of a cluster under random faults, one for each seed, until one fails.
+"""`python -m klamm.simulation`: runs of a cluster under random faults, one for each seed.
 
-    python -m klamm.simulation --seeds 100            seeds 0 to 99
-    python -m klamm.simulation --protocols 2.4,2.8    brokers of two protocol versions, in turn
-    python -m klamm.simulation --first 17 --log       seed 17 once more, with what the brokers log
-    python -m klamm.simulation --first 17 --trace F   and with the trace of the run in the file F
+    python -m klamm.simulation --seeds 100                      seeds 0 to 99, until one fails
+    python -m klamm.simulation --seeds 2000 --jobs 2 --keep-going   all of them, on two cores
+    python -m klamm.simulation --first 17 --log                 seed 17 once more, with what the brokers log
+    python -m klamm.simulation --first 17 --trace F             and with the trace of the run in the file F
+    python -m klamm.simulation --brokers 3 --protocols 2.4,2.8  three brokers, of two protocol versions in turn
 
-The exit status is 1 when a run has failed; the last line then names the seed.
+The number of brokers, their protocols and what topics promise are drawn by each seed; options that force a choice leave
+the rest of the run as it is. The exit status is 1 when a run has failed; the last line then names the seeds.
 """
 
 import argparse
 import logging
+import multiprocessing
 import sys
 import traceback
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from typing import NamedTuple
 
-from klamm.simulation.cluster import NEWEST_PROTOCOL
 from klamm.simulation.process import CURRENT
-from klamm.simulation.random_faults import random_faults
+from klamm.simulation.random_faults import STEPS, random_faults
 from klamm.simulation.world import World
 
-# Virtual: the faults of a run, and two phases of three minutes after them.
+# Virtual: the faults of a run, and the phases of three minutes after them.
 TIME_LIMIT_S = 3600.0
 
 
@@ -37,49 +43,89 @@ class _SimulatedLog(logging.Handler):
         print("\n".join(lines))
 
 
-def run_seed(seed: int, arguments: argparse.Namespace) -> bool:
-    """One run; whether it went well."""
+class Outcome(NamedTuple):
+    """How a run ended, and what there is to say of it."""
+
+    seed: int
+    went_well: bool
+    text: str
+
+
+def run_seed(arguments: argparse.Namespace, seed: int) -> Outcome:
+    """One run."""
     world = World(seed)
     root = logging.getLogger()
     root.handlers = [_SimulatedLog(world) if arguments.log else logging.NullHandler()]
     root.setLevel(logging.INFO)
     try:
         scenario = random_faults(
-            world, brokers=arguments.brokers, steps=arguments.steps, protocols=arguments.protocols.split(",")
+            world,
+            brokers=arguments.brokers,
+            steps=arguments.steps,
+            protocols=arguments.protocols and arguments.protocols.split(","),
         )
         counts = world.run(scenario, TIME_LIMIT_S)
-    except BaseException as error:
-        traceback.print_exception(error)
-        print(f"seed {seed}: FAILED after {world.loop.time_us / 1e6:.1f} virtual seconds: {error!r}")
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        return False
+    except Exception as error:
+        seconds = world.loop.time_us / 1e6
+        failed = f"seed {seed}: FAILED after {seconds:.1f} virtual seconds: {error!r}"
+        return Outcome(seed, False, "".join(traceback.format_exception(error)) + failed)
     finally:
         if arguments.trace:
             with open(arguments.trace, "w") as file:
                 file.writelines(f"{line}\n" for line in world.trace.lines)
-    print(f"seed {seed}: {counts} in {world.loop.time_us / 1e6:.1f} virtual seconds, trace {world.trace.hash()[:16]}")
-    return True
+    seconds = world.loop.time_us / 1e6
+    return Outcome(
+        seed, True, f"seed {seed}: {counts} in {seconds:.1f} virtual seconds, trace {world.trace.hash()[:16]}"
+    )
+
+
+def _outcomes(arguments: argparse.Namespace) -> Iterator[Outcome]:
+    """In the order of the seeds."""
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
+    run = partial(run_seed, arguments)
+    if arguments.jobs == 1:
+        yield from map(run, seeds)
+        return
+    with ProcessPoolExecutor(arguments.jobs, multiprocessing.get_context("fork")) as pool:
+        try:
+            yield from pool.map(run, seeds)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m klamm.simulation", description=__doc__.partition("\n")[0])
+    parser.add_argument("--seeds", type=int, default=1, help="how many seeds to run")
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--jobs", type=int, default=1, help="how many seeds to run at a time, each in a process")
+    parser.add_argument("--keep-going", action="store_true", help="run all seeds, also when some fail")
+    parser.add_argument("--brokers", type=int, help="how many brokers; by default each seed's own number")
+    parser.add_argument("--steps", type=int, default=STEPS, help="faults and pieces of operators' work in a run")
+    parser.add_argument(
+        "--protocols",
+        help="inter.broker.protocol.version; several are those of brokers in turn; by default each seed's own",
+    )
+    parser.add_argument("--log", action="store_true", help="print what the programs log")
+    parser.add_argument("--trace", help="file for the trace of the last run; not with several jobs")
+    arguments = parser.parse_args()
+    if arguments.jobs > 1 and (arguments.trace or arguments.log):
+        parser.error("--trace and --log are for one run at a time: leave out --jobs")
+    return arguments
 
 
 def main() -> None:
     """See the module."""
-    parser = argparse.ArgumentParser(prog="python -m klamm.simulation", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=1, help="how many seeds to run")
-    parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--brokers", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=15, help="faults in a run")
-    parser.add_argument(
-        "--protocols",
-        default=NEWEST_PROTOCOL,
-        help="inter.broker.protocol.version; several are those of brokers in turn",
-    )
-    parser.add_argument("--log", action="store_true", help="print what the programs log")
-    parser.add_argument("--trace", help="file for the trace of the last run")
-    arguments = parser.parse_args()
-    for seed in range(arguments.first, arguments.first + arguments.seeds):
-        if not run_seed(seed, arguments):
-            sys.exit(1)
+    arguments = _arguments()
+    failed = []
+    for outcome in _outcomes(arguments):
+        print(outcome.text, flush=True)
+        if not outcome.went_well:
+            failed.append(outcome.seed)
+            if not arguments.keep_going:
+                break
+    if failed:
+        print(f"failed: seeds {', '.join(map(str, failed))}")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

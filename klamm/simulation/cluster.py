@@ -25,6 +25,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.net.client import Address, ConnectionOptions
 from klamm.net.cluster import ClusterClient, RetryPolicy
 from klamm.protocol.errors import KafkaError
+from klamm.simulation.deletion_witness import WitnessedBroker
 from klamm.simulation.ensemble import EnsembleServer, Lag
 from klamm.simulation.process import ProcessDead, SimulationFailure
 from klamm.simulation.state_checker import StateChecker
@@ -190,7 +191,7 @@ class SimulatedBroker:
 
     async def _live(self) -> None:
         """Raises what ends the broker."""
-        broker = Broker(self._config, self.node.environment)
+        broker = WitnessedBroker(self._config, self.node.environment, self._faulty)
         await self.node.run(broker.start())
         self.broker = broker
         self._changed.set()
@@ -198,6 +199,9 @@ class SimulatedBroker:
         if isinstance(reason, OSError | KafkaError):
             raise reason
         raise AssertionError(f"broker {self.broker_id} gave up") from reason
+
+    def _faulty(self, fault: BaseException) -> None:
+        self._world.loop.fail(str(fault), fault)
 
     def _exit(self, *, machine: bool = False) -> None:
         self.broker = None
@@ -218,7 +222,8 @@ class SimulatedCluster:
     inter.broker.protocol.versions in turn, that of all if there is one.
 
     The brokers in `lagging` are served by a member of the ZooKeeper ensemble that lags behind.
-    `replication_factor` is what topics should have: three where there are three brokers; all but one must be in sync.
+    `replication_factor` is what topics should have: by default three where there are three brokers; unless
+    `min_insync_replicas` says otherwise, all but one must be in sync.
     """
 
     def __init__(
@@ -229,11 +234,14 @@ class SimulatedCluster:
         properties: dict[str, str] | None = None,
         protocols: Sequence[str] = (NEWEST_PROTOCOL,),
         lagging: Collection[int] = (),
+        replication_factor: int | None = None,
+        min_insync_replicas: int | None = None,
     ) -> None:
         self.world = world
         self.state = StateChecker()
         self.zookeeper = SimulatedZooKeeper(world, self.state)
-        self.replication_factor = min(3, brokers)
+        self.replication_factor = replication_factor or min(3, brokers)
+        min_insync_replicas = min_insync_replicas or max(1, self.replication_factor - 1)
         self.brokers: dict[int, SimulatedBroker] = {}
         for broker_id in range(brokers):
             config = BrokerConfig.from_properties(
@@ -242,7 +250,7 @@ class SimulatedCluster:
                     "broker.id": str(broker_id),
                     "inter.broker.protocol.version": protocols[broker_id % len(protocols)],
                     "default.replication.factor": str(self.replication_factor),
-                    "min.insync.replicas": str(max(1, self.replication_factor - 1)),
+                    "min.insync.replicas": str(min_insync_replicas),
                 }
                 | (properties or {})
             )
@@ -261,11 +269,12 @@ class SimulatedCluster:
         for broker in self.brokers.values():
             await broker.close()
 
-    def client(self) -> ClusterClient:
-        """A patient client that asks the brokers in an order of its own. Its connections are those of who uses it."""
+    def client(self, retry: RetryPolicy = PATIENT) -> ClusterClient:
+        """A client, a patient one by default, that asks the brokers in an order of its own. Its connections are those
+        of the process that uses it."""
         bootstrap: list[Address] = [(broker.node.name, BROKER_PORT) for broker in self.brokers.values()]
         self.world.random.shuffle(bootstrap)
-        return ClusterClient(bootstrap, CLIENT_OPTIONS, PATIENT)
+        return ClusterClient(bootstrap, CLIENT_OPTIONS, retry)
 
     def controller_id(self) -> int:
         """The broker that ZooKeeper names controller; -1 when there is none."""

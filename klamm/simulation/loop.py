@@ -14,7 +14,9 @@ import asyncio
 import contextvars
 import gc
 import heapq
+import inspect
 import itertools
+import random
 import socket
 import sys
 import traceback
@@ -39,6 +41,12 @@ STEPS_BETWEEN_COLLECTIONS = 50_000
 MAX_STEPS_PER_INSTANT = 1_000_000
 CANCELLED_TIMERS_TO_SWEEP = 1000
 
+# How long others have the loop when a task yields, if that takes time at all (`SimulatedLoop.turns`).
+TURN_S = (0.0, 0.002)
+
+# CPython's name for the type of the callbacks by which tasks go on.
+TASK_STEP = "TaskStepMethWrapper"
+
 _Timer = tuple[float, int, asyncio.TimerHandle, Process]
 
 
@@ -46,6 +54,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     """See the module. Made by `simulated_loop`, run by `World.run`."""
 
     network: "Network"
+
+    # When set, a task that yields (`sleep(0)`) goes on a little later instead of in the same instant: what others do
+    # meanwhile takes time, in which connections may end and timers run out.
+    turns: random.Random | None = None
 
     def __init__(self) -> None:
         self.outside = Process("scenario", "scenario")
@@ -79,6 +91,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self, callback: Callable[..., object], *args: Any, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
         context = context if context is not None else contextvars.copy_context()
+        if self.turns is not None and _is_yield(callback):
+            return self.call_later(self.turns.uniform(*TURN_S), callback, *args, context=context)
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append((handle, context.get(CURRENT, self.outside)))
         return handle
@@ -329,6 +343,14 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 # Code that is torn apart in its middle may raise anything.
                 with suppress(BaseException):
                     cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
+
+
+def _is_yield(callback: Callable[..., object]) -> bool:
+    """Whether this is the next step of a task that waits for nothing, and has begun."""
+    if type(callback).__name__ != TASK_STEP:
+        return False
+    task: asyncio.Task[Any] = callback.__self__  # type: ignore[attr-defined]  # known by its name
+    return inspect.getcoroutinestate(cast("Coroutine[Any, Any, Any]", task.get_coro())) == inspect.CORO_SUSPENDED
 
 
 def simulated_loop() -> SimulatedLoop:

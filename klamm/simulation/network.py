@@ -603,6 +603,14 @@ class Network:
         self.trace.add("network", "heal-all")
         self._links_changed()
 
+    def end_connections(self, one: str, other: str) -> None:
+        """Every connection between two hosts is reset, as by a firewall between them; each end hears of it soon."""
+        self.trace.add("network", "end-connections", one, other)
+        for transport in list(self._transports):
+            if {transport.host.name, transport.incoming.sender.host.name} == {one, other}:
+                delay_s = self.random.randint(*LINK_US) / 1_000_000
+                self.loop.call_later(delay_s, transport.reset, _reset_by_peer(), context=transport.context)
+
     def _links_changed(self) -> None:
         for transport in list(self._transports):
             transport.incoming.healed()

@@ -1,8 +1,9 @@
 """One run of a cluster under faults drawn by chance: `python -m klamm.simulation` sweeps seeds of it.
 
-Safety phase: brokers and ZooKeeper are killed, stopped, stalled and cut off, disks fail and fill up, topics come and
-go, members of a group die and stall, while producers, consumers and the group work. Liveness phase: everything is
-healed and must become whole again. Then the verdict.
+Safety phase: brokers and ZooKeeper are killed, stopped, stalled and cut off, disks fail and fill up, members of a group
+die and stall, and operators change everything that can be changed, while producers, consumers and the group work.
+Liveness phase: everything is healed and must become whole again. Then the verdict. How many brokers there are, what
+they speak and what is promised is drawn by the seed, too (`run_shape`).
 
 What must stay true: only faults that klamm promises to survive are injected. Processes die in any number and order.
 Machines, which lose unsynced writes, do so only in runs whose topics flush before they acknowledge; in the others one
@@ -12,23 +13,37 @@ die, no second one: some other member of each ISR stays up. `docs/operations.md`
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Awaitable, Callable, Sequence
 
-from klamm.net.cluster import ClusterClient
-from klamm.simulation.cluster import LOG_DIRS, NEWEST_PROTOCOL, SimulatedBroker, SimulatedCluster
+from klamm.simulation.administration import Administrator
+from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
 from klamm.simulation.group_workload import GroupWorkload
 from klamm.simulation.process import ProcessDead
-from klamm.simulation.verdict import converge, judge
-from klamm.simulation.workload import Workload, create_topic, delete_topic
+from klamm.simulation.run_shape import RunShape, draw_shape
+from klamm.simulation.small_slices import small_slices
+from klamm.simulation.verdict import come_to_rest, converge, judge
+from klamm.simulation.workload import Workload, create_topic
 from klamm.simulation.world import Node, World
 from klamm.znodes.topics import TopicPartition
 
 TOPIC = "events"
-PARTITIONS = 3
+# With acks=all: partition -> whether its producer is idempotent. The next partition has acks=1.
+IS_IDEMPOTENT: dict[TopicPartition, bool] = {(TOPIC, 0): True, (TOPIC, 1): False, (TOPIC, 2): True}
+ONLY_LEADER: TopicPartition = (TOPIC, 3)
+# Of one partition, with acks=1: any replica may lead it.
+UNCLEAN_TOPIC = "unclean"
 GROUP = "workers"
+STEPS = 18
+SHARE_OF_WORK = 0.4
+# Faults find more than load does, and load is what a run costs.
+PRODUCER_PAUSE_S = 0.4
+BATCHES_OF_A_WHOLE_CLUSTER = 3
 PAUSES_S = (0.0, 0.1, 1.0, 4.0, 10.0)
 # Shorter and longer than a session (6 s) and than what drops a follower out of the ISR (5 s).
 OUTAGES_S = (0.0, 0.5, 3.0, 5.5, 8.0, 20.0)
+RESETS = 20
+SESSION_OUTAGES_S = (3.0, 10.0, 20.0)
 # How long a machine's death waits until the cluster is whole, and until the machine is out of all ISRs.
 PATIENCE_S = 60
 
@@ -37,15 +52,18 @@ class RandomFaults:
     """The safety phase of one run."""
 
     def __init__(
-        self, cluster: SimulatedCluster, client: ClusterClient, group: GroupWorkload | None, *, topics_flush: bool
+        self,
+        cluster: SimulatedCluster,
+        administrator: Administrator,
+        group: GroupWorkload | None,
+        *,
+        topics_flush: bool,
     ) -> None:
         self.cluster = cluster
         self.world = cluster.world
         self.random = cluster.world.random
         self.topics_flush = topics_flush
-        self._client = client
-        self._topics = 0
-        self._churn: list[asyncio.Future[None]] = []
+        self._administrator = administrator
         self._faults: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("kill-broker", self._kill_broker),
             ("kill-broker", self._kill_broker),
@@ -58,10 +76,14 @@ class RandomFaults:
             ("kill-zookeeper", self._kill_zookeeper),
             ("cut-link", self._cut_link),
             ("cut-link", self._cut_link),
+            ("break-connections", self._break_connections),
+            ("break-connections", self._break_connections),
             ("isolate-broker", self._isolate_broker),
             ("fail-directory", self._fail_directory),
             ("fill-disk", self._fill_disk),
-            ("change-topics", self._change_topics),
+            ("cut-from-zookeeper", self._cut_from_zookeeper),
+            ("cut-from-zookeeper", self._cut_from_zookeeper),
+            ("cut-from-zookeeper", self._cut_from_zookeeper),
         ]
         self._running: list[asyncio.Task[None]] = []
         if not topics_flush and cluster.replication_factor > 1:
@@ -71,9 +93,14 @@ class RandomFaults:
             self._faults += [("kill-member", self._kill_member), ("stall-member", self._stall_member)]
 
     async def run(self, steps: int) -> None:
-        """Injects so many faults, several at a time, and waits until each is over."""
+        """Injects so many faults, and has so much work done, several at a time; waits until each fault is over."""
         for _ in range(steps):
             await asyncio.sleep(self.random.choice(PAUSES_S) * self.random.random())
+            if self.random.random() < SHARE_OF_WORK:
+                name, work = self.random.choice(self._administrator.work)
+                self.world.trace.add("faults", name)
+                self._administrator.begin(work)
+                continue
             name, fault = self.random.choice(self._faults)
             self.world.trace.add("faults", name)
             if fault == self._kill_one_machine:
@@ -85,10 +112,6 @@ class RandomFaults:
 
     async def _until_over(self) -> None:
         await asyncio.gather(*self._running)
-
-    async def settle(self) -> None:
-        """Waits until the last topic has been created or deleted."""
-        await asyncio.gather(*self._churn)
 
     # -- choices ----------------------------------------------------------------------------------------------------
 
@@ -129,13 +152,19 @@ class RandomFaults:
         left: set[TopicPartition] = set()
 
         def is_out_of_all_isrs() -> bool:
-            states = self.cluster.state.partitions()
+            # The last member of an ISR stays.
+            states = {
+                key: state for key, state in self.cluster.state.partitions().items() if len(self._replicas(key)) > 1
+            }
             left.update(key for key, state in states.items() if broker.broker_id not in state.isr)
             return left.issuperset(states)
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 await self.cluster.until(is_out_of_all_isrs)
+
+    def _replicas(self, key: TopicPartition) -> tuple[int, ...]:
+        return self.cluster.state.replicas(key[0]).get(key[1], ())
 
     async def _kill_another(self, broker: SimulatedBroker) -> None:
         other = self.random.choice([each for each in self.cluster.brokers.values() if each is not broker])
@@ -189,13 +218,31 @@ class RandomFaults:
             except ProcessDead:
                 return  # Killed again while it started: whoever did that starts it.
 
-    async def _cut_link(self) -> None:
+    def _link(self) -> tuple[str, str]:
         names = [broker.node.name for broker in self.cluster.brokers.values()]
         one, other = self.random.sample([*names, self.cluster.zookeeper.node.name, "client"], 2)
+        return one, other
+
+    async def _break_connections(self) -> None:
+        """Between two machines, again and again: in the middle of whatever they say to each other."""
+        one, other = self._link()
+        for _ in range(RESETS):
+            self.world.network.end_connections(one, other)
+            await asyncio.sleep(self.random.uniform(0, 0.4))
+
+    async def _cut_link(self) -> None:
+        one, other = self._link()
         cut = self.random.choice((self.world.network.cut, self.world.network.cut_one_way))
         cut(one, other)
         await self._outage()
         self.world.network.heal(one, other)
+
+    async def _cut_from_zookeeper(self) -> None:
+        """A broker that its clients and followers still see; mostly until its session is over."""
+        broker, zookeeper = self._broker().node.name, self.cluster.zookeeper.node.name
+        self.world.network.cut(broker, zookeeper)
+        await asyncio.sleep(self.random.choice(SESSION_OUTAGES_S) * self.random.uniform(0.8, 1.2))
+        self.world.network.heal(broker, zookeeper)
 
     async def _isolate_broker(self) -> None:
         broker = self._broker()
@@ -237,52 +284,68 @@ class RandomFaults:
     async def _stall_member(self) -> None:
         await self._stall(self.random.choice(self._members).node)
 
-    async def _change_topics(self) -> None:
-        self._topics += 1
-        name, deleted = f"topic-{self._topics}", self.random.random() < 0.7
-        self._churn.append(self.world.node("client").run(self._create_and_delete(name, deleted)))
-
-    async def _create_and_delete(self, name: str, deleted: bool) -> None:
-        await create_topic(self._client, name, partitions=2, replication_factor=self.cluster.replication_factor)
-        if deleted:
-            await asyncio.sleep(self.random.choice(PAUSES_S))
-            await delete_topic(self._client, name)
-
 
 async def random_faults(
-    world: World, *, brokers: int = 3, steps: int = 15, protocols: Sequence[str] = (NEWEST_PROTOCOL,)
+    world: World, *, brokers: int | None = None, steps: int = STEPS, protocols: Sequence[str] | None = None
 ) -> str:
-    """The scenario. `protocols` as of `SimulatedCluster`. Returns what was counted."""
-    cluster = SimulatedCluster(world, brokers=brokers, protocols=protocols)
-    await cluster.start()
-    client = cluster.client()
-    topics_flush = world.random.random() < 0.5
-    configs = {"flush.messages": "1"} if topics_flush else {}
-    node = world.node("client")
-    await node.run(
-        create_topic(
-            client, TOPIC, partitions=PARTITIONS, replication_factor=cluster.replication_factor, configs=configs
-        )
+    """The scenario. `brokers` and `protocols`, as of `SimulatedCluster`, are drawn by the seed unless they are given.
+
+    Returns what was counted.
+    """
+    shape = draw_shape(world.random, brokers=brokers, protocols=protocols)
+    world.trace.add("faults", "shape", shape)
+    if not shape.small_slices:
+        return await _run(world, shape, steps)
+    world.loop.turns = random.Random(f"{world.seed}/turns")
+    with small_slices():
+        return await _run(world, shape, steps)
+
+
+async def _run(world: World, shape: RunShape, steps: int) -> str:
+    cluster = SimulatedCluster(
+        world,
+        brokers=shape.brokers,
+        protocols=shape.protocols,
+        lagging=shape.lagging,
+        replication_factor=shape.replication_factor,
+        min_insync_replicas=shape.min_insync_replicas,
     )
-    keys: list[TopicPartition] = [(TOPIC, partition) for partition in range(PARTITIONS)]
-    workload = Workload(world, cluster.client, {key: key[1] != 1 for key in keys})
-    workload.start()
+    await cluster.start()
+    node = world.node("client")
+    await node.run(_create_topics(cluster, shape))
+    workload = Workload(world, cluster.client, IS_IDEMPOTENT, only_leader=[ONLY_LEADER], unread=[(UNCLEAN_TOPIC, 0)])
+    workload.start(pause_s=PRODUCER_PAUSE_S)
     # The topic of committed offsets does not flush before it acknowledges.
-    group = None if topics_flush else GroupWorkload(world, cluster.client, GROUP, keys)
+    group = None if shape.topics_flush else GroupWorkload(world, cluster.client, GROUP, list(IS_IDEMPOTENT))
     if group is not None:
         group.start()
-    faults = RandomFaults(cluster, client, group, topics_flush=topics_flush)
-    await faults.run(steps)
+    administrator = Administrator(cluster, UNCLEAN_TOPIC, shape.min_insync_replicas)
+    await RandomFaults(cluster, administrator, group, topics_flush=shape.topics_flush).run(steps)
     world.trace.add("faults", "heal")
     await cluster.heal()
     await workload.stop_producing()
     if group is not None:
         await group.until_stable()
-        await group.ledger.until_commits(PARTITIONS)
+        await group.ledger.until_commits(len(IS_IDEMPOTENT))
         await group.stop()
-    await faults.settle()
-    await converge(cluster)
-    counts = await judge(cluster, workload)
-    await node.run(client.close())
+    await administrator.finish()
+    whole = await converge(cluster)
+    await workload.produce_more(BATCHES_OF_A_WHOLE_CLUSTER)
+    counts = await judge(cluster, workload, whole)
+    await come_to_rest(cluster)
+    await node.run(administrator.close())
     await cluster.close()
-    return counts
+    return f"{shape.brokers} brokers, {counts}"
+
+
+async def _create_topics(cluster: SimulatedCluster, shape: RunShape) -> None:
+    flush = {"flush.messages": "1"} if shape.topics_flush else {}
+    client = cluster.client()
+    for topic, partitions, configs in (
+        (TOPIC, len(IS_IDEMPOTENT) + 1, flush),
+        (UNCLEAN_TOPIC, 1, flush | {"unclean.leader.election.enable": "true"}),
+    ):
+        await create_topic(
+            client, topic, partitions=partitions, replication_factor=shape.replication_factor, configs=configs
+        )
+    await client.close()

@@ -3,7 +3,8 @@
 What must stay true, of each partition while its topic lives:
 - The in-sync replicas are one or more of its replicas; the leader is one of them, or there is none.
 - Leader epoch and controller epoch never go back; a leader changes only with a new leader epoch, so that an epoch has
-  one leader at most; only a replica that was in sync becomes leader.
+  one leader at most; only a replica that was in sync becomes leader, unless the topic's configuration has ever allowed
+  otherwise (`unclean.leader.election.enable`).
 And of the cluster: each controller's epoch is one more than that of the one before.
 
 A ZooKeeper that dies may forget what nobody has seen yet (`recovered`), and nothing else.
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from klamm.simulation.process import SimulationFailure
 from klamm.znodes.brokers import BROKER_IDS_PATH
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
+from klamm.znodes.configs import config_path, decode_config, topic_entity
 from klamm.znodes.topics import (
     NO_LEADER,
     TOPICS_PATH,
@@ -29,6 +31,8 @@ from klamm.zookeeper.tree import Caller, ZnodeTree
 
 _ANYBODY = Caller(0, ())
 _STATE = re.compile(rf"path='({TOPICS_PATH}/([^/']+)/partitions/([0-9]+)/state)'")
+_CONFIG = re.compile(rf"path='{config_path(topic_entity(''))}([^/']+)'")
+_UNCLEAN = "unclean.leader.election.enable"
 _EPOCH = f"path='{CONTROLLER_EPOCH_PATH}'"
 
 
@@ -49,6 +53,7 @@ class StateChecker:
         self._states: dict[TopicPartition, LeaderAndIsr] = {}
         self._leaders: dict[Leadership, int] = {}
         self._controller_epoch = 0
+        self._unclean: dict[str, None] = {}
 
     # -- what is told -----------------------------------------------------------------------------------------------
 
@@ -67,6 +72,9 @@ class StateChecker:
         self._tree = tree
         if _EPOCH in transaction:
             self._check_controller_epoch()
+        for topic in _CONFIG.findall(transaction):
+            if self.config(topic_entity(topic)).get(_UNCLEAN) == "true":
+                self._unclean[topic] = None
         for _, topic, partition in dict.fromkeys(_STATE.findall(transaction)):
             self._check_partition((topic, int(partition)))
 
@@ -80,12 +88,20 @@ class StateChecker:
         """All partitions that have a state."""
         return dict(self._states)
 
-    def replicas(self, topic: str) -> dict[int, tuple[int, ...]]:
-        """The replicas that each partition of a topic should have. KeyError when there is no such topic."""
+    def assignment(self, topic: str) -> TopicAssignment:
+        """What the topic's znode says. KeyError when there is no such topic."""
         data = self._data(topic_path(topic))
         if data is None:
             raise KeyError(topic)
-        return {number: tuple(ids) for number, ids in TopicAssignment.decode(topic, data).partitions.items()}
+        return TopicAssignment.decode(topic, data)
+
+    def replicas(self, topic: str) -> dict[int, tuple[int, ...]]:
+        """The replicas that each partition of a topic should have. KeyError when there is no such topic."""
+        return {number: tuple(ids) for number, ids in self.assignment(topic).partitions.items()}
+
+    def config(self, entity_path: str) -> dict[str, str]:
+        """The configuration that is stored for a topic, a broker or all brokers; empty when none is."""
+        return decode_config(entity_path, self._data(config_path(entity_path)) or b"")
 
     def topics(self) -> list[str]:
         return self._children(TOPICS_PATH)
@@ -96,6 +112,9 @@ class StateChecker:
     def children(self, path: str) -> list[str]:
         """The names below a znode; none when it does not exist."""
         return self._children(path)
+
+    def exists(self, path: str) -> bool:
+        return self._tree.find(path) is not None
 
     def controller_id(self) -> int:
         """-1 when there is no controller."""
@@ -143,13 +162,17 @@ class StateChecker:
             return "an epoch went back"
         if state.leader != old.leader and state.leader_epoch == old.leader_epoch:
             return "another leader has the same epoch"
-        if state.leader not in (old.leader, NO_LEADER) and state.leader not in old.isr:
+        may_lead = state.leader in (old.leader, NO_LEADER, *old.isr) or key[0] in self._unclean
+        if not may_lead:
             return "the new leader was not in sync"
         return None
 
     def _read(self, key: TopicPartition) -> LeaderAndIsr | None:
-        data = self._data(partition_state_path(*key))
-        return None if data is None else LeaderAndIsr.decode(*key, data)
+        try:
+            data, stat = self._tree.get_data(partition_state_path(*key), _ANYBODY)
+        except NoNode:
+            return None
+        return LeaderAndIsr.decode(*key, data or b"", stat.version)
 
     def _read_controller_epoch(self) -> int:
         data = self._data(CONTROLLER_EPOCH_PATH)

@@ -5,17 +5,19 @@ clients were told with what every replica has on its disk (safety).
 """
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from klamm.net.client import ClientError
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.record_batch import Record, decode_records, iterate_batches
+from klamm.simulation.agreement import disagreements, hosted_partition, leftovers, uncommitted
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.process import Process, SimulationFailure
 from klamm.simulation.trace import checksum
-from klamm.simulation.workload import Producer, Workload
-from klamm.znodes.requests import DELETE_TOPICS_PATH
+from klamm.simulation.workload import ALL_REPLICAS, Producer, Workload
 from klamm.znodes.topics import NO_LEADER, TopicPartition
 
 CONVERGENCE_TIMEOUT_S = 180.0
@@ -25,7 +27,15 @@ CHECK_INTERVAL_S = 1.0
 # -- liveness -------------------------------------------------------------------------------------------------------
 
 
-async def converge(cluster: SimulatedCluster, timeout_s: float = CONVERGENCE_TIMEOUT_S) -> None:
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A cluster that became whole at a time of the loop, and the leader epochs of then."""
+
+    since_s: float
+    leader_epochs: Mapping[TopicPartition, int]
+
+
+async def converge(cluster: SimulatedCluster, timeout_s: float = CONVERGENCE_TIMEOUT_S) -> Whole:
     """Waits until every broker is up and knows what ZooKeeper knows, and every replica is in sync.
 
     SimulationFailure, with what is missing, when that takes longer than `timeout_s`. Runs in a client's process.
@@ -36,6 +46,7 @@ async def converge(cluster: SimulatedCluster, timeout_s: float = CONVERGENCE_TIM
         if loop.time() > deadline:
             raise SimulationFailure(f"not whole {timeout_s} s after everything was healed:\n  " + "\n  ".join(missing))
         await asyncio.sleep(CHECK_INTERVAL_S)
+    return Whole(loop.time(), {key: state.leader_epoch for key, state in cluster.state.partitions().items()})
 
 
 async def _missing(cluster: SimulatedCluster) -> list[str]:
@@ -46,15 +57,13 @@ async def _missing(cluster: SimulatedCluster) -> list[str]:
         missing.append(f"registered are only brokers {state.live_brokers()}")
     if cluster.controller_id() == -1:
         missing.append("there is no controller")
-    if marked := state.children(DELETE_TOPICS_PATH):
-        missing.append(f"still to be deleted: {', '.join(marked)}")
     for topic in state.topics():
         for partition, replicas in state.replicas(topic).items():
             missing += _missing_of_partition(cluster, topic, partition, replicas)
     for broker in cluster.brokers.values():
         if broker.broker is not None:
             missing += await _missing_at_broker(cluster, broker)
-    return missing
+    return missing or disagreements(cluster)
 
 
 def _missing_of_partition(
@@ -69,6 +78,19 @@ def _missing_of_partition(
         ends = {broker_id: _log_end(cluster.brokers[broker_id], (topic, partition)) for broker_id in replicas}
         return [f"{topic}-{partition}: only {known.isr} of {replicas} are in sync with {known.leader}; ends {ends}"]
     return []
+
+
+async def come_to_rest(cluster: SimulatedCluster, timeout_s: float = CONVERGENCE_TIMEOUT_S) -> None:
+    """Waits until every record is committed everywhere and nothing waits for anybody; all clients have stopped.
+
+    SimulationFailure, with what still waits, when that takes longer than `timeout_s`.
+    """
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + timeout_s
+    while waiting := [*uncommitted(cluster), *leftovers(cluster)]:
+        if loop.time() > deadline:
+            raise SimulationFailure(f"not at rest {timeout_s} s after the last request:\n  " + "\n  ".join(waiting))
+        await asyncio.sleep(CHECK_INTERVAL_S)
 
 
 async def _missing_at_broker(cluster: SimulatedCluster, broker: SimulatedBroker) -> list[str]:
@@ -110,20 +132,29 @@ async def _missing_at_broker(cluster: SimulatedCluster, broker: SimulatedBroker)
 # -- safety ---------------------------------------------------------------------------------------------------------
 
 
-async def judge(cluster: SimulatedCluster, workload: Workload) -> str:
+async def judge(cluster: SimulatedCluster, workload: Workload, whole: Whole | None = None) -> str:
     """Waits until the consumers have read everything, and compares. Returns the counts. AssertionError.
 
-    Producers have stopped, and the cluster is whole. There is one producer for a partition at most.
+    Producers have stopped, and the cluster is whole; what they have sent to it since `whole` is all there. There is one
+    producer for a partition at most.
     """
     ends = {}
     for producer in workload.producers:
         log = _leader_log(cluster, producer.key)
         records = _records(log)
-        _check_acknowledged(cluster, producer, log, records)
+        if producer.acks == ALL_REPLICAS:
+            _check_acknowledged(cluster, producer, log, records)
+        else:
+            epoch = cluster.state.partition(*producer.key).leader_epoch
+            is_led_as_then = whole is not None and whole.leader_epochs.get(producer.key) == epoch
+            _check_acknowledged_by_leader(
+                producer, records, whole.since_s if whole and is_led_as_then else float("inf")
+            )
         ends[producer.key] = len(records)
     async with asyncio.timeout(CONVERGENCE_TIMEOUT_S):
         await workload.stop_consuming(ends)
     await compare_replicas(cluster)
+    check_leader_epochs(cluster)
     for consumer in workload.consumers:
         records = _records(_leader_log(cluster, consumer.key))
         assert consumer.records == [(each.offset, each.value) for each in records], consumer.key
@@ -152,6 +183,20 @@ def _check_acknowledged(cluster: SimulatedCluster, producer: Producer, log: byte
         assert list(dict.fromkeys(values)) == sent, f"{topic}-{partition}: {_first_difference(values, sent)}"
 
 
+def _check_acknowledged_by_leader(producer: Producer, records: list[Record], led_since_s: float) -> None:
+    """With acks=1 a change of leaders may lose what was acknowledged before, and nothing else does; `led_since_s` is a
+    time since when there has been none. Never is there anything that nobody has sent."""
+    values = [record.value for record in records]
+    topic, partition = producer.key
+    strange = [value for value in values if value not in producer.sent]
+    assert not strange, f"{topic}-{partition} has what nobody has sent: {strange}"
+    for each in producer.acknowledged:
+        there = values[each.base_offset : each.base_offset + len(each.values)]
+        assert each.at_s < led_since_s or there == list(each.values), (
+            f"{topic}-{partition}: {each} was acknowledged by its leader, the log has {there}"
+        )
+
+
 async def compare_replicas(cluster: SimulatedCluster) -> None:
     """All replicas of every partition are the same, byte for byte; a little later, when followers are still behind."""
     loop = asyncio.get_running_loop()
@@ -159,6 +204,21 @@ async def compare_replicas(cluster: SimulatedCluster) -> None:
     while differences := _differences(cluster):
         assert loop.time() < deadline, f"replicas differ: {'; '.join(differences)}"
         await asyncio.sleep(CHECK_INTERVAL_S)
+
+
+def check_leader_epochs(cluster: SimulatedCluster) -> None:
+    """Every replica knows where each leader epoch that has records begins: by that logs are cut. AssertionError."""
+    for key, state in cluster.state.partitions().items():
+        for broker_id in state.isr:
+            partition = hosted_partition(cluster, broker_id, key)
+            assert partition is not None, f"broker {broker_id} does not host {key[0]}-{key[1]}"
+            begins: dict[int, int] = {}
+            for base_offset, epoch in _epochs(replica_bytes(cluster.brokers[broker_id], key)).items():
+                begins.setdefault(epoch, base_offset)
+            known = dict(partition.log.leader_epochs.entries)
+            assert begins.items() <= known.items(), (
+                f"{key[0]}-{key[1]}, broker {broker_id}: epochs begin at {begins}, the checkpoint says {known}"
+            )
 
 
 def _differences(cluster: SimulatedCluster) -> list[str]:

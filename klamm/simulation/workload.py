@@ -1,7 +1,8 @@
 """What clients do in a simulated cluster, and what they remember for `klamm.simulation.verdict`.
 
-A producer sends one batch at a time and repeats it until it is acknowledged by all in-sync replicas; every attempt is
-its own, so that it is known who acknowledged what. A consumer reads what it can while the cluster suffers.
+A producer sends one batch at a time and repeats it until it is acknowledged, by all in-sync replicas or only by the
+leader; every attempt is its own, so that it is known who acknowledged what. A consumer reads what it can while the
+cluster suffers.
 
 What must stay true: an error that no fault of the cluster excuses is an AssertionError and ends the run.
 """
@@ -9,7 +10,7 @@ What must stay true: an error that no fault of the cluster excuses is an Asserti
 import asyncio
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,16 +30,18 @@ ATTEMPT_TIMEOUT_MS = 5_000
 BACK_OFF_S = 0.1
 FAILURES_UNTIL_NEW_CLIENT = 5
 ALL_REPLICAS = -1
+ONLY_LEADER = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """A batch that was acknowledged; `attempts` counts how often it had been sent until then."""
+    """A batch that was acknowledged at a time of the loop; `attempts` counts how often it had been sent until then."""
 
     base_offset: int
     values: tuple[bytes, ...]
     broker_id: int
     attempts: int
+    at_s: float = 0.0
 
 
 class PartitionClient:
@@ -96,9 +99,9 @@ class PartitionClient:
 
 
 class Producer:
-    """Produces to one partition with acks=all until `stop` is set, or for some batches.
+    """Produces to one partition until `stop` is set, or for some batches.
 
-    `progress` is set whenever a batch has been acknowledged.
+    `progress` is set whenever a batch has been acknowledged. `sent` holds every value that was ever sent.
     """
 
     def __init__(
@@ -109,9 +112,12 @@ class Producer:
         progress: asyncio.Event,
         *,
         idempotent: bool,
+        acks: int = ALL_REPLICAS,
     ) -> None:
         self.key = key
         self.idempotent = idempotent
+        self.acks = acks
+        self.sent: dict[bytes, None] = {}
         self.acknowledged: list[Acknowledged] = []
         self.stop = asyncio.Event()
         self._progress = progress
@@ -119,20 +125,23 @@ class Producer:
         self._new_client = new_client
         self._random = chance
         self._producer = (-1, -1)
+        self._numbers = itertools.count()
+        self._sequence = 0
 
     async def run(self, batches: int | None = None, pause_s: float = 0.05) -> None:
-        """Between two batches it pauses up to `pause_s` seconds."""
-        if self.idempotent:
+        """Between two batches it pauses up to `pause_s` seconds. A later run goes on where an earlier one ended."""
+        if self.idempotent and self._producer[0] < 0:
             self._producer = await self._producer_id()
-        sequence = 0
-        for number in itertools.count() if batches is None else range(batches):
+        for _ in itertools.count() if batches is None else range(batches):
             if self.stop.is_set():
                 return
+            number = next(self._numbers)
             values = tuple(
                 b"%s-%d/%d/%d" % (self.key[0].encode(), self.key[1], number, n) for n in range(1 + number % 4)
             )
-            await self._produce(values, FIRST_TIMESTAMP_MS + number, sequence if self.idempotent else -1)
-            sequence += len(values)
+            self.sent.update(dict.fromkeys(values))
+            await self._produce(values, FIRST_TIMESTAMP_MS + number, self._sequence if self.idempotent else -1)
+            self._sequence += len(values)
             await asyncio.sleep(self._random.uniform(0, pause_s))
 
     async def _produce(self, values: tuple[bytes, ...], timestamp_ms: int, sequence: int) -> None:
@@ -147,11 +156,12 @@ class Producer:
         for attempts in itertools.count(1):
             # Each attempt has a copy: the network may still hold the last one's.
             topics: Any = [(topic, [(partition, bytes(batch))])]
-            request = ProduceRequest(None, ALL_REPLICAS, ATTEMPT_TIMEOUT_MS, topics)
+            request = ProduceRequest(None, self.acks, ATTEMPT_TIMEOUT_MS, topics)
             answer = await self._partition_client.attempt(ApiKey.PRODUCE, request)
             if answer is not None:
                 result, broker_id = answer
-                self.acknowledged.append(Acknowledged(result.base_offset, values, broker_id, attempts))
+                now_s = asyncio.get_running_loop().time()
+                self.acknowledged.append(Acknowledged(result.base_offset, values, broker_id, attempts, now_s))
                 self._progress.set()
                 return
             await self._partition_client.again()
@@ -198,25 +208,37 @@ class Consumer:
 class Workload:
     """A producer and a consumer for each partition of `is_idempotent`, on a machine of their own.
 
-    Each has connections of its own: a broker answers the requests of one connection in order, and fetches wait.
+    `only_leader` are partitions that are produced to with acks=1; nobody reads those of `unread`, where records that
+    were read may be lost. Each producer and consumer has connections of its own: a broker answers the requests of one
+    connection in order, and fetches wait.
     """
 
     def __init__(
-        self, world: World, new_client: Callable[[], ClusterClient], is_idempotent: dict[TopicPartition, bool]
+        self,
+        world: World,
+        new_client: Callable[[], ClusterClient],
+        is_idempotent: dict[TopicPartition, bool],
+        *,
+        only_leader: Sequence[TopicPartition] = (),
+        unread: Sequence[TopicPartition] = (),
     ) -> None:
         self.node = world.node("client")
         self._progress = asyncio.Event()
-        self.consumers = [Consumer(new_client, key) for key in is_idempotent]
+        self.consumers = [Consumer(new_client, key) for key in (*is_idempotent, *only_leader)]
         self.producers = [
             Producer(new_client, key, world.random, self._progress, idempotent=idempotent)
             for key, idempotent in is_idempotent.items()
         ]
+        self.producers += [
+            Producer(new_client, key, world.random, self._progress, idempotent=False, acks=ONLY_LEADER)
+            for key in (*only_leader, *unread)
+        ]
         self._producing: list[asyncio.Future[None]] = []
         self._consuming: list[asyncio.Future[None]] = []
 
-    def start(self, batches: int | None = None) -> None:
-        """Has every producer send so many batches; None: until `stop_producing`."""
-        self._producing = [self.node.run(producer.run(batches)) for producer in self.producers]
+    def start(self, batches: int | None = None, pause_s: float = 0.05) -> None:
+        """Has every producer send so many batches, up to `pause_s` apart; None: until `stop_producing`."""
+        self._producing = [self.node.run(producer.run(batches, pause_s)) for producer in self.producers]
         self._consuming = [self.node.run(consumer.run()) for consumer in self.consumers]
 
     async def produced(self, records: int) -> None:
@@ -225,6 +247,13 @@ class Workload:
         while self.acknowledged_records() < wanted:
             self._progress.clear()
             await self._progress.wait()
+
+    async def produce_more(self, batches: int) -> None:
+        """Has every producer, after it has stopped, send so many batches; returns when all are acknowledged."""
+        for producer in self.producers:
+            producer.stop.clear()
+        self._producing = [self.node.run(producer.run(batches)) for producer in self.producers]
+        await self.until_produced()
 
     async def stop_producing(self) -> None:
         """Returns when every producer's last batch is acknowledged."""

@@ -485,3 +485,16 @@ def test_deliveries_are_traced():
     assert lines[0] == ["a:9000", "listen"]
     assert lines[1] == ["b:32768>a:9000", "connect"]
     assert lines[-1] == ["a:9000>b:32768", "eof"] or ["b:32768>a:9000", "eof"] in lines
+
+
+def test_all_connections_between_two_machines_end_and_no_others():
+    async def scenario(world):
+        client, server = await pair(world)
+        other = await world.node("c").run(connect("a", Recorder))
+        client.transport.write(b"under way")
+        world.network.end_connections("a", "b")
+        await asyncio.sleep(0.01)
+        assert [client.events[-1], server.events[-1]] == ["lost ConnectionResetError"] * 2
+        assert not other.transport.is_closing()
+
+    run(scenario)

@@ -1,0 +1,324 @@
+"""What operators do while a cluster works and suffers: they move partitions, elect leaders, add partitions, change
+configurations, and create, use and delete topics.
+
+Each piece of work asks once or for a few seconds, and takes whatever comes of it, as a script of an operator does that
+runs again another day. What an answer may say is in `PASSING` and beside each request; anything else ends the run.
+
+What must stay true: nothing here allows a record to be lost that acks=all has promised. `unclean` is the one topic
+whose leaders may be elected from outside the ISR; `min.insync.replicas` never goes below the run's own.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from klamm.broker.topic_admin import OFFSETS_TOPIC
+from klamm.controller.leader_election import ElectionType
+from klamm.net.client import ClientError
+from klamm.net.cluster import RETRIABLE_ERRORS, RetryPolicy
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
+from klamm.simulation.cluster import SimulatedCluster
+from klamm.simulation.workload import create_topic, delete_topic
+from klamm.znodes.topics import TopicAssignment
+
+REQUEST_TIMEOUT_MS = 5_000
+HASTY = RetryPolicy(deadline_ms=5_000)
+# How long topics are used: shorter and longer than a session, so that one is deleted while a broker has none.
+LIFETIMES_S = (0.0, 1.0, 8.0, 15.0)
+MAX_PARTITIONS = 6
+# Few names, so that topics are created again under the names of deleted ones.
+TOPIC_NAMES = ("passing-0", "passing-1", "passing-2")
+# They commit offsets in topics that come and go, and are never members of anything.
+COMMITTING_GROUPS = ("reports", "backups", "audits")
+FIND_GROUP = 0
+
+# What an answer may say at any time: it passes, or somebody else has changed what was asked about.
+PASSING = frozenset(
+    {
+        ErrorCode.NONE,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.INVALID_REPLICATION_FACTOR,
+        ErrorCode.BROKER_NOT_AVAILABLE,
+        *RETRIABLE_ERRORS,
+    }
+)
+
+# What may be changed, and to what. None of it changes what is promised; `min.insync.replicas` is added by the run.
+TOPIC_CONFIGS = {
+    "retention.ms": ("86400000", "604800000", "-1"),
+    "segment.bytes": ("2048", "8192"),
+    "max.message.bytes": ("100000", "1000000"),
+    "segment.index.bytes": ("1048576", "65536"),
+    "flush.ms": ("1000", "100000"),
+}
+BROKER_CONFIGS = {
+    "log.retention.ms": ("86400000", "604800000"),
+    "log.segment.bytes": ("4096", "16384"),
+    "message.max.bytes": ("200000", "1000000"),
+    "log.flush.interval.ms": ("5000", "50000"),
+}
+TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
+SET, DELETE = 0, 1
+
+
+class Administrator:
+    """Does one piece of `work` at a time when asked; any number may be under way. Runs in the client's process.
+
+    `unclean` is the topic in which leaders may be elected from outside the ISR.
+    """
+
+    def __init__(self, cluster: SimulatedCluster, unclean: str, min_insync_replicas: int) -> None:
+        self._cluster = cluster
+        self._state = cluster.state
+        self._random: random.Random = cluster.world.random
+        self._unclean = unclean
+        self._topic_configs = TOPIC_CONFIGS | {
+            "min.insync.replicas": tuple(map(str, range(min_insync_replicas, cluster.replication_factor + 1)))
+        }
+        self._client = cluster.client(HASTY)
+        self._patient = cluster.client()
+        self._in_use: dict[str, None] = {}
+        self._committed = 0
+        self._under_way: list[asyncio.Future[None]] = []
+        self.work: Sequence[tuple[str, Callable[[], Awaitable[None]]]] = (
+            ("reassign", self._reassign),
+            ("evacuate-broker", self._evacuate),
+            ("evacuate-broker", self._evacuate),
+            ("cancel-reassignments", self._cancel),
+            ("elect-preferred", self._elect_preferred),
+            ("elect-unclean", self._elect_unclean),
+            ("add-partitions", self._grow),
+            ("configure-topic", self._configure_topic),
+            ("configure-brokers", self._configure_brokers),
+            ("use-topic", self._use_topic),
+            ("use-topic", self._use_topic),
+            ("use-topic", self._use_topic),
+            ("use-topic", self._use_topic),
+        )
+
+    def begin(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Begins a piece of work; `finish` waits for it."""
+
+        async def do() -> None:
+            await work()
+
+        self._under_way.append(self._cluster.world.node("client").run(do()))
+
+    async def finish(self) -> None:
+        """Returns when all that was begun is done."""
+        await asyncio.gather(*self._under_way)
+
+    async def close(self) -> None:
+        await self._client.close()
+        await self._patient.close()
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    async def _ask(self, answer: Awaitable[Any]) -> Any | None:
+        """The answer; None when there was none in time."""
+        try:
+            return await answer
+        except (ClientError, KafkaError):
+            return None
+
+    def _ask_controller(self, api_key: ApiKey, **fields: Any) -> Awaitable[Any | None]:
+        build = request_class(api_key)
+        request = self._client.send_to_controller(api_key, lambda version: build(version=version, **fields))
+        return self._ask(request)
+
+    def _check(self, answer: Any, codes: Collection[int], also: Collection[ErrorCode] = ()) -> None:
+        for code in codes:
+            assert code in PASSING or code in also, f"{ErrorCode(code).name} is no answer for an operator: {answer}"
+
+    # -- replicas -----------------------------------------------------------------------------------------------------
+
+    def _topic(self) -> str | None:
+        """A topic by chance, of those that have been created."""
+        topics = self._state.topics()
+        return self._random.choice(topics) if topics else None
+
+    async def _reassign(self) -> None:
+        """To any brokers, as those do that balance a cluster by numbers."""
+        topic = self._topic()
+        if topic is None:
+            return
+        replicas, brokers = self._state.replicas(topic), list(self._cluster.brokers)
+        # The first partition may have more than its share in the middle of a reassignment.
+        count = min(len(replicas[0]), len(brokers))
+        chosen = self._random.sample(list(replicas), self._random.randint(1, len(replicas)))
+        await self._alter(topic, {number: self._random.sample(brokers, count) for number in chosen})
+
+    async def _evacuate(self) -> None:
+        """Away from a broker that is not there; if all are there, to any."""
+        gone = [broker_id for broker_id in self._cluster.brokers if broker_id not in self._state.live_brokers()]
+        if not gone:
+            return await self._reassign()
+        broker_id, topic = self._random.choice(gone), self._topic()
+        if topic is None:
+            return
+        wanted = {}
+        for number, replicas in self._state.replicas(topic).items():
+            others = [other for other in self._state.live_brokers() if other not in replicas]
+            if broker_id in replicas and others:
+                instead = self._random.choice(others)
+                wanted[number] = [instead if replica == broker_id else replica for replica in replicas]
+        if wanted:
+            await self._alter(topic, wanted)
+
+    async def _cancel(self) -> None:
+        """Of one topic that is being reassigned, or of one that is not."""
+        topics = [topic for topic in self._state.topics() if _reassigned(self._state.assignment(topic))]
+        topic = self._random.choice(topics) if topics else self._topic()
+        if topic is not None:
+            assignment = self._state.assignment(topic)
+            numbers = _reassigned(assignment) or list(assignment.partitions)
+            await self._alter(topic, dict.fromkeys(numbers))
+
+    async def _alter(self, topic: str, replicas: dict[int, Any]) -> None:
+        struct = request_class(ApiKey.ALTER_PARTITION_REASSIGNMENTS).ReassignableTopic
+        partitions = [
+            struct.ReassignablePartition(partition_index=number, replicas=ids) for number, ids in replicas.items()
+        ]
+        answer = await self._ask_controller(
+            ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+            topics=[struct(name=topic, partitions=partitions)],
+            timeout_ms=REQUEST_TIMEOUT_MS,
+        )
+        if answer is not None:
+            codes = [one.error_code for result in answer.responses for one in result.partitions]
+            self._check(
+                answer,
+                [answer.error_code, *codes],
+                (ErrorCode.INVALID_REPLICA_ASSIGNMENT, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS),
+            )
+
+    async def _grow(self) -> None:
+        topic = self._topic()
+        # Which group belongs to which partition depends on how many there are.
+        if topic is None or topic == OFFSETS_TOPIC or len(self._state.replicas(topic)) >= MAX_PARTITIONS:
+            return
+        struct = request_class(ApiKey.CREATE_PARTITIONS).CreatePartitionsTopic
+        count = len(self._state.replicas(topic)) + 1
+        answer = await self._ask_controller(
+            ApiKey.CREATE_PARTITIONS,
+            topics=[struct(name=topic, count=count, assignments=None)],
+            timeout_ms=REQUEST_TIMEOUT_MS,
+            validate_only=False,
+        )
+        if answer is not None:
+            codes = [result.error_code for result in answer.results]
+            self._check(answer, codes, (ErrorCode.INVALID_PARTITIONS, ErrorCode.REASSIGNMENT_IN_PROGRESS))
+
+    # -- leaders ------------------------------------------------------------------------------------------------------
+
+    async def _elect_preferred(self) -> None:
+        topics = self._random.choice(([*filter(None, [self._topic()])], None))
+        await self._elect(ElectionType.PREFERRED, topics)
+
+    async def _elect_unclean(self) -> None:
+        await self._elect(ElectionType.UNCLEAN, [self._unclean])
+
+    async def _elect(self, kind: ElectionType, topics: Sequence[str] | None) -> None:
+        struct = request_class(ApiKey.ELECT_LEADERS).TopicPartitions
+        partitions = None
+        if topics is not None:
+            partitions = [struct(topic=topic, partitions=list(self._state.replicas(topic))) for topic in topics]
+        answer = await self._ask_controller(
+            ApiKey.ELECT_LEADERS,
+            election_type=kind.value,
+            topic_partitions=partitions,
+            timeout_ms=REQUEST_TIMEOUT_MS,
+        )
+        if answer is not None:
+            codes = [one.error_code for result in answer.replica_election_results for one in result.partition_result]
+            self._check(answer, [answer.error_code, *codes], (ErrorCode.ELECTION_NOT_NEEDED,))
+
+    # -- configurations -----------------------------------------------------------------------------------------------
+
+    async def _configure_topic(self) -> None:
+        topic = self._topic()
+        if topic is not None:
+            await self._configure(TOPIC_RESOURCE, topic, self._topic_configs, self._client.send_to_any)
+
+    async def _configure_brokers(self) -> None:
+        """All brokers, or one of them, which alone takes a change of its own configuration."""
+        broker_id = self._random.choice((None, *self._cluster.brokers))
+        if broker_id is None:
+            await self._configure(BROKER_RESOURCE, "", BROKER_CONFIGS, self._client.send_to_any)
+        else:
+
+            def send(*arguments: Any, **options: Any) -> Awaitable[Any]:
+                return self._client.send_to_broker(broker_id, *arguments, **options)
+
+            await self._configure(BROKER_RESOURCE, str(broker_id), BROKER_CONFIGS, send)
+
+    async def _configure(
+        self, kind: int, name: str, configs: Mapping[str, Sequence[str]], send: Callable[..., Awaitable[Any]]
+    ) -> None:
+        build = request_class(ApiKey.INCREMENTAL_ALTER_CONFIGS)
+        struct = build.AlterConfigsResource
+        key = self._random.choice(list(configs))
+        # What is taken back is what the topic inherits, which may be less than what the run promises.
+        operation = DELETE if key != "min.insync.replicas" and self._random.random() < 0.3 else SET
+        value = self._random.choice(configs[key]) if operation == SET else None
+        change = struct.AlterableConfig(name=key, config_operation=operation, value=value)
+        resource = struct(resource_type=kind, resource_name=name, configs=[change])
+        answer = await self._ask(
+            send(
+                ApiKey.INCREMENTAL_ALTER_CONFIGS,
+                lambda version: build(version=version, resources=[resource], validate_only=False),
+            )
+        )
+        if answer is not None:
+            self._check(answer, [one.error_code for one in answer.responses])
+
+    # -- topics that come and go --------------------------------------------------------------------------------------
+
+    async def _use_topic(self) -> None:
+        """Creates a topic, commits offsets in it, and deletes it, maybe: one that is left stays until the name is used
+        again."""
+        free = [name for name in TOPIC_NAMES if name not in self._in_use]
+        if not free:
+            return
+        name = self._random.choice(free)
+        self._in_use[name] = None
+        # With one replica there are brokers that a deletion need not wait for, whatever is wrong with them.
+        replication_factor = self._random.randint(1, self._cluster.replication_factor)
+        await create_topic(
+            self._patient,
+            name,
+            partitions=2,
+            replication_factor=replication_factor,
+            configs={"retention.ms": "1000000"},
+        )
+        for group in COMMITTING_GROUPS:
+            await self._commit(group, name)
+        if self._random.random() < 0.8:
+            await asyncio.sleep(self._random.choice(LIFETIMES_S) * self._random.uniform(0.8, 1.2))
+            await delete_topic(self._patient, name)
+        del self._in_use[name]
+
+    async def _commit(self, group: str, topic: str) -> None:
+        find = request_class(ApiKey.FIND_COORDINATOR)
+        found = await self._ask(
+            self._client.send_to_any(
+                ApiKey.FIND_COORDINATOR, lambda version: find(version=version, key=group, key_type=FIND_GROUP)
+            )
+        )
+        if found is None or found.error_code != ErrorCode.NONE:
+            return
+        self._committed += 1
+        commit = OffsetCommitRequest(group, [(topic, [PartitionOffset(number, self._committed) for number in (0, 1)])])
+        answer = await self._ask(
+            self._client.send_to_broker(found.node_id, ApiKey.OFFSET_COMMIT, lambda _version: commit)
+        )
+        if answer is not None:
+            self._check(answer, [one.error_code for _, results in answer.topics for one in results])
+
+
+def _reassigned(assignment: TopicAssignment) -> list[int]:
+    """The partitions of a topic that are being reassigned."""
+    return sorted({*assignment.adding_replicas, *assignment.removing_replicas})

@@ -1,0 +1,263 @@
+"""What brokers and the controller believe, compared with what the znodes say.
+
+A healed cluster comes to agree with its znodes: `disagreements` then is empty, and `converge` waits for that. It looks
+into the brokers, since the worst of these faults show themselves to nobody who asks the right broker: one that goes on
+leading what another leads answers only those clients who still believe it.
+
+What must come true in a healed cluster:
+- Nobody leads a partition unless its state znode says so, and then in its epoch, with its ISR and its version; every
+  other replica copies from that leader, in that epoch. Who is no replica neither leads nor copies; the data may stay.
+- Metadata caches hold what the znodes hold, and nothing else; there are no offsets of topics that do not exist.
+- Topics and brokers run with the configurations that are stored.
+- The controller knows what the znodes say, and has nothing left to do: no event, no request, no reassignment, no
+  deletion.
+- What a leader has committed, its followers have committed.
+"""
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from klamm.broker.broker import Broker
+from klamm.broker.services import Services
+from klamm.config.topic import TopicConfig, TopicKeys
+from klamm.controller.context import ControllerContext
+from klamm.controller.controller import KafkaController
+from klamm.replication.isr import CommittedIsr
+from klamm.replication.partition import Partition
+from klamm.replication.replica_manager import log_config
+from klamm.simulation.cluster import SimulatedCluster
+from klamm.simulation.state_checker import StateChecker
+from klamm.znodes.configs import broker_entity, topic_entity
+from klamm.znodes.requests import (
+    DELETE_TOPICS_PATH,
+    ISR_CHANGES_PATH,
+    LOG_DIR_EVENTS_PATH,
+    PREFERRED_REPLICA_ELECTION_PATH,
+    REASSIGN_PARTITIONS_PATH,
+)
+from klamm.znodes.topics import NO_LEADER, LeaderAndIsr, TopicPartition
+
+# What somebody has asked for, or reported, and nobody has dealt with.
+REQUEST_PATHS = (DELETE_TOPICS_PATH, ISR_CHANGES_PATH, LOG_DIR_EVENTS_PATH)
+REQUESTS = (REASSIGN_PARTITIONS_PATH, PREFERRED_REPLICA_ELECTION_PATH)
+
+
+def disagreements(cluster: SimulatedCluster) -> list[str]:
+    """One line for each thing that somebody believes and the znodes do not say; brokers that are down are left out."""
+    state = cluster.state
+    found = list(_unfinished_requests(state))
+    for one in cluster.brokers.values():
+        if one.broker is not None and (services := one.broker.services) is not None:
+            found += [f"broker {one.broker_id} {line}" for line in _of_broker(state, one.broker, services)]
+            found += [f"broker {one.broker_id} {line}" for line in _offsets(state, services)]
+            if services.controller.is_active:
+                found += [f"controller {one.broker_id} {line}" for line in _of_controller(state, services.controller)]
+    return found
+
+
+def leftovers(cluster: SimulatedCluster) -> list[str]:
+    """What waits in brokers for clients; nothing should when all clients have been gone for a while."""
+    found = []
+    for one in cluster.brokers.values():
+        if one.broker is not None and (services := one.broker.services) is not None:
+            manager = services.replica_manager
+            waiting = {
+                "produces": len(manager.produce_purgatory),
+                "fetches of consumers": len(manager.fetch_purgatory),
+                "members of groups": services.group_coordinator.waiting_count,
+            }
+            found += [f"broker {one.broker_id} holds {count} {what}" for what, count in waiting.items() if count]
+    return found
+
+
+def _unfinished_requests(state: StateChecker) -> Iterator[str]:
+    for path in REQUEST_PATHS:
+        if names := state.children(path):
+            yield f"{path} still has {', '.join(names)}"
+    for path in REQUESTS:
+        if state.exists(path):
+            yield f"{path} is still there"
+
+
+def _different(what: str, believed: Mapping[Any, Any], true: Mapping[Any, Any]) -> Iterator[str]:
+    for key in sorted({*believed, *true}):
+        if believed.get(key) != true.get(key):
+            name = f"{key[0]}-{key[1]}" if isinstance(key, tuple) else key
+            yield f"{what} {name}: {believed.get(key)}; true is {true.get(key)}"
+
+
+def _assignments(state: StateChecker) -> dict[TopicPartition, tuple[int, ...]]:
+    return {
+        (topic, partition): replicas
+        for topic in state.topics()
+        for partition, replicas in state.replicas(topic).items()
+    }
+
+
+# -- brokers ----------------------------------------------------------------------------------------------------------
+
+
+def _of_broker(state: StateChecker, broker: Broker, services: Services) -> Iterator[str]:
+    assignments, states = _assignments(state), state.partitions()
+    yield from _metadata(state, services, assignments)
+    yield from _configs(state, services, assignments)
+    followed, hosted = broker.followed_partitions, services.replica_manager.partitions
+    for key in sorted({*assignments, *hosted, *followed}):
+        replicas, truth = assignments.get(key, ()), states.get(key)
+        if truth is not None and services.broker_id in replicas:
+            wrong = _replica(hosted.get(key), followed.get(key), truth, services.broker_id)
+        else:
+            wrong = _stranger(hosted.get(key), followed.get(key), services.broker_id)
+        if wrong is not None:
+            yield f"{wrong} {key[0]}-{key[1]}: {hosted.get(key)}; true are {truth} and replicas {replicas}"
+
+
+def _replica(
+    hosted: Partition | None, followed: tuple[int, int] | None, truth: LeaderAndIsr, broker_id: int
+) -> str | None:
+    """What is wrong with a replica of a partition; None if nothing is."""
+    if hosted is None:
+        return "does not host"
+    if (hosted.leader_id, hosted.leader_epoch) != (truth.leader, truth.leader_epoch):
+        return "believes in another leader or epoch of"
+    if truth.leader != broker_id:
+        return None if followed == (truth.leader, truth.leader_epoch) else f"copies from {followed}"
+    if followed is not None:
+        return f"leads and copies from {followed}"
+    if not isinstance(hosted.isr_state, CommittedIsr) or set(hosted.isr) != set(truth.isr):
+        return "believes in another ISR of"
+    return None if hosted.zk_version == truth.zk_version else "believes in another version of"
+
+
+def _stranger(hosted: Partition | None, followed: tuple[int, int] | None, broker_id: int) -> str | None:
+    """What is wrong with the part in a partition of a broker that is none of its replicas."""
+    if hosted is not None and hosted.leader_id == broker_id:
+        return "leads, and is no replica of"
+    return None if followed is None else "copies, and is no replica of"
+
+
+def _metadata(
+    state: StateChecker, services: Services, assignments: Mapping[TopicPartition, tuple[int, ...]]
+) -> Iterator[str]:
+    snapshot = services.metadata_cache.snapshot
+    cached = {
+        (topic, number): (one.leader, one.leader_epoch, sorted(one.isr), one.replicas)
+        for topic, partitions in snapshot.topics.items()
+        for number, one in partitions.items()
+    }
+    states = state.partitions()
+    true = {
+        key: (states[key].leader, states[key].leader_epoch, sorted(states[key].isr), replicas)
+        for key, replicas in assignments.items()
+        if key in states
+    }
+    yield from _different("takes", cached, true)
+    ids = {topic: topic_id for topic in state.topics() if (topic_id := state.assignment(topic).topic_id) is not None}
+    # What the controller of an older protocol has told has no ids.
+    told = {topic: topic_id for topic, topic_id in snapshot.topic_ids.items() if topic_id is not None}
+    yield from _different("knows as the id of", told, {topic: ids.get(topic) for topic in told})
+    if list(snapshot.brokers) != state.live_brokers():
+        yield f"knows brokers {list(snapshot.brokers)}; true are {state.live_brokers()}"
+    if snapshot.controller_id != state.controller_id():
+        yield f"takes {snapshot.controller_id} for the controller; it is {state.controller_id()}"
+
+
+def _configs(
+    state: StateChecker, services: Services, assignments: Mapping[TopicPartition, tuple[int, ...]]
+) -> Iterator[str]:
+    stored = {
+        "the default of brokers": (services.config.dynamic_default, state.config(broker_entity(None))),
+        "this broker": (services.config.dynamic_broker, state.config(broker_entity(services.broker_id))),
+    }
+    for key, partition in services.replica_manager.partitions.items():
+        if services.broker_id not in assignments.get(key, ()):
+            continue
+        stored[f"{partition}"] = partition.topic_config.overrides, state.config(topic_entity(key[0]))
+        current = services.topic_configs.of(key[0])
+        if _values(partition.topic_config) != _values(current) or partition.log.config != log_config(current):
+            yield f"has not put the configuration of {partition} into effect"
+    for what, (applied, true) in stored.items():
+        if dict(applied) != true:
+            yield f"runs {what} with {dict(applied)}; stored is {true}"
+
+
+def _values(config: TopicConfig) -> list[Any]:
+    return [getattr(config, field.name) for field in fields(TopicKeys)]
+
+
+def _offsets(state: StateChecker, services: Services) -> Iterator[str]:
+    """Committed offsets of topics that do not exist."""
+    topics, coordinator = dict.fromkeys(state.topics()), services.group_coordinator
+    for group in coordinator.list_groups(())[1]:
+        _, offsets = coordinator.fetch_offsets(group.group_id, None, require_stable=False)
+        if gone := sorted({topic for topic, _ in offsets if topic not in topics}):
+            yield f"has offsets that {group.group_id} committed in {', '.join(gone)}: no such topics"
+
+
+# -- the controller ---------------------------------------------------------------------------------------------------
+
+
+def _of_controller(state: StateChecker, controller: KafkaController) -> Iterator[str]:
+    context = controller.context
+    if controller.queue_size:
+        yield f"has {controller.queue_size} events in its queue"
+    for broker_id, queue in controller.send_queues().items():
+        if queue.size or queue.sending is not None:
+            yield f"has not told broker {broker_id} all: {queue.size} requests wait behind {queue.sending}"
+    if list(context.live_broker_ids) != state.live_brokers():
+        yield f"knows brokers {list(context.live_broker_ids)}; true are {state.live_brokers()}"
+    yield from _unfinished(context)
+    true = _assignments(state)
+    known = {
+        (topic, number): assignment.replicas
+        for topic, partitions in context.partition_assignments.items()
+        for number, assignment in partitions.items()
+    }
+    yield from _different("assigns", known, true)
+    leadership = {
+        key: (one.leader, one.leader_epoch, one.isr, one.zk_version)
+        for key, one in context.partitions_leadership_info.items()
+    }
+    states = {key: (one.leader, one.leader_epoch, one.isr, one.zk_version) for key, one in state.partitions().items()}
+    yield from _different("takes", leadership, states)
+
+
+def _unfinished(context: ControllerContext) -> Iterator[str]:
+    work: dict[str, Collection[Any]] = {
+        "reassigns": context.partitions_being_reassigned,
+        "deletes": context.topics_to_be_deleted,
+        "takes for shutting down": context.shutting_down_broker_ids,
+        "takes for on a failed disk": {broker for broker, keys in context.replicas_on_offline_dirs.items() if keys},
+    }
+    for what, of in work.items():
+        if of:
+            yield f"{what} {sorted(of)}"
+    if context.offline_partition_count:
+        yield f"counts {context.offline_partition_count} partitions without a leader"
+
+
+# -- logs -------------------------------------------------------------------------------------------------------------
+
+
+def uncommitted(cluster: SimulatedCluster) -> list[str]:
+    """Replicas whose high watermark is not where the leader's log ends; to be asked when nobody produces any more."""
+    found = []
+    for (topic, number), truth in cluster.state.partitions().items():
+        if truth.leader == NO_LEADER:
+            continue
+        marks = {}
+        for broker_id in cluster.state.replicas(topic)[number]:
+            log = hosted_partition(cluster, broker_id, (topic, number))
+            marks[broker_id] = None if log is None else (log.log.high_watermark, log.log.log_end_offset)
+        leader = marks.get(truth.leader)
+        if leader is None or any(mark != (leader[1], leader[1]) for mark in marks.values()):
+            found.append(f"{topic}-{number}: (high watermark, end) by broker are {marks}")
+    return found
+
+
+def hosted_partition(cluster: SimulatedCluster, broker_id: int, key: TopicPartition) -> Partition | None:
+    """What a broker has of a partition; None if it hosts nothing of it, or is down."""
+    broker = cluster.brokers[broker_id].broker
+    services = None if broker is None else broker.services
+    return None if services is None else services.replica_manager.hosted_partition(key)

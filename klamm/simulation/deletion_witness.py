@@ -1,0 +1,100 @@
+"""Whether a coordinator that is told of a deleted topic forgets the offsets that were committed for it.
+
+What must stay true: when a broker has taken an UpdateMetadata that says that a partition is deleted, no group that it
+coordinates has an offset of that partition which was committed before. It holds whatever the broker knew of the
+partition, and however often it was told: a new topic of that name would be read from where the old one ended.
+
+The tombstones that make it so for the next coordinator are not waited for (see `klamm.coordinator`), so this looks at
+the moment, and not at the end of a run.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TypeVar
+
+from klamm.broker.broker import Broker
+from klamm.broker.services import Services
+from klamm.broker.topic_admin import OFFSETS_TOPIC
+from klamm.config.broker import BrokerConfig
+from klamm.environment import Environment
+from klamm.protocol.errors import ErrorCode
+from klamm.protocol.primitives import Steps
+from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataRequest
+from klamm.simulation.process import SimulationFailure
+from klamm.storage.log_manager import LogManager
+from klamm.tasks import OnFailure, start_task
+from klamm.znodes.topics import TopicPartition
+
+T = TypeVar("T")
+
+LOAD_CHECK_INTERVAL_S = 0.05
+
+
+class WitnessedBroker(Broker):
+    """A broker as it is. `on_stale` hears of offsets that should be gone."""
+
+    def __init__(self, config: BrokerConfig, environment: Environment, on_stale: OnFailure) -> None:
+        super().__init__(config, environment)
+        self._on_stale = on_stale
+
+    def _assemble(self, log_manager: LogManager) -> None:
+        super()._assemble(log_manager)
+        assert self.services is not None
+        services, manager = self.services, self.services.replica_manager
+        update_metadata = manager.update_metadata
+
+        async def witnessed(
+            request: UpdateMetadataRequest, apply: Callable[[], Steps[T]], correlation_id: int = 0
+        ) -> T:
+            result = await update_metadata(request, apply, correlation_id)
+            if deleted := _deleted(request):
+                start_task(_check(services, deleted), self._on_stale)
+            return result
+
+        manager.update_metadata = witnessed  # type: ignore[method-assign]  # the request is seen nowhere else
+
+
+def _deleted(request: UpdateMetadataRequest) -> list[TopicPartition]:
+    return [
+        (topic.topic, state.partition)
+        for topic in request.topics
+        for state in topic.partitions
+        if state.leader == LEADER_DURING_DELETE
+    ]
+
+
+def _terms(services: Services) -> dict[int, int]:
+    """The partitions of __consumer_offsets that this broker leads, and since which epoch."""
+    return {
+        number: partition.leading_since_epoch
+        for (topic, number), partition in services.replica_manager.partitions.items()
+        if topic == OFFSETS_TOPIC and partition.is_leader
+    }
+
+
+async def _check(services: Services, deleted: list[TopicPartition]) -> None:
+    """Looks at the groups that this broker coordinates now, those that it is loading as soon as they are loaded."""
+    told_at_ms, terms = services.environment.now_ms(), _terms(services)
+    coordinator = services.group_coordinator
+    error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    while error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+        error, groups = coordinator.list_groups(())
+        now = _terms(services)
+        for group_id in [group.group_id for group in groups]:
+            partition = services.offsets_topic.partition_for(group_id)
+            if partition in terms and now.get(partition) == terms[partition]:
+                _check_group(services, group_id, deleted, told_at_ms)
+        await asyncio.sleep(LOAD_CHECK_INTERVAL_S)
+
+
+def _check_group(services: Services, group_id: str, deleted: list[TopicPartition], told_at_ms: int) -> None:
+    _, offsets = services.group_coordinator.fetch_offsets(group_id, deleted, require_stable=False)
+    stale = {
+        key: offset
+        for key, (_, offset) in offsets.items()
+        if offset is not None and offset.commit_timestamp_ms < told_at_ms
+    }
+    if stale:
+        raise SimulationFailure(
+            f"broker {services.broker_id} was told that {deleted} are deleted; group {group_id} still has {stale}"
+        )

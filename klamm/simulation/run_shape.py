@@ -1,0 +1,58 @@
+"""What one run of random faults looks like, drawn from its seed: how many brokers, which protocols, which promises.
+
+What must stay true: no shape asks for more than klamm promises: machines may die at will only where topics flush before
+they acknowledge.
+"""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+# With three brokers and three replicas every broker has every partition; otherwise partitions have somewhere to go.
+BROKERS = (3, 4, 5)
+REPLICATION_FACTORS = (3, 3, 2)
+MIN_INSYNC_REPLICAS = (2, 2, 1)
+LAGGING_SHARES = (0.0, 0.3)
+PROTOCOLS = (("2.8",), ("2.8",), ("2.8",), ("2.4",), ("2.4", "2.8"), ("2.7",))
+
+
+@dataclass(frozen=True, slots=True)
+class RunShape:
+    """See the module. `protocols` are the brokers' inter.broker.protocol.versions in turn."""
+
+    brokers: int
+    replication_factor: int
+    min_insync_replicas: int
+    protocols: Sequence[str]
+    topics_flush: bool
+    # Brokers that are served by a member of the ZooKeeper ensemble that lags behind.
+    lagging: Sequence[int]
+    # Long work yields after every element, and a yield takes time: what comes between two slices does come.
+    small_slices: bool
+
+    def __str__(self) -> str:
+        return " ".join(f"{field.name}={getattr(self, field.name)}" for field in fields(self))
+
+
+def draw_shape(
+    chance: random.Random, *, brokers: int | None = None, protocols: Sequence[str] | None = None
+) -> RunShape:
+    """A shape by chance; what is given is as it is given."""
+    # Everything is drawn, whatever is given, so that the rest of the run stays the same.
+    drawn_brokers, drawn_protocols = chance.choice(BROKERS), chance.choice(PROTOCOLS)
+    replication_factor = chance.choice(REPLICATION_FACTORS)
+    min_insync_replicas = chance.choice(MIN_INSYNC_REPLICAS)
+    topics_flush, small_slices = chance.random() < 0.5, chance.random() < 0.5
+    lagging_share = chance.choice(LAGGING_SHARES)
+    # Last, since the number of brokers decides how much is drawn.
+    brokers = brokers or drawn_brokers
+    lagging = [broker_id for broker_id in range(brokers) if chance.random() < lagging_share]
+    return RunShape(
+        brokers,
+        replication_factor=min(brokers, replication_factor),
+        min_insync_replicas=min(brokers, min_insync_replicas),
+        protocols=tuple(protocols or drawn_protocols),
+        topics_flush=topics_flush,
+        lagging=lagging,
+        small_slices=small_slices,
+    )

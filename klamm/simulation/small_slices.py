@@ -1,0 +1,51 @@
+"""Has long work yield after every element, as it would do with thousands.
+
+A cluster in the simulator is small: what klamm does in slices is done in one there, and nothing ever comes in between.
+Inside `small_slices` the slices are as small as they can be; with `SimulatedLoop.turns` each pause between two of them
+takes time, so that connections end, timers run out and requests arrive in the middle of everything.
+"""
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+# Module, name of the constant, what it is inside. A name that is gone is an error: the table follows the code.
+SMALL = (
+    ("klamm.broker.metadata_updates", "TOPICS_PER_STEP", 1),
+    ("klamm.broker.handlers.list_offsets", "PARTITIONS_PER_SLICE", 1),
+    ("klamm.broker.handlers.metadata", "PARTITIONS_PER_STEP", 1),
+    ("klamm.broker.metadata_cache", "PARTITIONS_PER_STEP", 1),
+    ("klamm.broker.topic_admin", "TOPICS_PER_SLICE", 1),
+    ("klamm.broker.topic_configs", "TOPICS_PER_SLICE", 1),
+    ("klamm.controller.broker_flows", "CHEAP_SLICE", 1),
+    ("klamm.controller.replica_state_machine", "CHEAP_SLICE", 1),
+    ("klamm.controller.slices", "SLICE", 1),
+    ("klamm.controller.channel_manager", "SLICE", 1),
+    ("klamm.controller.topic_flows", "CHEAP_SLICE", 1),
+    ("klamm.controller.topic_flows", "TOPICS_PER_SLICE", 1),
+    ("klamm.coordinator.group_coordinator", "OFFSETS_PER_STEP", 1),
+    ("klamm.coordinator.group_loader", "RECORDS_PER_STEP", 2),
+    ("klamm.coordinator.group_metadata_manager", "GROUPS_PER_STEP", 1),
+    ("klamm.coordinator.offset_expiration", "OFFSETS_PER_STEP", 1),
+    ("klamm.net.server", "REQUESTS_PER_SLICE", 1),
+    ("klamm.replication.fetcher", "PARTITIONS_PER_SLICE", 1),
+    ("klamm.replication.hosted_partitions", "PARTITIONS_PER_SLICE", 1),
+    ("klamm.replication.replica_manager", "PARTITIONS_PER_SLICE", 1),
+    ("klamm.replication.state_changes", "SLICE_MS", 0),
+    ("klamm.storage.log_manager", "_LOGS_IN_A_SLICE", 1),
+    ("klamm.storage.truncation", "BATCHES_PER_SLICE", 10),
+)
+
+
+@contextmanager
+def small_slices() -> Iterator[None]:
+    """Inside, all slices of `SMALL` are small."""
+    places = [(importlib.import_module(module), name, small) for module, name, small in SMALL]
+    usual = [getattr(module, name) for module, name, _ in places]
+    for module, name, small in places:
+        setattr(module, name, small)
+    try:
+        yield
+    finally:
+        for (module, name, _), value in zip(places, usual, strict=True):
+            setattr(module, name, value)
