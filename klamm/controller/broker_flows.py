@@ -4,7 +4,8 @@ The functions with Kafka's names (`on_broker_startup` ...) are steps of several 
 
 What must stay true:
 - A broker that came back under a new epoch (a bounce) has died first: its channel, and what was known of its replicas,
-  is of the former life.
+  is of the former life. What follows from it is decided before anything else is written about its partitions
+  (bounces.py), with the knowledge of who else is dead.
 - Brokers learn who is alive before they are told to follow somebody.
 - A partition's replicas that are already deleted, or about to be, are left to the topic deletion.
 """
@@ -13,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Iterable, Sequence
 
+from klamm.controller.bounces import decide_about_bounced_replicas
 from klamm.controller.context import PartitionAndReplica
 from klamm.controller.events import LeaderAndIsrResponseReceived
 from klamm.controller.features import compatible_brokers
@@ -51,16 +53,17 @@ async def broker_change(parts: ControllerParts) -> None:
         channels.remove_broker(id_)
     for broker in (*new.values(), *bounced.values()):
         channels.add_broker(broker.registration)
+    context.remove_live_brokers((*bounced, *dead))
+    if bounced:
+        replicas = context.replicas_on_brokers(bounced)
+        decided = await decide_about_bounced_replicas(parts, dict.fromkeys([key for key, _ in replicas], bounced))
+        await on_broker_failure(parts, list(bounced), decided)
+        context.add_live_brokers(bounced)
+        await on_broker_startup(parts, list(bounced))
     if new:
         context.add_live_brokers(new)
         await on_broker_startup(parts, list(new))
-    if bounced:
-        context.remove_live_brokers(bounced)
-        await on_broker_failure(parts, list(bounced))
-        context.add_live_brokers(bounced)
-        await on_broker_startup(parts, list(bounced))
     if dead:
-        context.remove_live_brokers(dead)
         await on_broker_failure(parts, dead)
     if new or bounced or dead:
         parts.announce_broker_epochs("Updated")
@@ -111,8 +114,11 @@ async def _on_replicas_become_online(parts: ControllerParts, replicas: Collectio
     await parts.deletions.resume_deletion_for_topics({topic for (topic, _), _ in replicas})
 
 
-async def on_broker_failure(parts: ControllerParts, dead: Iterable[int]) -> None:
-    """Brokers are gone (and already removed from the live ones)."""
+async def on_broker_failure(
+    parts: ControllerParts, dead: Iterable[int], decided: Collection[TopicPartition] = ()
+) -> None:
+    """Brokers are gone (and already removed from the live ones). `decided` are partitions whose leader and ISR follow
+    from it already."""
     dead = list(dead)
     parts.announce(f"Broker failure callback for {_listed(dead)}")
     were_shutting_down = [id_ for id_ in dead if id_ in parts.context.shutting_down_broker_ids]
@@ -121,10 +127,12 @@ async def on_broker_failure(parts: ControllerParts, dead: Iterable[int]) -> None
         parts.context.remove_shutting_down_broker(broker_id)
     if were_shutting_down:
         parts.announce(f"Removed {_listed(were_shutting_down)} from list of shutting down brokers.")
-    await on_replicas_become_offline(parts, parts.context.replicas_on_brokers(dead))
+    await on_replicas_become_offline(parts, parts.context.replicas_on_brokers(dead), decided)
 
 
-async def on_replicas_become_offline(parts: ControllerParts, replicas: Collection[PartitionAndReplica]) -> None:
+async def on_replicas_become_offline(
+    parts: ControllerParts, replicas: Collection[PartitionAndReplica], decided: Collection[TopicPartition] = ()
+) -> None:
     """Elects leaders for the partitions that these replicas led, and takes the replicas out of the ISRs."""
     context, deletions = parts.context, parts.deletions
     leaderless = context.partitions_with_offline_leader()
@@ -136,7 +144,7 @@ async def on_replicas_become_offline(parts: ControllerParts, replicas: Collectio
     others = [replica for replica in replicas if not is_to_be_deleted(replica[0])] if deleting else replicas
     elected = {key for key in leaderless if states.get(key) is PartitionState.ONLINE}
     await asyncio.sleep(0)
-    await parts.replicas.handle_state_changes(others, ReplicaState.OFFLINE, fenced=elected)
+    await parts.replicas.handle_state_changes(others, ReplicaState.OFFLINE, fenced={*elected, *decided})
     if deleting:
         await deletions.fail_replica_deletion(deleting)
     if all(context.partition_state(partition) is PartitionState.OFFLINE for partition in leaderless):

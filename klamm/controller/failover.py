@@ -10,7 +10,8 @@ The order of a failover, which is Kafka's (`onControllerFailover`):
 | F4   | the channels to the brokers open                                                                             |
 | F5   | deletions that are under way are queued; those with offline replicas have to wait                            |
 | F6   | all brokers learn who is alive: without that they could follow nobody                                        |
-| F7   | replicas, then partitions, get their states; all brokers are told what they lead and follow; dead ones leave |
+| F7   | replicas that have bounced leave the ISRs (bounces.py), before anything else is written about partitions;    |
+|      | replicas, then partitions, get their states; all brokers are told what they lead and follow; dead ones leave |
 |      | the ISRs; partitions without a leader get one                                                                |
 | F8   | reassignments that wait in ZooKeeper begin, those under way go on; then deletions go on                      |
 | F9   | a preferred replica election that waits in ZooKeeper is done; the timer of the automatic ones starts         |
@@ -22,18 +23,16 @@ What must stay true:
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from klamm.config.versions import ApiVersion
+from klamm.controller.bounces import Bounced, decide_about_bounced_replicas, take_up_states
 from klamm.controller.elections import FIRST_REBALANCE_DELAY_SECONDS, zk_preferred_replica_election
 from klamm.controller.features import compatible_brokers
 from klamm.controller.parts import Channels, ControllerParts
 from klamm.controller.reassignment import initialize_partition_reassignments
-from klamm.controller.slices import for_slices
 from klamm.controller.topic_flows import legal_topics, load_topics
 from klamm.znodes.controller_store import ControllerEpoch
-from klamm.znodes.fields import ZnodeError
-from klamm.znodes.topics import TopicPartition
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +48,7 @@ async def on_controller_failover(
     # F2
     await store.delete_log_dir_events(await store.log_dir_events(parts.on_log_dir_events), parts.guard)
     await store.delete_isr_changes(await store.isr_changes(parts.on_isr_changes), parts.guard)
-    await _initialize_context(parts)
+    bounced = await _initialize_context(parts)
     # F4
     parts.channels = open_channels()
     for broker in context.live_or_shutting_down_brokers.values():
@@ -59,6 +58,7 @@ async def on_controller_failover(
     # F6
     await parts.send_update_metadata(context.live_or_shutting_down_broker_ids, ())
     # F7
+    await decide_about_bounced_replicas(parts, bounced)
     await parts.replicas.startup()
     await parts.partitions.startup()
     parts.announce(f"Ready to serve as the new controller with epoch {context.epoch}")
@@ -70,22 +70,13 @@ async def on_controller_failover(
     parts.schedule_leader_rebalance(FIRST_REBALANCE_DELAY_SECONDS)
 
 
-async def _initialize_context(parts: ControllerParts) -> None:
+async def _initialize_context(parts: ControllerParts) -> Bounced:
     # F3
     context, store = parts.context, parts.store
     context.set_live_brokers(await compatible_brokers(parts))
     parts.announce_broker_epochs("Initialized")
     partitions = await load_topics(parts, legal_topics(await store.topic_names(parts.on_topics)))
-
-    async def take_up(piece: Sequence[TopicPartition]) -> None:
-        for partition, state in (await store.partition_states(piece)).items():
-            if isinstance(state, ZnodeError):
-                # It stays without a leader: to take the state for absent would begin its epochs anew.
-                _log.error("%s-%d is left out: %s", *partition, state)
-            else:
-                context.put_partition_leadership_info(partition, state)
-
-    await for_slices(partitions, take_up)
+    bounced = await take_up_states(parts, partitions)
     parts.announce(f"Currently active brokers in the cluster: Set({', '.join(map(str, context.live_broker_ids))})")
     shutting_down = ", ".join(map(str, sorted(context.shutting_down_broker_ids)))
     parts.announce(f"Currently shutting brokers in the cluster: Set({shutting_down})")
@@ -93,6 +84,7 @@ async def _initialize_context(parts: ControllerParts) -> None:
     parts.announce(
         f"Current list of topics in the cluster: {len(context.all_topics)} topics, {len(partitions)} partitions"
     )
+    return bounced
 
 
 async def _queue_topic_deletions(parts: ControllerParts) -> None:

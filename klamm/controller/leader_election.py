@@ -11,7 +11,8 @@ replica would be online. A result of None means that nobody can be elected: noth
 | preferred replica   | only the first replica, if online and in the ISR | as it was          | all replicas        |
 | controlled shutdown | replicas online, in the ISR, not shutting down   | those who stay     | online replicas     |
 
-Under controlled shutdown, brokers that are shutting down count as online.
+Under controlled shutdown, brokers that are shutting down count as online. What is decided about replicas that have
+bounced is no strategy that anybody asks for; its table stands in bounces.py.
 """
 
 from collections.abc import Collection, Sequence
@@ -19,7 +20,7 @@ from enum import Enum, IntEnum
 from typing import NamedTuple
 
 from klamm.protocol.errors import KafkaError
-from klamm.znodes.topics import TopicPartition
+from klamm.znodes.topics import NO_LEADER, TopicPartition
 
 
 class ElectionStrategy(Enum):
@@ -96,3 +97,25 @@ def controlled_shutdown_partition_leader_election(
         if broker_id in isr and broker_id not in shutting_down:
             return Election(broker_id, tuple(member for member in isr if member not in shutting_down), recipients)
     return None
+
+
+def bounced_replica_leader_election(
+    replicas: Sequence[int], leader: int, isr: Sequence[int], online: Collection[int], bounced: Collection[int]
+) -> tuple[int, tuple[int, ...]]:
+    """Some replicas may have lost records since the last decision: the leader and the ISR now (see bounces.py).
+
+    A leader is named only if it is online; NO_LEADER when that has to wait.
+    """
+    reliable = tuple([member for member in isr if member in online and member not in bounced])
+    back = [member for member in isr if member in bounced]
+    if reliable:
+        new_isr = reliable
+    elif back:
+        # Nobody is known to have everything. The leader at least has what only the leader has acknowledged.
+        new_isr = (leader if leader in back else next(member for member in (*replicas, *back) if member in back),)
+    else:
+        return leader, tuple(isr)
+    if leader in new_isr and leader in online:
+        return leader, new_isr
+    able = [broker_id for broker_id in replicas if broker_id in new_isr and broker_id in online]
+    return (able[0] if able else NO_LEADER), new_isr

@@ -277,7 +277,7 @@ class ReplicaStateMachine:
                         f"its state was written by a controller of epoch {state.controller_epoch}, not {context.epoch}"
                     )
                     self._fail(broker_id, partition, ReplicaState.OFFLINE, why)
-                elif broker_id in state.isr or partition in to_fence:
+                elif partition in to_fence or _can_leave(state, broker_id):
                     updates[partition] = _without(state, broker_id, context.epoch)
                 elif state.controller_epoch == context.epoch:
                     finished[partition] = state
@@ -322,6 +322,11 @@ class ReplicaStateMachine:
                 why = str(state or "it has no state in ZooKeeper")
                 self._fail(broker_id, partition, ReplicaState.OFFLINE, why)
         return states
+
+
+def _can_leave(state: LeaderAndIsr, broker_id: int) -> bool:
+    """Whether the state would be another one without the broker."""
+    return broker_id in state.isr and (len(state.isr) > 1 or state.leader == broker_id)
 
 
 def _without(state: LeaderAndIsr, broker_id: int, controller_epoch: int) -> LeaderAndIsr:

@@ -8,17 +8,18 @@ What must stay true:
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from klamm.config.versions import ApiVersion
+from klamm.controller.bounces import decide_about_bounced_replicas, take_up_states
 from klamm.controller.context import PartitionAndReplica, ReplicaAssignment
 from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import resume_reassignments
 from klamm.controller.slices import CHEAP_SLICE, for_slices, slices
 from klamm.controller.states import PartitionState, ReplicaState
-from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, TopicPartition, is_legal_topic_name
+from klamm.znodes.topics import TopicAssignment, TopicPartition, is_legal_topic_name
 
 # A topic's assignment names all of its partitions.
 TOPICS_PER_SLICE = 10
@@ -151,14 +152,12 @@ async def on_new_partition_creation(parts: ControllerParts, partitions: Sequence
     await resume_reassignments(parts, replicas)
 
 
-async def _resume_leadership(parts: ControllerParts, partitions: Collection[TopicPartition]) -> None:
+async def _resume_leadership(parts: ControllerParts, partitions: Sequence[TopicPartition]) -> None:
     """Those of these new partitions that have been led before get a leader as after the death of one."""
-    states = await parts.store.partition_states(partitions)
-    found = {partition: state for partition, state in states.items() if isinstance(state, LeaderAndIsr)}
-    for partition, state in found.items():
-        parts.context.put_partition_leadership_info(partition, state)
-    await parts.partitions.handle_state_changes(list(found), PartitionState.OFFLINE)
-    await parts.partitions.handle_state_changes(list(found), PartitionState.ONLINE, ElectionStrategy.OFFLINE)
+    await decide_about_bounced_replicas(parts, await take_up_states(parts, partitions))
+    found = [key for key in partitions if parts.context.partition_leadership_info(key) is not None]
+    await parts.partitions.handle_state_changes(found, PartitionState.OFFLINE)
+    await parts.partitions.handle_state_changes(found, PartitionState.ONLINE, ElectionStrategy.OFFLINE)
 
 
 # -- deletion ---------------------------------------------------------------------------------------------------------

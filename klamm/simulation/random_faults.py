@@ -162,6 +162,8 @@ class RandomFaults:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 await self.cluster.until(is_out_of_all_isrs)
+        # ZooKeeper has heard of it. Until that is on its disk, it may forget it again.
+        await asyncio.sleep(0.1)
 
     def _replicas(self, key: TopicPartition) -> tuple[int, ...]:
         return self.cluster.state.replicas(key[0]).get(key[1], ())

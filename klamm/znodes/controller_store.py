@@ -19,8 +19,8 @@ from klamm.znodes.batches import ControllerMoved
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.cluster import Controller, Features, FeatureStatus, FinalizedVersions
 from klamm.znodes.fields import ZnodeError
-from klamm.znodes.store import KafkaZooKeeper, LiveBroker, notice
-from klamm.znodes.topics import TopicAssignment, TopicPartition
+from klamm.znodes.store import KafkaZooKeeper, LiveBroker, decode_state, notice
+from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, TopicPartition
 from klamm.zookeeper.client import retrying
 from klamm.zookeeper.errors import (
     BadVersion,
@@ -172,6 +172,13 @@ class ControllerStore(KafkaZooKeeper):
         return written.stat.version
 
     # -- topics -----------------------------------------------------------------------------------------------------
+
+    async def partition_states_and_zxids(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, "tuple[LeaderAndIsr | ZnodeError, int]"]:
+        """Like `partition_states`, each with the zxid of the transaction that wrote it last."""
+        found = await self._get_all({key: topics.partition_state_path(*key) for key in partitions})
+        return {key: (decode_state(key, data, stat.version), stat.mzxid) for key, (data, stat) in found.items()}
 
     async def add_topic_ids(
         self, assignments: Mapping[str, TopicAssignment], new_id: Callable[[], UUID], guard: int

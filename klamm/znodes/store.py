@@ -367,7 +367,7 @@ class KafkaZooKeeper:
         once when a state changes.
         """
         found = await self._get_all({key: topics.partition_state_path(*key) for key in partitions}, watch)
-        return {key: _decode_state(key, data, stat.version) for key, (data, stat) in found.items()}
+        return {key: decode_state(key, data, stat.version) for key, (data, stat) in found.items()}
 
     async def update_partition_states(
         self, states: Mapping[TopicPartition, LeaderAndIsr], guard: int | None
@@ -567,7 +567,8 @@ def _decode_config(entity_path: str, data: bytes) -> "dict[str, str] | ZnodeErro
         return error
 
 
-def _decode_state(key: TopicPartition, data: bytes, zk_version: int) -> "LeaderAndIsr | ZnodeError":
+def decode_state(key: TopicPartition, data: bytes, zk_version: int) -> "LeaderAndIsr | ZnodeError":
+    """A partition's state, or why it cannot be understood."""
     try:
         return LeaderAndIsr.decode(*key, data, zk_version)
     except ZnodeError as error:

@@ -1,9 +1,10 @@
-"""The five strategies, as a table: what goes in, who is elected."""
+"""The five strategies, and what is decided about bounced replicas, as tables: what goes in, who is elected."""
 
 import pytest
 
 from klamm.controller.leader_election import (
     Election,
+    bounced_replica_leader_election,
     controlled_shutdown_partition_leader_election,
     offline_partition_leader_election,
     preferred_replica_partition_leader_election,
@@ -78,3 +79,31 @@ def test_controlled_shutdown(
     replicas: Ids, isr: Ids, online: Ids, shutting_down: Ids, elected: Election | None
 ) -> None:
     assert controlled_shutdown_partition_leader_election(replicas, isr, online, shutting_down) == elected
+
+
+@pytest.mark.parametrize(
+    ("replicas", "leader", "isr", "online", "bounced", "decided"),
+    [
+        # Some have not bounced: they are the ISR, and the leader stays if it is one of them.
+        ((1, 2, 3), 1, (1, 2, 3), (1, 2, 3), (1,), (2, (2, 3))),
+        ((1, 2, 3), 1, (1, 2, 3), (1, 2, 3), (2,), (1, (1, 3))),
+        ((1, 2, 3), 1, (3, 2, 1), (1, 2, 3), (1, 2), (3, (3,))),
+        # Dead ones leave with them.
+        ((1, 2, 3), 1, (1, 2, 3), (1, 3), (1,), (3, (3,))),
+        # All have bounced: one stays, the leader if it is among them. (1, 2, 3) are known to be back, or not yet.
+        ((1, 2, 3), 2, (1, 2, 3), (1, 2, 3), (1, 2, 3), (2, (2,))),
+        ((1, 2, 3), 2, (1, 2, 3), (), (1, 2, 3), (-1, (2,))),
+        ((3, 2, 1), -1, (1, 3), (1, 2, 3), (1, 2, 3), (3, (3,))),
+        ((1,), 1, (1,), (1,), (1,), (1, (1,))),
+        # The others are dead: the one that is back stays.
+        ((1, 2, 3), 2, (1, 2, 3), (1,), (1,), (1, (1,))),
+        # It is not in the ISR: leader and ISR are as they were, even when they are dead.
+        ((1, 2, 3), 2, (2, 3), (1, 2, 3), (1,), (2, (2, 3))),
+        ((1, 2, 3), 2, (2, 3), (1,), (1,), (2, (2, 3))),
+        ((1, 2, 3), -1, (2,), (1,), (1,), (-1, (2,))),
+        # An ISR member that is no replica cannot lead.
+        ((1, 2), 1, (1, 4), (1, 2, 4), (1,), (-1, (4,))),
+    ],
+)
+def test_bounced(replicas: Ids, leader: int, isr: Ids, online: Ids, bounced: Ids, decided: tuple[int, Ids]) -> None:
+    assert bounced_replica_leader_election(replicas, leader, isr, online, bounced) == decided

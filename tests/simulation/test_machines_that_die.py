@@ -62,8 +62,68 @@ async def another_brokers_machine(world: World) -> None:
         broker.start()
 
 
+async def the_controllers_machine_then_a_leader(world: World) -> None:
+    """The machine that died follows again, with fewer records; now the leader's process dies, and is long away."""
+    async with working_cluster(world) as (cluster, _):
+        controller = cluster.brokers[cluster.controller_id()]
+        controller.kill(machine=True)
+        await asyncio.sleep(world.random.uniform(0.2, 2))
+        controller.start()
+        await cluster.until(lambda: cluster.controller_id() not in (controller.broker_id, -1))
+        leader = world.random.choice([broker for broker in cluster.brokers.values() if broker is not controller])
+        leader.kill()
+        await asyncio.sleep(20)
+        leader.start()
+
+
+async def back_when_its_session_ends(world: World) -> None:
+    """Nobody sees the controller go: the others stand still when its session ends, and it is back before they go on.
+    It is elected, and finds itself registered, leading and in sync."""
+    async with working_cluster(world) as (cluster, _):
+        controller = cluster.brokers[cluster.controller_id()]
+        others = [broker for broker in cluster.brokers.values() if broker is not controller]
+        controller.kill(machine=True)
+        await asyncio.sleep(world.random.uniform(2, 3.5))
+        for broker in others:
+            broker.node.stall()
+        await cluster.until(lambda: controller.broker_id not in cluster.state.live_brokers())
+        controller.start()
+        await cluster.until(lambda: cluster.controller_id() == controller.broker_id)
+        assert cluster.state.live_brokers() == sorted(cluster.brokers)
+        for broker in others:
+            broker.node.resume()
+
+
+SCENARIOS = [
+    the_controllers_machine,
+    another_brokers_machine,
+    the_controllers_machine_then_a_leader,
+    back_when_its_session_ends,
+]
+
+
 @pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("scenario", [the_controllers_machine, another_brokers_machine])
-def test_a_machine_dies(scenario: Scenario, seed: int) -> None:
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_no_acknowledged_record_is_lost(scenario: Scenario, seed: int) -> None:
+    world = World(seed)
+    world.run(scenario(world), time_limit_s=3600)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_killed_controller_that_is_back_at_once_is_replaced_at_once(seed: int) -> None:
+    """Nothing of its log is lost with the process: it takes over what its session left, and follows."""
+
+    async def scenario(world: World) -> None:
+        async with working_cluster(world) as (cluster, _):
+            controller = cluster.brokers[cluster.controller_id()]
+            led = [key for key in KEYS if cluster.leader(*key) == controller.broker_id]
+            killed_at = world.loop.time()
+            controller.kill()
+            controller.start()
+            await cluster.until(lambda: all(cluster.leader(*key) not in (controller.broker_id, -1) for key in led))
+            await cluster.until(lambda: all(len(cluster.isr(*key)) == 3 for key in KEYS))
+            # The session lasts for 6 s.
+            assert world.loop.time() - killed_at < 1
+
     world = World(seed)
     world.run(scenario(world), time_limit_s=3600)

@@ -1,0 +1,123 @@
+"""Brokers that came back before the controller decided about their partitions: a bounce.
+
+A broker that was away may have lost what its disk had not synced. The controller that sees it go takes it out of the
+ISRs. But nobody may be there to see it: the controller dies at the same time, or is that broker. Its registration tells
+all the same. A broker that was registered (the czxid of its znode, which is its epoch) after a partition's state was
+written (mzxid) has come back since the last decision about that partition. (Kafka 2.8.2 finds it alive, as the leader
+or in the ISR, and lets it go on with the shorter log; KIP-903 names the race.)
+
+What is decided about a partition with bounced replicas (`leader_election.bounced_replica_leader_election`):
+
+| who is in the ISR                        | the new ISR                 | the leader                                  |
+|------------------------------------------|-----------------------------|---------------------------------------------|
+| some who are online and have not bounced | those                       | the same if it is one of those, else the    |
+|                                          |                             | first of them                               |
+| others, and some have bounced            | one of these: the leader if | that one                                    |
+|                                          | it is, else the first       |                                             |
+| nobody who is alive                      | as it was                   | as it was                                   |
+
+The leader epoch rises in any case: a bounced leader may not write other records under an epoch that others know, and a
+proposal to take a replica in, made before it went, may not be accepted now that it is back.
+
+What must stay true:
+- This is the first write to a partition's state after a bounce. Any other would be younger than the registration, and
+  hide the bounce from the next controller. So one write decides about all bounced replicas of a partition.
+- Every partition with a bounced replica is written, so that its state is younger than the registration. The next
+  controller finds no bounce any more: failovers, however many, take nobody out of an ISR twice.
+"""
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+
+from klamm.controller.context import ControllerContext
+from klamm.controller.leader_election import bounced_replica_leader_election
+from klamm.controller.parts import ControllerParts
+from klamm.controller.slices import for_slices
+from klamm.controller.state_change_log import NO_REPLICA
+from klamm.controller.states import PartitionState
+from klamm.znodes.fields import ZnodeError
+from klamm.znodes.topics import NO_LEADER, LeaderAndIsr, TopicPartition
+from klamm.zookeeper.errors import BadVersion, NoNode, ZooKeeperError
+
+Bounced = Mapping[TopicPartition, Collection[int]]
+"""The brokers that have bounced, by the partitions that may have replicas there."""
+
+_log = logging.getLogger(__name__)
+
+
+async def take_up_states(parts: ControllerParts, partitions: Sequence[TopicPartition]) -> Bounced:
+    """Reads the states of partitions into the context; returns who has bounced since they were written."""
+    context, store = parts.context, parts.store
+    epochs = {broker_id: broker.epoch for broker_id, broker in context.live_or_shutting_down_brokers.items()}
+    newest = max(epochs.values(), default=0)
+    bounced: dict[TopicPartition, Collection[int]] = {}
+
+    async def take_up(piece: Sequence[TopicPartition]) -> None:
+        for partition, (state, zxid) in (await store.partition_states_and_zxids(piece)).items():
+            if isinstance(state, ZnodeError):
+                # It stays without a leader: to take the state for absent would begin its epochs anew.
+                _log.error("%s-%d is left out: %s", *partition, state)
+                continue
+            context.put_partition_leadership_info(partition, state)
+            if newest > zxid:
+                members = dict.fromkeys((*context.partition_replica_assignment(partition), *state.isr))
+                if back := [member for member in members if epochs.get(member, 0) > zxid]:
+                    bounced[partition] = back
+
+    await for_slices(partitions, take_up)
+    return bounced
+
+
+async def decide_about_bounced_replicas(parts: ControllerParts, bounced: Bounced) -> dict[TopicPartition, LeaderAndIsr]:
+    """See the module. Returns the new states, which the context has, too; nobody is told yet."""
+    context = parts.context
+    wanted = [key for key in bounced if not context.is_partition_to_be_deleted(key)]
+    decided: dict[TopicPartition, LeaderAndIsr] = {}
+
+    async def decide(piece: Sequence[TopicPartition]) -> None:
+        states = {key: state for key in piece if (state := context.partition_leadership_info(key)) is not None}
+        while states:
+            updates = {key: _decision(context, key, state, bounced[key]) for key, state in states.items()}
+            changed = await _write(parts, updates, decided)
+            found = await parts.store.partition_states(changed) if changed else {}
+            states = {key: state for key, state in found.items() if isinstance(state, LeaderAndIsr)}
+
+    await for_slices(wanted, decide)
+    if decided:
+        brokers = sorted({broker_id for key in decided for broker_id in bounced[key]})
+        parts.announce(f"Brokers {brokers} came back after the states of {len(decided)} partitions were written")
+    return decided
+
+
+def _decision(
+    context: ControllerContext, partition: TopicPartition, state: LeaderAndIsr, bounced: Collection[int]
+) -> LeaderAndIsr:
+    replicas = context.partition_replica_assignment(partition)
+    online = context.online_brokers(partition)
+    leader, isr = bounced_replica_leader_election(replicas, state.leader, state.isr, online, bounced)
+    return LeaderAndIsr(leader, state.leader_epoch + 1, isr, context.epoch, state.zk_version)
+
+
+async def _write(
+    parts: ControllerParts,
+    updates: Mapping[TopicPartition, LeaderAndIsr],
+    decided: dict[TopicPartition, LeaderAndIsr],
+) -> list[TopicPartition]:
+    """Adds what it has written to `decided`; returns the partitions whose state has changed meanwhile."""
+    context = parts.context
+    changed = []
+    for partition, result in (await parts.store.update_partition_states(updates, parts.guard)).items():
+        if isinstance(result, BadVersion):
+            changed.append(partition)
+        elif isinstance(result, NoNode):
+            _log.warning("%s-%d is gone: nothing is decided about its bounced replicas", *partition)
+        elif isinstance(result, ZooKeeperError):
+            raise result
+        else:
+            new = updates[partition]
+            state = LeaderAndIsr(new.leader, new.leader_epoch, new.isr, new.controller_epoch, result)
+            context.put_partition_leadership_info(partition, state)
+            decided[partition] = state
+            now = PartitionState.OFFLINE if state.leader == NO_LEADER else PartitionState.ONLINE
+            parts.state_changes.record(context.epoch, partition, NO_REPLICA, now, now, state, "replicas have bounced")
+    return changed
