@@ -152,7 +152,8 @@ class EnsembleServer(ZooKeeperServer):
 
     def closed(self, connection: ClientConnection) -> None:
         super().closed(connection)
-        self._member.watches.forget(connection)
+        if self._known_member is not None:
+            self._known_member.watches.forget(connection)
 
     def _for_member(self, do: Callable[[], None]) -> None:
         self._is_for_member = True
@@ -162,12 +163,14 @@ class EnsembleServer(ZooKeeperServer):
             self._is_for_member = False
 
     def _commit(self, txn: Txn) -> Applied:
+        if not self._lag.clients:
+            self._known_member = None
+            return super()._commit(txn)
         member, time_ms = self._member, self._environment.now_ms()
         applied = super()._commit(txn)
-        if self._lag.clients:
-            member.receive(self.tree.zxid, time_ms, txn)
-            if self._is_for_member:
-                member.catch_up()
+        member.receive(self.tree.zxid, time_ms, txn)
+        if self._is_for_member:
+            member.catch_up()
         return applied
 
     def _notify(self, fired: Iterable[tuple[ClientConnection, Event]]) -> None:
