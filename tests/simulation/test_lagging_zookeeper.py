@@ -98,6 +98,19 @@ async def a_configuration_is_altered_and_described_by_whoever_is_asked(world: Wo
                 assert (await node.run(describe(client, asked, "t")))["retention.ms"] == value
 
 
+async def a_fresh_topic_is_not_taken_for_a_deleted_one(world: World) -> None:
+    """The brokers have heard of it from the controller alone, and look for topics that are gone."""
+    async with lagging_cluster(world) as (cluster, client):
+        for name in ("t", "u", "v"):
+            await world.node("client").run(create_topic(client, name, partitions=1, replication_factor=1))
+            await known(cluster, name)
+            for broker in brokers(cluster):
+                assert broker._metadata_updates is not None
+                broker._metadata_updates.new_session()
+            await asyncio.sleep(1)
+            assert all(name in broker._metadata_cache.snapshot.topics for broker in brokers(cluster))
+
+
 async def alter(client: ClusterClient, broker_id: int, topic: str, configs: Mapping[str, str]) -> ErrorCode:
     request = request_class(ApiKey.INCREMENTAL_ALTER_CONFIGS)
     resource = request.AlterConfigsResource
@@ -132,6 +145,7 @@ async def describe(client: ClusterClient, broker_id: int, topic: str) -> dict[st
         a_topic_that_is_created_again_has_nothing_of_the_former_one,
         everybody_knows_where_groups_are_kept,
         a_configuration_is_altered_and_described_by_whoever_is_asked,
+        a_fresh_topic_is_not_taken_for_a_deleted_one,
     ],
     ids=lambda scenario: scenario.__name__,
 )
