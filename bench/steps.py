@@ -40,6 +40,7 @@ from klamm.protocol.record_batch import Record, build_batch
 PARTITIONS_PER_TOPIC = 100
 TARGET_MS = 20
 REPORTED_STEPS = 5
+TOPICS_PER_REQUEST = 100
 GROUPS = 5_000
 FLOOD = 100_000
 TIMEOUT_S = 600
@@ -230,7 +231,7 @@ class Work:
         self._client = Client(brokers[0].port)
 
     def rows(self) -> Iterator[tuple[str, Callable[[], Any]]]:
-        yield "create topics, one request", self.create
+        yield "create topics, a hundred in a request", self.create
         yield "metadata of all topics", self.metadata
         yield "fetch of all partitions, full", self.fetch
         yield "    waiting, then one record", self.fetch_waiting
@@ -267,7 +268,9 @@ class Work:
             )
             for name in self._topics
         ]
-        self._client.ask(ApiKey.CREATE_TOPICS, topics=topics, timeout_ms=300_000, validate_only=False)
+        for start in range(0, len(topics), TOPICS_PER_REQUEST):
+            piece = topics[start : start + TOPICS_PER_REQUEST]
+            self._client.ask(ApiKey.CREATE_TOPICS, topics=piece, timeout_ms=300_000, validate_only=False)
         self._wait_for_leaders()
 
     def _wait_for_leaders(self) -> None:
@@ -387,6 +390,7 @@ class Work:
         self._client.ask(ApiKey.OFFSET_FETCH, group_id="large", topics=None, require_stable=False, **{})
 
     def groups(self) -> None:
+        self._ready_for_groups()
         names = [f"group-{number}" for number in range(GROUPS)]
         topic = [(self._topics[0], range(1))]
         for name in names:

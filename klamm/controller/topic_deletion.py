@@ -21,17 +21,20 @@ What must stay true:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 
 from klamm.config.broker import BrokerConfig
 from klamm.controller.context import ControllerContext, PartitionAndReplica
 from klamm.controller.partition_state_machine import PartitionStateMachine
 from klamm.controller.replica_state_machine import ReplicaStateMachine
+from klamm.controller.slices import CHEAP_SLICE, SLICE, slices
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.znodes.controller_store import ControllerStore
 from klamm.znodes.topics import TopicPartition
 
-TOPICS_DELETED_AT_ONCE = 50
+# What is done in one go: a few milliseconds.
+PARTITIONS_IN_PIECE = 2 * SLICE
+TOPICS_IN_PIECE = 50
 
 SendUpdateMetadata = Callable[[Iterable[int], Collection[TopicPartition]], Awaitable[None]]
 
@@ -62,7 +65,7 @@ class TopicDeletionManager:
         if not self.is_delete_topic_enabled:
             await self._store().delete_topic_deletions(topics_to_be_deleted, self._context.epoch_zk_version)
             return
-        self._context.queue_topic_deletion(topics_to_be_deleted)
+        await self._queue(topics_to_be_deleted)
         self._context.topics_ineligible_for_deletion |= self._context.topics_to_be_deleted & set(ineligible)
 
     async def try_topic_deletion(self) -> None:
@@ -71,10 +74,15 @@ class TopicDeletionManager:
     async def enqueue_topics_for_deletion(self, topics: Collection[str]) -> None:
         """Queues topics that were marked for deletion (D1). Some may be queued already."""
         if self.is_delete_topic_enabled:
-            self._context.queue_topic_deletion(topics)
+            await self._queue(topics)
             reassigned = {topic for topic, _ in self._context.partitions_being_reassigned}
             self.mark_topics_ineligible_for_deletion(reassigned.intersection(topics), "reassignment in progress")
             await self._resume_deletions()
+
+    async def _queue(self, topics: Collection[str]) -> None:
+        for piece in self._pieces(topics):
+            self._context.queue_topic_deletion(piece)
+            await asyncio.sleep(0)
 
     async def resume_deletion_for_topics(self, topics: Iterable[str]) -> None:
         """What has kept these topics from being deleted has changed. One that is being reassigned goes on waiting."""
@@ -86,7 +94,7 @@ class TopicDeletionManager:
 
     async def fail_replica_deletion(self, replicas: Iterable[PartitionAndReplica]) -> None:
         """These replicas, as far as their topics are queued and they are not deleted, cannot be deleted now (D4)."""
-        failed = self._left(replicas)
+        failed = await self._left(replicas)
         if failed:
             await self._make_ineligible(failed, "replica deletion failure")
             await self._resume_deletions()
@@ -94,7 +102,11 @@ class TopicDeletionManager:
     async def complete_replica_deletion(self, replicas: Iterable[PartitionAndReplica]) -> None:
         """The brokers of these replicas have deleted them."""
         # The answer of a broker that has died since counts for nothing: its replica is deleted once more.
-        deleted = [r for r in self._left(replicas) if self._context.replica_state(r) is ReplicaState.DELETION_STARTED]
+        deleted = [
+            replica
+            for replica, state in await self._left_with_states(replicas)
+            if state is ReplicaState.DELETION_STARTED
+        ]
         await self._replicas.handle_state_changes(deleted, ReplicaState.DELETION_SUCCESSFUL)
         await self._resume_deletions()
 
@@ -108,14 +120,35 @@ class TopicDeletionManager:
     def is_topic_queued_up_for_deletion(self, topic: str) -> bool:
         return self._context.is_topic_queued_up_for_deletion(topic)
 
-    def _left(self, replicas: Iterable[PartitionAndReplica]) -> list[PartitionAndReplica]:
+    async def _left(self, replicas: Iterable[PartitionAndReplica]) -> list[PartitionAndReplica]:
         """Those of topics that are queued, without those that are deleted already."""
-        return [
-            replica
-            for replica in replicas
-            if self.is_topic_queued_up_for_deletion(replica[0][0])
-            and self._context.replica_state(replica) is not ReplicaState.DELETION_SUCCESSFUL
-        ]
+        return [replica for replica, _ in await self._left_with_states(replicas)]
+
+    async def _left_with_states(
+        self, replicas: Iterable[PartitionAndReplica]
+    ) -> list[tuple[PartitionAndReplica, ReplicaState]]:
+        left: list[tuple[PartitionAndReplica, ReplicaState]] = []
+        state_of = self._context.replica_state
+        async for piece in slices(tuple(replicas), CHEAP_SLICE):
+            for replica in piece:
+                if self.is_topic_queued_up_for_deletion(replica[0][0]):
+                    state = state_of(replica)
+                    if state is not ReplicaState.DELETION_SUCCESSFUL:
+                        left.append((replica, state))
+        return left
+
+    def _pieces(self, topics: Iterable[str]) -> Iterator[list[str]]:
+        """The topics in pieces of a few partitions or topics; the loop gets a turn after each."""
+        piece: list[str] = []
+        partitions = 0
+        for topic in topics:
+            piece.append(topic)
+            partitions += len(self._context.partition_assignments.get(topic, ()))
+            if partitions >= PARTITIONS_IN_PIECE or len(piece) == TOPICS_IN_PIECE:
+                yield piece
+                piece, partitions = [], 0
+        if piece:
+            yield piece
 
     async def _make_ineligible(self, replicas: Collection[PartitionAndReplica], reason: str) -> None:
         """From whatever state they are in."""
@@ -135,15 +168,17 @@ class TopicDeletionManager:
         to_retry: list[PartitionAndReplica] = []
         eligible = []
         deleted = []
-        for topic in sorted(context.topics_to_be_deleted):
-            if context.are_all_replicas_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):
-                deleted.append(topic)
-            elif not context.is_any_replica_in_state(topic, ReplicaState.DELETION_STARTED):
-                to_retry += context.replicas_in_state(topic, ReplicaState.DELETION_INELIGIBLE)
-                if context.is_topic_eligible_for_deletion(topic):
-                    eligible.append(topic)
-        for start in range(0, len(deleted), TOPICS_DELETED_AT_ONCE):
-            await self._complete_delete_topics(deleted[start : start + TOPICS_DELETED_AT_ONCE])
+        for piece in self._pieces(sorted(context.topics_to_be_deleted)):
+            for topic in piece:
+                if context.are_all_replicas_in_state(topic, ReplicaState.DELETION_SUCCESSFUL):
+                    deleted.append(topic)
+                elif not context.is_any_replica_in_state(topic, ReplicaState.DELETION_STARTED):
+                    to_retry += context.replicas_in_state(topic, ReplicaState.DELETION_INELIGIBLE)
+                    if context.is_topic_eligible_for_deletion(topic):
+                        eligible.append(topic)
+            await asyncio.sleep(0)
+        for piece in self._pieces(deleted):
+            await self._complete_delete_topics(piece)
         if to_retry:
             # D5
             await self._replicas.handle_state_changes(to_retry, ReplicaState.OFFLINE)
@@ -161,7 +196,9 @@ class TopicDeletionManager:
             await self._partitions.handle_state_changes(unseen_partitions, PartitionState.OFFLINE)
             await self._partitions.handle_state_changes(unseen_partitions, PartitionState.NON_EXISTENT)
             # Only now: until then its partitions count as offline.
-            context.begin_topic_deletion(unseen)
+            for piece in self._pieces(unseen):
+                context.begin_topic_deletion(piece)
+                await asyncio.sleep(0)
         # D2
         await self._send_update_metadata(context.live_or_shutting_down_broker_ids, partitions)
         await self._on_partition_deletion(topics)
@@ -170,8 +207,8 @@ class TopicDeletionManager:
         context = self._context
         dead: list[PartitionAndReplica] = []
         alive: list[PartitionAndReplica] = []
-        for topic in topics:
-            for replica in self._left(context.replicas_for_topic(topic)):
+        for piece in self._pieces(topics):
+            for replica in await self._left([one for topic in piece for one in context.replicas_for_topic(topic)]):
                 (alive if context.is_replica_online(replica[1], replica[0]) else dead).append(replica)
         await self._make_ineligible(dead, "offline replicas")
         # D3: first nobody follows any more, then the data goes.

@@ -319,6 +319,11 @@ class GroupCoordinator:
             self._rebalances.sessions.renew(group, member)
         return await self._manager.store_offsets(group, offsets)
 
+    def partitions_of_group(self, group_id: str) -> list[TopicPartition]:
+        """Those for which something is committed, as far as this broker coordinates the group."""
+        group = self._manager.get(group_id)
+        return [] if group is None else list(group.offsets)
+
     def fetch_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition] | None, *, require_stable: bool
     ) -> tuple[ErrorCode, dict[TopicPartition, tuple[ErrorCode, OffsetAndMetadata | None]]]:

@@ -27,6 +27,7 @@ from klamm.storage.checkpoints import (
     TopicPartition,
     format_offset_checkpoint,
     read_offset_checkpoint,
+    write_offset_checkpoint,
 )
 from klamm.storage.log import Log
 from klamm.storage.log_config import LogConfig
@@ -41,7 +42,7 @@ from klamm.storage.log_directory import (
     partition_directory_name,
 )
 from klamm.storage.log_loader import load_log
-from klamm.tasks import OnFailure, start_task
+from klamm.tasks import OnFailure, Slices, start_task
 
 _T = TypeVar("_T")
 
@@ -51,6 +52,8 @@ _INITIAL_DELAY_MS = 30_000
 _DEFAULT_FLUSH_CHECK_MS = 1_000
 _LOGS_IN_A_SLICE = 50
 _SLICE_MS = 5
+_OFFSETS_IN_A_SLICE = 2_000
+_NAMES_IN_A_SLICE = 1_000
 # Syncs that wait together share the file system's journal.
 _CLOSED_AT_ONCE = 8
 
@@ -153,9 +156,10 @@ class LogManager:
         directories hold one partition; none is left.
         """
         try:
-            found = [self._open_directory(directory) for directory in self._directories]
+            found = [await self._open_directory(directory) for directory in self._directories]
             to_load = [entry for entry in found if entry is not None]
-            _check_unique(to_load)
+            if len(to_load) > 1:
+                _check_unique(to_load)
         except KafkaError:
             self._release_directories()
             raise
@@ -194,7 +198,7 @@ class LogManager:
         for directory in self._directories:
             directory.release()
 
-    def _open_directory(self, directory: LogDirectory) -> _DirectoryToLoad | None:
+    async def _open_directory(self, directory: LogDirectory) -> _DirectoryToLoad | None:
         try:
             directory.acquire()
             check_meta_properties(self._file_system, directory.path, self._meta_properties)
@@ -202,23 +206,25 @@ class LogManager:
             entry = _DirectoryToLoad(
                 directory,
                 is_clean,
-                self._read_checkpoint(directory, RECOVERY_POINT_CHECKPOINT),
-                self._read_checkpoint(directory, LOG_START_OFFSET_CHECKPOINT),
-                self._read_checkpoint(directory, HIGH_WATERMARK_CHECKPOINT),
+                await self._read_checkpoint(directory, RECOVERY_POINT_CHECKPOINT),
+                await self._read_checkpoint(directory, LOG_START_OFFSET_CHECKPOINT),
+                await self._read_checkpoint(directory, HIGH_WATERMARK_CHECKPOINT),
                 [],
             )
             self._written_starts[directory.path] = entry.log_start_offsets
-            for name in self._file_system.list_directory(directory.path):
-                if self._file_system.is_directory(directory.file(name)):
-                    self._found(entry, name)
+            slices = Slices(_NAMES_IN_A_SLICE)
+            for name in await self._environment.run_blocking(_directories_in, self._file_system, directory.path):
+                self._found(entry, name)
+                if slices.is_over():
+                    await asyncio.sleep(0)
         except OSError as error:
             directory.fail(error, "opening the log directory")
             return None
         return entry
 
-    def _read_checkpoint(self, directory: LogDirectory, name: str) -> dict[TopicPartition, int]:
+    async def _read_checkpoint(self, directory: LogDirectory, name: str) -> dict[TopicPartition, int]:
         try:
-            return read_offset_checkpoint(self._file_system, directory.file(name))
+            return await self._environment.run_blocking(read_offset_checkpoint, self._file_system, directory.file(name))
         except KafkaError as error:
             # Each has a safe substitute: recover everything, start at the first segment, know of nothing committed.
             _LOGGER.warning("Ignoring a checkpoint that cannot be read: %s", error.message)
@@ -368,7 +374,8 @@ class LogManager:
             return
         if self._checkpoint_locks[directory.path].locked():
             return  # `_forget_offsets` will see to it
-        starts = self._offsets(directory, _start_within_segment)
+        starts = dict(self._written_starts[directory.path])
+        del starts[key]
         self._file_system.replace_file(directory.file(LOG_START_OFFSET_CHECKPOINT), format_offset_checkpoint(starts))
         self._written_starts[directory.path] = starts
 
@@ -559,19 +566,30 @@ class LogManager:
         async with self._checkpoint_locks[directory.path]:
             if not directory.is_online:
                 return None
-            offsets = self._offsets(directory, offset_of)
-            content = format_offset_checkpoint(offsets)
+            offsets = await self._offsets(directory, offset_of)
             try:
-                await self._environment.run_blocking(self._file_system.replace_file, directory.file(name), content)
+                await self._environment.run_blocking(
+                    write_offset_checkpoint, self._file_system, directory.file(name), offsets
+                )
             except OSError as error:
                 _LOGGER.warning("%s", directory.storage_error(error, f"writing {name}"))
                 return None
             return offsets
 
-    def _offsets(self, directory: LogDirectory, offset_of: Callable[[Log], int | None]) -> dict[TopicPartition, int]:
-        """The entries of a checkpoint of this directory."""
-        entries = ((log, offset_of(log)) for log in self.logs_in(directory.path))
-        return {(log.topic, log.partition): offset for log, offset in entries if offset is not None}
+    async def _offsets(
+        self, directory: LogDirectory, offset_of: Callable[[Log], int | None]
+    ) -> dict[TopicPartition, int]:
+        """The entries of a checkpoint of this directory. What changes a log meanwhile asks for another checkpoint."""
+        offsets = {}
+        slices = Slices(_OFFSETS_IN_A_SLICE)
+        for key, log in list(self._logs.items()):
+            if slices.is_over():
+                await asyncio.sleep(0)
+            if log.log_directory is directory and self._logs.get(key) is log:
+                offset = offset_of(log)
+                if offset is not None:
+                    offsets[key] = offset
+        return offsets
 
     # -- common ---------------------------------------------------------------------------------------------------
 
@@ -594,6 +612,10 @@ class LogManager:
         task = start_task(work, self._on_failure)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)
+
+
+def _directories_in(file_system: FileSystem, path: str) -> list[str]:
+    return [name for name in file_system.list_directory(path) if file_system.is_directory(f"{path}/{name}")]
 
 
 def _remove_files(file_system: FileSystem, paths: list[str]) -> None:

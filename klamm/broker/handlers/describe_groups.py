@@ -3,15 +3,21 @@
 A group that does not exist is Dead. From version 3 on a client may ask what it is allowed to do (KIP-430).
 """
 
+import asyncio
+
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.tasks import Slices
 
 Response = messages.response_class(ApiKey.DESCRIBE_GROUPS)
 Group = Response.DescribedGroup
 Member = Group.DescribedGroupMember
+
+# What is described in one go: a few milliseconds, if a group has a few members.
+GROUPS_PER_SLICE = 50
 
 
 def error_response(request: Request, error: KafkaError) -> Body:
@@ -25,8 +31,14 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-def handle(request: Request) -> Body:
-    return Response(version=request.version, groups=[_describe(request, group_id) for group_id in request.body.groups])
+async def handle(request: Request) -> Body:
+    groups = []
+    slices = Slices(GROUPS_PER_SLICE)
+    for group_id in request.body.groups:
+        groups.append(_describe(request, group_id))
+        if slices.is_over():
+            await asyncio.sleep(0)
+    return Response(version=request.version, groups=groups)
 
 
 def _describe(request: Request, group_id: str) -> Body:

@@ -5,7 +5,8 @@ offset is being committed gets UNSTABLE_OFFSET_COMMIT, and the client asks again
 ZooKeeper, is not served.
 """
 
-from collections.abc import Iterable
+import asyncio
+from collections.abc import Iterable, Sequence
 
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
@@ -13,6 +14,8 @@ from klamm.coordinator.group import OffsetAndMetadata
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps, in_one_go
+from klamm.tasks import Slices, in_slices
 from klamm.znodes.topics import TopicPartition
 
 Response = messages.response_class(ApiKey.OFFSET_FETCH)
@@ -21,6 +24,9 @@ Partition = Topic.OffsetFetchResponsePartition
 
 # Before this version an error of the group is told for each partition.
 FIRST_VERSION_WITH_GROUP_ERROR = 2
+
+# What is looked up, or answered, in one go: a millisecond or two.
+PARTITIONS_PER_SLICE = 500
 
 NO_OFFSET = OffsetAndMetadata(-1, -1, "", -1)
 
@@ -31,7 +37,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
     failed: dict[TopicPartition, Answer] = {}
     if request.version < FIRST_VERSION_WITH_GROUP_ERROR:
         failed = {key: (error.code, None) for key in _wanted(request)}
-    return _response(request, error.code, failed.items())
+    return in_one_go(_response(request, error.code, failed.items()))
 
 
 @handler(
@@ -41,23 +47,38 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-def handle(request: Request) -> Body:
-    body, coordinator = request.body, request.services.group_coordinator
+async def handle(request: Request) -> Body:
+    body = request.body
     if not request.allows(body.group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
-    if body.topics is None:
-        code, found = coordinator.fetch_offsets(body.group_id, None, require_stable=body.require_stable)
-        # Whoever may not describe a topic must not learn of it here.
-        answers = {key: answer for key, answer in found.items() if _allows(request, key[0])}
-    else:
-        wanted = _wanted(request)
-        answers = {key: (ErrorCode.TOPIC_AUTHORIZATION_FAILED, None) for key in wanted if not _allows(request, key[0])}
-        allowed = [key for key in wanted if key not in answers]
-        code, found = coordinator.fetch_offsets(body.group_id, allowed, require_stable=body.require_stable)
-        answers |= found
+    wanted = _committed(request) if body.topics is None else _wanted(request)
+    answers: dict[TopicPartition, Answer] = {}
+    # Also without partitions, for what may be wrong with the group.
+    for start in range(0, len(wanted) or 1, PARTITIONS_PER_SLICE):
+        if start:
+            await asyncio.sleep(0)
+        answers |= _fetch(request, wanted[start : start + PARTITIONS_PER_SLICE])
+    return await in_slices(_response(request, ErrorCode.NONE, answers.items()))
+
+
+def _committed(request: Request) -> list[TopicPartition]:
+    """All for which something is committed. Whoever may not describe a topic must not learn of it here."""
+    partitions = request.services.group_coordinator.partitions_of_group(request.body.group_id)
+    allowed = {topic: _allows(request, topic) for topic in dict.fromkeys(topic for topic, _ in partitions)}
+    return [key for key in partitions if allowed[key[0]]]
+
+
+def _fetch(request: Request, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Answer]:
+    answers: dict[TopicPartition, Answer] = {
+        key: (ErrorCode.TOPIC_AUTHORIZATION_FAILED, None) for key in wanted if not _allows(request, key[0])
+    }
+    allowed = [key for key in wanted if key not in answers]
+    code, found = request.services.group_coordinator.fetch_offsets(
+        request.body.group_id, allowed, require_stable=request.body.require_stable
+    )
     if code is not ErrorCode.NONE:
         raise KafkaError(code)
-    return _response(request, ErrorCode.NONE, answers.items())
+    return answers | found
 
 
 def _wanted(request: Request) -> list[TopicPartition]:
@@ -68,8 +89,9 @@ def _allows(request: Request, topic: str) -> bool:
     return request.allows(topic, Operation.DESCRIBE, ResourceType.TOPIC)
 
 
-def _response(request: Request, code: ErrorCode, answers: Iterable[tuple[TopicPartition, Answer]]) -> Body:
+def _response(request: Request, code: ErrorCode, answers: Iterable[tuple[TopicPartition, Answer]]) -> Steps[Body]:
     topics: dict[str, list[Body]] = {}
+    slices = Slices(PARTITIONS_PER_SLICE)
     for (name, number), (partition_code, committed) in answers:
         offset = committed or NO_OFFSET
         topics.setdefault(name, []).append(
@@ -81,6 +103,8 @@ def _response(request: Request, code: ErrorCode, answers: Iterable[tuple[TopicPa
                 error_code=partition_code,
             )
         )
+        if slices.is_over():
+            yield
     return Response(
         version=request.version,
         topics=[Topic(name=name, partitions=partitions) for name, partitions in topics.items()],
