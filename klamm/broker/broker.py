@@ -165,6 +165,11 @@ class Broker:
         """The partitions that this broker copies, with the leader and the leader epoch that it copies each from."""
         return {} if self._followers is None else self._followers.followed_partitions
 
+    @property
+    def held_response_bytes(self) -> int:
+        """What is being read for responses, and what clients have not taken of them yet."""
+        return self._response_memory.held_bytes
+
     # -- start ----------------------------------------------------------------------------------------------------
 
     async def start(self) -> None:

@@ -66,6 +66,7 @@ def leftovers(cluster: SimulatedCluster) -> list[str]:
                 "produces": len(manager.produce_purgatory),
                 "fetches of consumers": len(manager.fetch_purgatory),
                 "members of groups": services.group_coordinator.waiting_count,
+                "bytes of responses": one.broker.held_response_bytes,
             }
             found += [f"broker {one.broker_id} holds {count} {what}" for what, count in waiting.items() if count]
     return found

@@ -192,7 +192,13 @@ def test_what_waits_for_clients_that_are_gone_is_found() -> None:
         assert [*uncommitted(cluster), *leftovers(cluster)] == []
         leader = Parts(cluster).leader
         leader.replica_manager.produce_purgatory.put(Never(), [(TOPIC, 0)], 60_000, lambda _: None)
-        assert leftovers(cluster) == [f"broker {leader.broker_id} holds 1 produces"]
+        broker = cluster.brokers[leader.broker_id].broker
+        assert broker is not None
+        with broker._response_memory.reading(1000):
+            assert leftovers(cluster) == [
+                f"broker {leader.broker_id} holds 1 produces",
+                f"broker {leader.broker_id} holds 1000 bytes of responses",
+            ]
         await cluster.close()
 
     run(scenario)
