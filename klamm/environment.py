@@ -368,6 +368,11 @@ class SystemEnvironment(Environment):
         self._pool.shutdown()
 
 
+def open_file_limit() -> int:
+    """How many files, connections among them, this process may have open."""
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
 def raise_open_file_limit() -> int:
     """Lets this process open as many files as the system allows any to (a broker opens several for each partition).
 

@@ -8,6 +8,8 @@ from klamm.environment import Buffer, File, FileSystem, SystemEnvironment, Syste
 
 # Operations that need space on the disk.
 GROWING = ("write", "create", "make_directories", "rename", "lock")
+# Operations that need a file descriptor of their own.
+OPENING = ("open", "create", "list_directory", "sync_directory", "lock")
 
 
 class FailingDisk(SystemEnvironment):
@@ -39,6 +41,10 @@ class FailingDisk(SystemEnvironment):
     def fill(self, **where: str) -> None:
         """The disk has no space left."""
         self.fail(errno.ENOSPC, *GROWING, **where)
+
+    def exhaust_descriptors(self, error_number: int, **where: str) -> None:
+        """Nothing more can be opened; what is open works."""
+        self.fail(error_number, *OPENING, **where)
 
     def heal(self) -> None:
         self._rule = lambda operation, path: None

@@ -23,11 +23,13 @@ What must stay true:
 
 import asyncio
 import logging
+import socket
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from klamm.environment import open_file_limit
 from klamm.net.framing import FrameReader, ReceiveBuffer, SizeLimit
 from klamm.net.response_memory import ResponseMemory
 from klamm.tasks import OnFailure
@@ -44,6 +46,10 @@ MAX_ABANDONED_REQUESTS_PER_HOST = 1000
 
 # A client that sends many small requests at once lets others have the loop after so many.
 REQUESTS_PER_SLICE = 20
+
+# What clients leave of the file descriptors: the system gives the lowest that is free, so one that comes near the limit
+# says that most are in use. Without any, logs cannot roll, and nothing can be synced.
+MAX_KEPT_DESCRIPTORS = 1000
 
 # Idle connections are looked for no more often than this.
 MIN_IDLE_CHECK_S = 0.1
@@ -209,6 +215,12 @@ class ServerConnection(FrameReader):
         _log.info("%s: disconnected: %s", self, reason)
         self._waiting.clear()
         self.transport.abort()
+
+    @property
+    def descriptor(self) -> int:
+        """The file descriptor of the socket; -1 in a simulation."""
+        connected: socket.socket | None = self.transport.get_extra_info("socket")
+        return -1 if connected is None else connected.fileno()
 
     @property
     def unsent_bytes(self) -> int:
@@ -412,6 +424,8 @@ class SocketServer:
             connection.close(f"over max.connections={self.limits.max_connections}")
         elif count > self.limits.max_connections_per_ip:
             connection.close(f"over max.connections.per.ip={self.limits.max_connections_per_ip}")
+        elif connection.descriptor >= (limit := open_file_limit()) - min(limit // 4, MAX_KEPT_DESCRIPTORS):
+            connection.close(f"the last of the {limit} files that the process may open are kept for logs")
         elif self._has_abandoned_too_much(connection.peer_host):
             connection.close("too many requests on which clients of this host have hung up are still being worked on")
 

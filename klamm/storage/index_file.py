@@ -1,15 +1,13 @@
 """The file below an index: opened when first used, only ever appended to and cut.
 
-What must stay true: the file always holds a prefix of the entries. When the disk is full, entries wait in memory
-and go out with the next write: an index that lacks its last entries only makes a lookup slower.
+What must stay true: the file always holds a prefix of the entries. When the disk is full, or the file cannot be opened
+for a while (`disk_errors.PASSING`), entries wait in memory and go out with the next write: an index that lacks its last
+entries only makes a lookup slower.
 """
 
-import errno
-
 from klamm.environment import File, FileSystem
+from klamm.storage.disk_errors import PASSING
 from klamm.storage.unsynced_files import UnsyncedFiles
-
-NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class CorruptIndexError(ValueError):
@@ -45,13 +43,17 @@ class IndexFile:
         finally:
             file.close()
 
+    def open(self) -> None:
+        """Opens the file, so that nothing else has to be opened by what comes next."""
+        self._open()
+
     def append(self, data: bytes) -> None:
         """Writes at the end; when the disk is full, the data wait for the next append or `write_pending`."""
         self._pending += data
         try:
             self.write_pending()
         except OSError as error:
-            if error.errno not in NO_SPACE:
+            if error.errno not in PASSING:
                 raise
 
     def write_pending(self) -> None:

@@ -36,7 +36,7 @@ from klamm.protocol.record_batch import (
 )
 from klamm.storage.batch_inspection import Demands, Inspected, LargeBatch, inspect, inspect_at_once
 from klamm.storage.checkpoints import LEADER_EPOCH_CHECKPOINT, format_leader_epoch_checkpoint
-from klamm.storage.index_file import NO_SPACE
+from klamm.storage.disk_errors import NO_DESCRIPTORS, PASSING, SHORTAGES
 from klamm.storage.leader_epoch_cache import EpochEntry, LeaderEpochCache
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import PARTITION_METADATA_FILE, LogDirectory, format_partition_metadata
@@ -563,6 +563,7 @@ class Log:
         _LOGGER.info("Truncating %s to offset %d", self.name, offset)
         try:
             truncation = prepared if self._is_valid(prepared, offset) else take_at_once(self._find_truncation(offset))
+            truncation.segment.open_files()
         except OSError as error:
             raise self._storage_error(error, "truncating") from error
         end = truncation.end_offset
@@ -602,6 +603,12 @@ class Log:
     def truncate_fully_and_start_at(self, offset: int) -> None:
         """Removes everything; the next record gets `offset`."""
         self._check_usable()
+        try:
+            # Its descriptor is given back a moment before the new segment, which needs one at a time, is created.
+            self._segments.active.file()
+        except OSError as error:
+            if error.errno in SHORTAGES:
+                raise self._storage_error(error, "truncating") from error
         _LOGGER.info("Truncating %s fully, to start at offset %d", self.name, offset)
         self._reader.invalidate()
         try:
@@ -725,8 +732,7 @@ class Log:
         except OSError as error:
             if self._is_abandoned:
                 return
-            # A failed sync leaves the kernel's copy in an unknown state: whatever the error, there is no second try.
-            raise self.log_directory.fail(error, f"syncing {self.name}") from error
+            raise self._sync_error(error) from error
         if generation == self._reader.generation:
             self._flushed(end, now_ms)
 
@@ -741,15 +747,21 @@ class Log:
             for segment in self._segments.starting_with(self.recovery_point):
                 segment.write_pending()
         except OSError as error:
-            if error.errno not in NO_SPACE:
+            if error.errno not in PASSING:
                 raise self._storage_error(error, "flushing") from error
             end = self.recovery_point
         pending = self._unsynced.pending()
         try:
             self._unsynced.settle(pending, sync(self._file_system, pending))
         except OSError as error:
-            raise self.log_directory.fail(error, f"syncing {self.name}") from error
+            raise self._sync_error(error) from error
         self._flushed(end, now_ms)
+
+    def _sync_error(self, error: OSError) -> KafkaError:
+        if error.errno in NO_DESCRIPTORS:
+            return self._storage_error(error, "syncing")  # It was not tried: the file could not be opened.
+        # A failed sync leaves the kernel's copy in an unknown state: whatever the error, there is no second try.
+        return self.log_directory.fail(error, f"syncing {self.name}")
 
     def _flushed(self, end: int, now_ms: int) -> None:
         self.recovery_point = max(self.recovery_point, end)

@@ -2,8 +2,9 @@
 
 What must stay true:
 - A directory belongs to one broker of one cluster (meta.properties) and to one process at a time (.lock).
-- After an operation on its disk has failed for any reason but missing space, a directory is offline for good: nothing
-  is written to it, and its logs answer KAFKA_STORAGE_ERROR. A failed fsync is such a failure and never retried.
+- After an operation on its disk has failed for a reason that does not pass (`disk_errors.py`), a directory is offline
+  for good: nothing is written to it, and its logs answer KAFKA_STORAGE_ERROR. A failed fsync is such a failure and
+  never retried.
 - The clean-shutdown file says that all logs below were closed in order; it is consumed before they are loaded.
 
 Source: kafka.log.LogManager, Log (directory names), kafka.server.BrokerMetadataCheckpoint, PartitionMetadataFile.
@@ -19,7 +20,7 @@ from uuid import UUID
 from klamm.config.properties import PropertiesError, format_properties, parse_properties
 from klamm.environment import File, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.storage.index_file import NO_SPACE
+from klamm.storage.disk_errors import PASSING
 
 LOCK_FILE = ".lock"
 CLEAN_SHUTDOWN_FILE = ".kafka_cleanshutdown"
@@ -61,8 +62,8 @@ class LogDirectory:
         return f"{self.path}/{name}"
 
     def storage_error(self, error: OSError, action: str) -> KafkaError:
-        """What to raise after `error` stopped `action`; takes the directory offline unless only space is missing."""
-        if error.errno in NO_SPACE:
+        """What to raise after `error` stopped `action`; takes the directory offline unless the error passes."""
+        if error.errno in PASSING:
             return _storage_error(self.path, f"{action} failed: {error}")
         return self.fail(error, action)
 

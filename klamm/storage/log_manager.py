@@ -29,6 +29,7 @@ from klamm.storage.checkpoints import (
     read_offset_checkpoint,
     write_offset_checkpoint,
 )
+from klamm.storage.disk_errors import SHORTAGES
 from klamm.storage.log import Log
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import (
@@ -41,7 +42,7 @@ from klamm.storage.log_directory import (
     parse_directory_name,
     partition_directory_name,
 )
-from klamm.storage.log_loader import load_log
+from klamm.storage.log_loader import LoadedLog, load_log
 from klamm.tasks import OnFailure, Slices, start_task
 
 _T = TypeVar("_T")
@@ -56,6 +57,9 @@ _OFFSETS_IN_A_SLICE = 2_000
 _NAMES_IN_A_SLICE = 1_000
 # Syncs that wait together share the file system's journal.
 _CLOSED_AT_ONCE = 8
+# While the machine is short of something (`disk_errors.SHORTAGES`), what has to be done is tried again.
+_SHORTAGE_BACK_OFF_MS = 1_000
+_SHORTAGE_ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +222,8 @@ class LogManager:
                 if slices.is_over():
                     await asyncio.sleep(0)
         except OSError as error:
+            if error.errno in SHORTAGES:
+                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"opening {directory.path} failed: {error}") from error
             directory.fail(error, "opening the log directory")
             return None
         return entry
@@ -256,13 +262,26 @@ class LogManager:
             now_ms=self._environment.now_ms(),
         )
         try:
-            loaded = await self._environment.run_blocking(open_log)
+            loaded = await self._open_log(open_log, path)
         except OSError as error:
             directory.fail(error, f"loading {topic}-{partition}")
             return
         log = Log(self._environment, directory, topic, partition, config, loaded, self)
         self._add(log)
         log.update_high_watermark(entry.high_watermarks.get(key, log.log_start_offset))
+
+    async def _open_log(self, open_log: Callable[[], LoadedLog], path: str) -> LoadedLog:
+        """Tries again while the machine is short of something. Raises KafkaError(KAFKA_STORAGE_ERROR) in the end."""
+        for attempts_left in range(_SHORTAGE_ATTEMPTS - 1, -1, -1):
+            try:
+                return await self._environment.run_blocking(open_log)
+            except OSError as error:
+                if error.errno not in SHORTAGES:
+                    raise
+                _LOGGER.warning("Loading %s failed, %d attempts are left: %s", path, attempts_left, error)
+                shortage = error
+            await asyncio.sleep(_SHORTAGE_BACK_OFF_MS / 1000)
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"loading {path} failed: {shortage}")
 
     # -- creating and deleting ------------------------------------------------------------------------------------
 
@@ -325,7 +344,7 @@ class LogManager:
                 self._file_system.remove_tree(path)
             return not self._file_system.exists(path)
         except OSError as error:
-            directory.fail(error, f"removing {path}")
+            directory.storage_error(error, f"removing {path}")
             return False
 
     def _create_in(self, directory: LogDirectory, topic: str, partition: int, config: LogConfig) -> Log:
@@ -420,7 +439,10 @@ class LogManager:
             try:
                 await self._environment.run_blocking(remove, self._file_system, garbage)
             except OSError as error:
-                _LOGGER.warning("Garbage stays until the next start: %s", error)
+                if error.errno in SHORTAGES:
+                    self._after(_SHORTAGE_BACK_OFF_MS, run)
+                else:
+                    _LOGGER.warning("Garbage stays until the next start: %s", error)
 
         self._after(delay_ms, run)
 

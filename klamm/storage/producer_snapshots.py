@@ -8,7 +8,7 @@ import logging
 
 from klamm.environment import FileSystem
 from klamm.protocol.errors import KafkaError
-from klamm.storage.index_file import NO_SPACE
+from klamm.storage.disk_errors import PASSING
 from klamm.storage.producer_state import ProducerState
 from klamm.storage.segment import SNAPSHOT_SUFFIX, file_name
 from klamm.storage.unsynced_files import UnsyncedFiles
@@ -50,7 +50,7 @@ class ProducerSnapshots:
         try:
             self.take(state)
         except OSError as error:
-            if error.errno not in NO_SPACE:
+            if error.errno not in PASSING:
                 raise
             _LOGGER.warning("No producer snapshot in %s: %s", self._directory, error)
 

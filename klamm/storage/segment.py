@@ -17,7 +17,8 @@ from klamm.environment import Buffer, File, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader, parse_header
 from klamm.storage import batch_scan
-from klamm.storage.index_file import NO_SPACE, CorruptIndexError
+from klamm.storage.disk_errors import PASSING
+from klamm.storage.index_file import CorruptIndexError
 from klamm.storage.offset_index import OffsetIndex
 from klamm.storage.time_index import NO_TIMESTAMP, TimeEntry, TimeIndex
 from klamm.storage.transaction_index import TransactionIndex
@@ -114,6 +115,15 @@ class LogSegment:
             self._file = self._file_system.open(self.path)
         return self._file
 
+    def open_files(self) -> None:
+        """Opens all files that a cut changes."""
+        self.load_indexes()
+        self.file()
+        self.offset_index.file.open()
+        self.time_index.file.open()
+        if self.transaction_index.file.exists():
+            self.transaction_index.file.open()
+
     def pin(self) -> File:
         """The log file, to be kept open until `unpin`."""
         file = self.file()
@@ -162,7 +172,7 @@ class LogSegment:
             self.time_index.release()
         except OSError as error:
             # Entries that the disk has no room for stay in memory.
-            if error.errno not in NO_SPACE:
+            if error.errno not in PASSING:
                 raise
         if not self._pins:
             self._close_file()

@@ -1,8 +1,11 @@
 """Clients that misbehave or vanish, brokers that stop or die under load: others do not notice, nothing is lost."""
 
 import asyncio
+import contextlib
 import random
+import resource
 import shutil
+import socket
 import struct
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.produce import ProduceRequest
+from klamm.testing import Cluster
 
 NONE = ErrorCode.NONE
 
@@ -271,3 +275,26 @@ def test_a_kill_under_load(tmp_path: Path, seed: int) -> None:
         assert (await client.produce("t", 0, batch(b"new"))).base_offset == len(found)
 
     run(tmp_path, scenario)
+
+
+def test_connections_leave_file_descriptors_to_logs(tmp_path: Path) -> None:
+    """A broker of its own process, whose limit is low: clients take what they can get, and logs go on to roll."""
+    with Cluster(brokers=1, properties={"num.partitions": 1}) as cluster, contextlib.ExitStack() as stack:
+        cluster.create_topic("t", partitions=20, replication_factor=1, configs={"segment.bytes": "1000"})
+        broker = cluster.broker(0)
+        assert broker.pid is not None
+        resource.prlimit(broker.pid, resource.RLIMIT_NOFILE, (512, 512))
+        client = stack.enter_context(socket.create_connection((broker.host, broker.port), 20))
+        crowd = [stack.enter_context(socket.create_connection((broker.host, broker.port), 20)) for _ in range(600)]
+        for number in range(30):
+            wanted = [(number % 20, batch(b"%03d" % number + bytes(500)))]
+            body = ProduceRequest(None, -1, 10_000, [("t", wanted)])
+            client.sendall(b"".join(map(bytes, messages.encode_request(ApiKey.PRODUCE, 9, number, "c", body))))
+            size = int.from_bytes(client.recv(4, socket.MSG_WAITALL))
+            answer = messages.decode_response(ApiKey.PRODUCE, 9, client.recv(size, socket.MSG_WAITALL))
+            assert answer.topics[0][1][0].error_code == NONE
+        assert cluster.broker(0).running
+        for one in crowd:
+            one.close()
+        # Whoever comes when there is room again is served.
+        cluster.create_topic("u", partitions=20)

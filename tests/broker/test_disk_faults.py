@@ -17,6 +17,7 @@ from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.replication import replica_manager
+from klamm.storage import log_manager
 
 STORAGE_ERROR = ErrorCode.KAFKA_STORAGE_ERROR
 
@@ -243,6 +244,83 @@ def test_a_start_on_a_full_disk_says_so_or_waits_for_space(tmp_path: Path) -> No
         assert await read_all(client, "t") == [b"a", b"b"]
 
     run(tmp_path, scenario, environment=disk)
+
+
+# -- no file descriptor is left
+
+
+@pytest.mark.parametrize("error_number", [errno.EMFILE, errno.ENFILE])
+def test_a_broker_that_can_open_no_file_refuses_what_needs_one_and_goes_on(tmp_path: Path, error_number: int) -> None:
+    disk = FailingDisk()
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", segment_bytes="1000")
+        await client.create_topic("synced", flush_messages="1")
+        acknowledged = {"t": [b"first"], "synced": [b"first"]}
+        for topic in acknowledged:
+            assert await produce(client, topic, b"first") == ErrorCode.NONE
+        disk.exhaust_descriptors(error_number, below=str(tmp_path / "data"))
+        codes = set()
+        for number in range(20):
+            for topic, kept in acknowledged.items():
+                code = await produce(client, topic, value := b"%03d" % number + bytes(100))
+                codes.add(code)
+                if code == ErrorCode.NONE:
+                    kept.append(value)
+        # There is no room in the segment, or nothing can be synced.
+        assert codes == {ErrorCode.NONE, STORAGE_ERROR}
+        await client.create_topic("u")
+        assert await produce(client, "u", b"x") != ErrorCode.NONE
+        # Checkpoints cannot be written meanwhile.
+        failures = disk.failures
+        while disk.failures < failures + 5:
+            await client.ask(ApiKey.METADATA, topics=[])
+        assert cluster.broker._log_manager.live_directories == [str(tmp_path / "data")]
+        disk.heal()
+        for topic, kept in acknowledged.items():
+            while await produce(client, topic, b"last") != ErrorCode.NONE:
+                pass
+            found = await read_all(client, topic)
+            # One that was refused because it could not be synced may be there.
+            assert [value for value in found if value in kept] == kept
+            assert found[-1] == b"last"
+        while await produce(client, "u", b"x") != ErrorCode.NONE:
+            pass
+        await cluster.restart_broker()
+        assert (tmp_path / "data" / "replication-offset-checkpoint").exists()
+        assert (await read_all(await cluster.connect(), "t"))[-1] == b"last"
+
+    intervals = {"replica.high.watermark.checkpoint.interval.ms": "20", "log.flush.offset.checkpoint.interval.ms": "20"}
+    run(tmp_path, scenario, environment=disk, **intervals)
+
+
+def test_a_start_waits_for_descriptors_and_takes_no_directory_offline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_manager, "_SHORTAGE_BACK_OFF_MS", 20)
+    disk = FailingDisk()
+    one, two = tmp_path / "one", tmp_path / "two"
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", partitions=2)
+        for partition in (0, 1):
+            assert await produce(client, "t", b"a", partition) == ErrorCode.NONE
+        await cluster.broker.stop()
+        # For good, and then only for a while.
+        disk.exhaust_descriptors(errno.EMFILE, below=str(one), matching=".log")
+        with pytest.raises(KafkaError, match=r"loading .*/one/t-[01] failed: .*Too many open files"):
+            await cluster.start_broker()
+        await cluster.broker.stop()
+        failures = disk.failures
+        start = asyncio.ensure_future(cluster.start_broker())
+        await until(lambda: disk.failures > failures + 1)
+        disk.heal()
+        await start
+        client = await cluster.connect()
+        for partition in (0, 1):
+            assert await read_all(client, "t", partition) == [b"a"]
+
+    run(tmp_path, scenario, environment=disk, log_dirs=f"{one},{two}")
 
 
 @pytest.fixture
