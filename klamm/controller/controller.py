@@ -8,6 +8,9 @@ What must stay true:
 - Active is who was elected in this session *and* has taken over. To be named in /controller is not enough: that may be
   the leftover of an earlier life of this broker, which nobody speaks for (KAFKA-13407). A znode of this very session is
   taken over anew; that of another session is waited for, and its end elects.
+- Whoever is active stands in /controller. Somebody may write another broker's id there, or garbage: then nobody acts
+  for what stands there, and as this session still owns the znode, nobody else could be elected. The active controller
+  resigns and is elected anew, which replaces the znode.
 - Every write is guarded by the epoch of the election. One that is refused (`ControllerMoved`) shows that another broker
   was elected: this one resigns at once, whatever it was doing, and looks who it is.
 - An event that was begun and could not be finished leaves things half done: the controllership is given up, so that
@@ -260,7 +263,7 @@ class KafkaController(ControllerRequests):
             node = await store.controller(self._on_controller)
             self._controller_id = NO_CONTROLLER if node is None else node.broker_id
             is_own = node is not None and node.session_id == store.client.session_id
-            if is_own and self._is_active:
+            if is_own and self._is_active and self._controller_id == self._broker_id:
                 return
             await self._resign()
             if node is not None and not is_own:

@@ -198,6 +198,40 @@ def test_a_znode_of_ones_own_session_is_taken_over(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+@pytest.mark.parametrize(
+    "content", [b'{"version":1,"brokerid":2,"timestamp":"1"}', b'{"version":1,"brokerid":77,"timestamp":"1"}', b"", b"me"]
+)
+def test_a_znode_that_somebody_rewrites_ends_the_controllership_and_an_election_follows(
+    tmp_path: Path, content: bytes
+) -> None:
+    """Its session still owns it, so that nobody else could be elected: nobody would speak for who stands in there."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.start(1, 2)
+        await scene.create("t", [1, 2])
+        await scene.store.client.set("/controller", content)
+        await scene.until(
+            lambda: [b.controller.context.epoch for b in scene.brokers.values() if b.controller.is_active] == [2]
+        )
+        acting = scene.active.broker_id
+        await scene.until(lambda: all(b.controller.controller_id == acting for b in scene.brokers.values()))
+        node = await scene.store.controller()
+        assert node == (acting, scene.brokers[acting].client.session_id)
+        await scene.create("u", [1, 2])
+
+    play(tmp_path, scenario)
+
+
+def test_a_rewriting_that_changes_nothing_is_passed_over(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.start(1, 2)
+        await scene.store.client.set("/controller", b'{"version":1,"brokerid":1,"timestamp":"7"}')
+        await scene.until(lambda: scene.processed.count("ControllerChange") >= 2)
+        assert (scene.active.broker_id, scene.controller.context.epoch) == (1, 1)
+
+    play(tmp_path, scenario)
+
+
 @pytest.mark.parametrize("expiring", [1, 2])
 def test_a_session_that_expires(tmp_path: Path, expiring: int) -> None:
     async def scenario(scene: Scene) -> None:
