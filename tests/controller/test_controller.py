@@ -199,7 +199,8 @@ def test_a_znode_of_ones_own_session_is_taken_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b'{"version":1,"brokerid":2,"timestamp":"1"}', b'{"version":1,"brokerid":77,"timestamp":"1"}', b"", b"me"]
+    "content",
+    [b'{"version":1,"brokerid":2,"timestamp":"1"}', b'{"version":1,"brokerid":77,"timestamp":"1"}', b"", b"me"],
 )
 def test_a_znode_that_somebody_rewrites_ends_the_controllership_and_an_election_follows(
     tmp_path: Path, content: bytes

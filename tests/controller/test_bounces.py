@@ -1,0 +1,105 @@
+"""Brokers that come back while nobody looks: the controller that takes over tells it from their registrations."""
+
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+from controller_scene import Scene, play
+
+from klamm.protocol.api_keys import ApiKey
+
+
+async def bounce_unseen(scene: Scene, *broker_ids: int) -> None:
+    """The sessions of these brokers end, and they register anew, before a new controller is elected."""
+    active = scene.active
+    await active.controller.shutdown()
+    for broker_id in broker_ids:
+        await scene.brokers[broker_id].end_session()
+        await scene.until(lambda b=scene.brokers[broker_id]: b.client.state.name == "EXPIRED")
+    for broker_id in broker_ids:
+        broker = scene.brokers[broker_id]
+        broker.controller.session_expired()
+        await broker.connect()
+        await broker.register()
+    for broker_id in broker_ids:
+        if broker_id != active.broker_id:
+            await scene.brokers[broker_id].controller.startup(scene.brokers[broker_id].store)
+    await elect_again(scene)
+
+
+async def elect_again(scene: Scene) -> None:
+    controllers = [broker.controller for broker in scene.brokers.values()]
+    former = max(controller.context.epoch for controller in controllers)
+    await scene.store.client.delete("/controller")
+    await scene.until(lambda: any(each.is_active and each.context.epoch > former for each in controllers))
+    await scene.until(lambda: scene.is_idle(scene.controller))
+
+
+@pytest.mark.parametrize(
+    ("bounced", "decided"),
+    [
+        # The leader, a follower, both.
+        ((2,), (3, 1, (3, 4))),
+        ((3,), (2, 1, (2, 4))),
+        ((2, 3), (4, 1, (4,))),
+        # All: the leader stays.
+        ((2, 3, 4), (2, 1, (2,))),
+        # One without a replica.
+        ((5,), (2, 0, (2, 3, 4))),
+    ],
+)
+def test_who_has_bounced_leaves_the_isr_before_anybody_is_told(
+    tmp_path: Path, bounced: Collection[int], decided: tuple[int, int, tuple[int, ...]]
+) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.start(1, 2, 3, 4, 5)
+        await scene.create("t", [2, 3, 4])
+        scene.take()
+        await bounce_unseen(scene, *bounced)
+        assert await scene.state("t") == decided
+        told = {
+            (state.leader, state.leader_epoch, state.isr)
+            for sent in scene.take()
+            if sent.api_key is ApiKey.LEADER_AND_ISR
+            for topic in sent.body.topics
+            for state in topic.partitions
+        }
+        assert told == {decided}
+
+    play(tmp_path, scenario)
+
+
+def test_the_next_controllers_take_nobody_out_again(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.start(1, 2, 3)
+        await scene.create("t", [2, 3])
+        await scene.create("alone", [2])
+        await bounce_unseen(scene, 2)
+        assert await scene.state("t") == (3, 1, (3,))
+        assert await scene.state("alone") == (2, 1, (2,))
+        for _ in range(3):
+            await elect_again(scene)
+        assert await scene.state("t") == (3, 1, (3,))
+        assert await scene.state("alone") == (2, 1, (2,))
+        await scene.alter_isr("t", (3, 2))
+        for _ in range(3):
+            await elect_again(scene)
+        assert await scene.state("t") == (3, 1, (3, 2))
+
+    play(tmp_path, scenario)
+
+
+def test_a_proposal_from_before_the_bounce_is_refused_after_it(tmp_path: Path) -> None:
+    """Broker 3 is out of the ISR when it bounces. Its leader has asked to take it in, and asks the next controller."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.start(1, 2, 3)
+        await scene.create("t", [2, 3])
+        await scene.alter_isr("t", (2,))
+        before = (await scene.states(("t", 0)))["t", 0]
+        await bounce_unseen(scene, 3)
+        assert await scene.state("t") == (2, 1, (2,))
+        await scene.alter_isr("t", (2, 3), leader_epoch=before.leader_epoch, version=before.zk_version)
+        assert await scene.state("t") == (2, 1, (2,))
+
+    play(tmp_path, scenario)
