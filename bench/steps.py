@@ -377,10 +377,15 @@ class Work:
 
     def _commit(self, group: str, topics: list[tuple[str, range]]) -> None:
         offsets = [(topic, [PartitionOffset(number, 5) for number in numbers]) for topic, numbers in topics]
-        response = self._client.send(ApiKey.OFFSET_COMMIT, OffsetCommitRequest(group, offsets), 8)
-        codes = {result.error_code for _, results in response.topics for result in results}
-        if codes != {0}:
-            raise SystemExit(f"OffsetCommit was answered with {codes}")
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            response = self._client.send(ApiKey.OFFSET_COMMIT, OffsetCommitRequest(group, offsets), 8)
+            codes = {result.error_code for _, results in response.topics for result in results}
+            if codes == {0}:
+                return
+            # The coordinator is not ready yet.
+            time.sleep(0.5)
+        raise SystemExit(f"OffsetCommit is answered with {codes}")
 
     def offsets(self) -> None:
         self._ready_for_groups()

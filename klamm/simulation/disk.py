@@ -23,6 +23,7 @@ from typing import Final
 
 from klamm.environment import Buffer, File, FileSystem
 from klamm.simulation.process import Process
+from klamm.simulation.step_meter import StepMeter
 from klamm.simulation.trace import Trace, checksum
 
 PAGE_BYTES: Final = 4096
@@ -93,6 +94,8 @@ class Disk:
         self.trace = trace
         self.now_ms = now_ms
         self.capacity_bytes: int | None = None
+        # Of the loop on which the programs of this machine run.
+        self.meter: StepMeter | None = None
         self._root = _Directory(now_ms())
         self._journal: list[_NameChange] = []
         self._faults: list[Fault] = []
@@ -145,8 +148,10 @@ class Disk:
 
     # -- for the file system ----------------------------------------------------------------------------------------
 
-    def raise_faults(self, operation: str, path: str) -> None:
-        """OSError when a fault is injected here."""
+    def touched(self, operation: str, path: str) -> None:
+        """Counts the operation. OSError when a fault is injected here."""
+        if self.meter is not None:
+            self.meter.operation(operation)
         for fault in self._faults:
             matches = fnmatch.fnmatchcase(operation, fault.operation) and fnmatch.fnmatchcase(path, fault.pattern)
             if matches and fault.times != 0:
@@ -212,7 +217,10 @@ class SimulatedFile(File):
 
     def read(self, position: int, size_bytes: int) -> bytearray:
         self._check("read")
-        return self._inode.content[position : position + size_bytes]
+        data = self._inode.content[position : position + size_bytes]
+        if self._disk.meter is not None:
+            self._disk.meter.read(len(data))
+        return data
 
     def read_cached(self, position: int, size_bytes: int) -> bytearray | None:
         self._check("read_cached")
@@ -260,7 +268,7 @@ class SimulatedFile(File):
         self._process.check_alive()
         if self._closed:
             raise _error(errno.EBADF, self.path)
-        self._disk.raise_faults(operation, self.path)
+        self._disk.touched(operation, self.path)
 
     def _grown(self, end: int) -> int:
         """By how many bytes the disk would be over its capacity if the file ended there."""
@@ -390,7 +398,7 @@ class SimulatedFileSystem(FileSystem):
         self._process.check_alive()
         if not path.startswith("/"):
             raise ValueError(f"not an absolute path: {path!r}")
-        self._disk.raise_faults(operation, path)
+        self._disk.touched(operation, path)
 
     def _parent(self, path: str) -> tuple[_Directory, str]:
         parent, name = os.path.split(path.rstrip("/"))

@@ -51,7 +51,8 @@ class SimulatedEnvironment(Environment):
         if done.cancelled() and self._delays.random() < 0.5:
             return
         try:
-            result = function(*arguments)
+            with self._loop.meter.off_the_loop():
+                result = function(*arguments)
         except Exception as error:
             self._loop.call_later(self._delay_s(), _finish, done, None, error)
         else:

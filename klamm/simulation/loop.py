@@ -27,6 +27,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from klamm.simulation.process import CURRENT, Process, SimulationFailure
+from klamm.simulation.step_meter import StepMeter
 
 if TYPE_CHECKING:
     from klamm.simulation.network import Network
@@ -63,6 +64,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self.outside = Process("scenario", "scenario")
         self.processes = [self.outside]
         self.steps = 0
+        self.meter = StepMeter()
         self._steps_now = 0
         self._now = START_S
         self._ready: deque[tuple[asyncio.Handle, Process]] = deque()
@@ -290,6 +292,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             elif not handle.cancelled():
                 self._process = process
                 handle._run()
+                excess = self.meter.step_ended()
+                # What the scenario itself looks at is no part of the programs.
+                if excess is not None and process is not self.outside:
+                    self.fail(f"one step {excess}: {_describe_callback(handle)}")
                 self._count_step()
                 if self._failure is not None:
                     raise self._failure
@@ -424,3 +430,11 @@ def describe_task(task: "asyncio.Task[Any]") -> str:
         for summary in traceback.StackSummary.extract(((frame, frame.f_lineno) for frame in frames), lookup_lines=False)
     ]
     return f"{task.get_name()}: {' > '.join(where) or 'not started'}"
+
+
+def _describe_callback(handle: asyncio.Handle) -> str:
+    callback = handle._callback  # type: ignore[attr-defined]  # asyncio tells it only in a text with addresses
+    owner = getattr(callback, "__self__", None)
+    if isinstance(owner, asyncio.Task):
+        return f"{getattr(owner.get_coro(), '__qualname__', '')}, {describe_task(owner)}"
+    return str(getattr(callback, "__qualname__", type(callback).__name__))

@@ -12,8 +12,14 @@ from contextlib import contextmanager
 # Module, name of the constant, what it is inside. A name that is gone is an error: the table follows the code.
 SMALL = (
     ("klamm.broker.metadata_updates", "TOPICS_PER_STEP", 1),
+    ("klamm.broker.handlers.delete_groups", "GROUPS_PER_SLICE", 1),
+    ("klamm.broker.handlers.describe_configs", "RESOURCES_PER_SLICE", 1),
+    ("klamm.broker.handlers.describe_groups", "GROUPS_PER_SLICE", 1),
+    ("klamm.broker.handlers.describe_log_dirs", "LOGS_PER_SLICE", 1),
+    ("klamm.broker.handlers.fetch", "PARTITIONS_PER_SLICE", 1),
     ("klamm.broker.handlers.list_offsets", "PARTITIONS_PER_SLICE", 1),
     ("klamm.broker.handlers.metadata", "PARTITIONS_PER_STEP", 1),
+    ("klamm.broker.handlers.offset_fetch", "PARTITIONS_PER_SLICE", 1),
     ("klamm.broker.metadata_cache", "PARTITIONS_PER_STEP", 1),
     ("klamm.broker.topic_admin", "TOPICS_PER_SLICE", 1),
     ("klamm.broker.topic_configs", "TOPICS_PER_SLICE", 1),
@@ -21,6 +27,8 @@ SMALL = (
     ("klamm.controller.replica_state_machine", "CHEAP_SLICE", 1),
     ("klamm.controller.slices", "SLICE", 1),
     ("klamm.controller.channel_manager", "SLICE", 1),
+    ("klamm.controller.topic_deletion", "CHEAP_SLICE", 1),
+    ("klamm.controller.topic_deletion", "PARTITIONS_IN_PIECE", 1),
     ("klamm.controller.topic_flows", "CHEAP_SLICE", 1),
     ("klamm.controller.topic_flows", "TOPICS_PER_SLICE", 1),
     ("klamm.coordinator.group_coordinator", "OFFSETS_PER_STEP", 1),
@@ -33,6 +41,8 @@ SMALL = (
     ("klamm.replication.replica_manager", "PARTITIONS_PER_SLICE", 1),
     ("klamm.replication.state_changes", "SLICE_MS", 0),
     ("klamm.storage.log_manager", "_LOGS_IN_A_SLICE", 1),
+    ("klamm.storage.log_manager", "_NAMES_IN_A_SLICE", 1),
+    ("klamm.storage.log_manager", "_OFFSETS_IN_A_SLICE", 1),
     ("klamm.storage.truncation", "BATCHES_PER_SLICE", 10),
 )
 

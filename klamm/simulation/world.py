@@ -81,6 +81,7 @@ class Node:
         self._waiting: dict[asyncio.Future[Any], None] = {}
         chance = random.Random(f"{world.seed}/disk/{name}")
         self.disk = Disk(name, chance, world.trace, lambda: wall_clock_ms(world.loop))
+        self.disk.meter = world.loop.meter
         self._begin()
 
     @property
