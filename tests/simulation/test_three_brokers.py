@@ -7,14 +7,17 @@ what clients were told is compared with what every replica has. The scenarios ar
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
+from klamm.controller import channel_manager
+from klamm.controller.coalescing import QueuedRequest, coalesce
 from klamm.controller.leader_election import Election, offline_partition_leader_election
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.primitives import Steps
 from klamm.replication.delayed_operations import Appended
 from klamm.replication.partition import Partition
 from klamm.replication.replica_manager import ReplicaManager
@@ -307,6 +310,25 @@ def test_no_acknowledged_record_is_lost(scenario: Callable[[World], Coroutine[An
 def test_random_faults(seed: int) -> None:
     world = World(seed)
     print(world.run(random_faults(world), time_limit_s=3600))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_random_faults_while_the_controllers_queues_are_coalesced_at_every_request(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    coalesced = []
+
+    def counted(requests: Sequence[QueuedRequest]) -> Steps[list[QueuedRequest]]:
+        left = yield from coalesce(requests)
+        coalesced.append(len(requests) - len(left))
+        return left
+
+    monkeypatch.setattr(channel_manager, "FEW", 0)
+    monkeypatch.setattr(channel_manager, "COALESCE_FROM", 1)
+    monkeypatch.setattr(channel_manager, "coalesce", counted)
+    world = World(seed)
+    print(world.run(random_faults(world), time_limit_s=3600))
+    assert sum(coalesced) > 0
 
 
 @pytest.mark.parametrize("protocols", [["2.4"], ["2.4", "2.8"]])
