@@ -17,6 +17,7 @@ What must stay true:
   fetch that finds no more difference.
 - A partition that is added does not wait for the end of a long poll that began without it: that one is given up, and a
   full fetch names everything anew.
+- Numbers of a leader that no log can have are an error of the leader. Nothing is cut or emptied for their sake.
 - A failure of one partition delays, or ends, the fetching of that partition only. Waits after failures grow from
   `FIRST_BACKOFF_MS` to replica.fetch.backoff.ms: most failures are a leader that has not heard of its leadership yet.
 
@@ -64,6 +65,8 @@ _PASSING_ERRORS = (
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
 )
 
+# No log can go on behind it.
+_LARGEST_OFFSET = 2**63 - 1
 _NO_OFFSET = LeaderOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
 
 _LOGGER = logging.getLogger(__name__)
@@ -529,10 +532,13 @@ class ReplicaFetcher:
             if not self._is_valid(topic_partition, fetch):
                 continue
             error_code, offset = answers.get(topic_partition, _NO_OFFSET)
-            if error_code == ErrorCode.NONE:
-                found.append((topic_partition, fetch, offset))
-            else:
+            if error_code != ErrorCode.NONE:
                 self._leader_refused(topic_partition, fetch, error_code)
+            elif not 0 <= offset < _LARGEST_OFFSET:
+                # A log that was cut to there could neither be written to nor be found again after a restart.
+                self._delay(topic_partition, fetch, f"the leader answers offset {offset}")
+            else:
+                found.append((topic_partition, fetch, offset))
         return found
 
 

@@ -403,7 +403,7 @@ class Partition:
         if records and log.log_end_offset == log.log_start_offset:
             # The leader's log may begin within a batch; a log that has nothing yet begins with the whole of it.
             for _, header in iterate_batches(records, allow_partial_end=True):
-                if header.base_offset < log.log_end_offset <= header.last_offset:
+                if 0 <= header.base_offset < log.log_end_offset <= header.last_offset:
                     log.truncate_fully_and_start_at(header.base_offset)
                 break
         return log.append_as_follower(records)

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import random
+import struct
 
 import pytest
 import uvloop
@@ -1151,3 +1152,75 @@ def test_a_leader_cannot_be_copied_into():
             partition.truncate_to(0)
 
     scenario(test)
+
+
+# -- a leader whose numbers make no sense -----------------------------------------------------------------------------
+
+NUMBERS = (-(2**63), -5, -1, 0, 1, 2, 4, 2**31 - 1, 2**31, 2**63 - 2, 2**63 - 1)
+
+
+def hostile_batch(chance, offset):
+    """A batch with a valid checksum, at an offset that may be any."""
+    data = bytearray(records(max(0, offset), b"a", b"b", epoch=1))
+    if chance.random() < 0.5:
+        struct.pack_into(">q", data, 0, chance.choice(NUMBERS))  # the checksum does not cover the base offset
+        struct.pack_into(">i", data, 12, chance.choice((-(2**31), -1, 0, 1, 2**31 - 1)))  # nor the leader epoch
+    return bytes(data)
+
+
+def hostile_result(chance, asked):
+    offset = asked.wanted.get(T0, (0, 0, 0))[1]
+    number = lambda: chance.choice(NUMBERS)  # noqa: E731
+    kind = chance.choice(("records", "records", "out of range", "diverging", "error", "nothing"))
+    return result(
+        T0,
+        hostile_batch(chance, offset) if kind == "records" else b"",
+        hw=number(),
+        start=number(),
+        error={"out of range": OUT_OF_RANGE, "error": chance.choice((-1, 3, 6, 74, 75, 9999))}.get(kind, 0),
+        diverging=(chance.choice((-1, 0, 1, 2, 2**31 - 1)), number()) if kind == "diverging" else None,
+    )
+
+
+async def next_request(follower, leader):
+    """The controller names the partition again when it was given up."""
+    while leader.requests.empty():
+        assert follower.failures == []
+        if T0 in follower.manager.failed_partitions:
+            follower.follow(T0, epoch=2)
+        await asyncio.sleep(0)
+    return leader.requests.get_nowait()
+
+
+def test_a_batch_that_begins_before_offset_0_is_no_beginning_of_a_log():
+    async def test(follower, leader):
+        partition = follower.host(T0)
+        follower.follow(T0, epoch=2)
+        data = bytearray(records(0, b"a", b"b"))
+        struct.pack_into(">q", data, 0, -1)
+        (await leader.asked()).answer_fetch([result(T0, bytes(data), hw=1)])
+        assert (await next_request(follower, leader)).wanted == {T0: (2, 0, -1)}
+        assert (partition.log.log_start_offset, partition.log.log_end_offset) == (0, 0)
+
+    scenario(test)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("protocol", ["2.8", "2.6"])
+def test_a_leader_whose_numbers_make_no_sense_stops_nobody_and_leaves_a_log_that_makes_sense(seed, protocol):
+    async def test(follower, leader):
+        chance = random.Random(seed)
+        partition = follower.host(T0, 0, 1, 1)
+        follower.follow(T0, epoch=2)
+        for _ in range(40):
+            asked = await next_request(follower, leader)
+            if asked.header.api_key == ApiKey.LIST_OFFSETS:
+                asked.answer(offsets((T0, 0, chance.choice(NUMBERS))))
+            elif asked.header.api_key == ApiKey.OFFSET_FOR_LEADER_EPOCH:
+                asked.answer(end_offsets((T0, 0, chance.choice((-1, 0, 1, 2)), chance.choice(NUMBERS))))
+            else:
+                asked.answer_fetch([hostile_result(chance, asked)])
+            log = partition.log
+            assert 0 <= log.log_start_offset <= log.high_watermark <= log.log_end_offset < 2**63 - 1
+
+    scenario(test, inter_broker_protocol_version=protocol, replica_fetch_backoff_ms=1)
