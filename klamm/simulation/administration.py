@@ -32,7 +32,7 @@ MAX_PARTITIONS = 6
 # Few names, so that topics are created again under the names of deleted ones.
 TOPIC_NAMES = ("passing-0", "passing-1", "passing-2")
 # They commit offsets in topics that come and go, and are never members of anything.
-COMMITTING_GROUPS = ("reports", "backups", "audits")
+COMMITTING_GROUPS = tuple(f"reports-{number}" for number in range(8))
 FIND_GROUP = 0
 
 # What an answer may say at any time: it passes, or somebody else has changed what was asked about.
@@ -294,8 +294,7 @@ class Administrator:
             replication_factor=replication_factor,
             configs={"retention.ms": "1000000"},
         )
-        for group in COMMITTING_GROUPS:
-            await self._commit(group, name)
+        await asyncio.gather(*[self._commit(group, name) for group in COMMITTING_GROUPS])
         if self._random.random() < 0.8:
             await asyncio.sleep(self._random.choice(LIFETIMES_S) * self._random.uniform(0.8, 1.2))
             await delete_topic(self._patient, name)

@@ -43,7 +43,7 @@ MAX_STEPS_PER_INSTANT = 1_000_000
 CANCELLED_TIMERS_TO_SWEEP = 1000
 
 # How long others have the loop when a task yields, if that takes time at all (`SimulatedLoop.turns`).
-TURN_S = (0.0, 0.002)
+TURN_S = (0.0, 0.004)
 
 # CPython's name for the type of the callbacks by which tasks go on.
 TASK_STEP = "TaskStepMethWrapper"

@@ -42,7 +42,7 @@ BATCHES_OF_A_WHOLE_CLUSTER = 3
 PAUSES_S = (0.0, 0.1, 1.0, 4.0, 10.0)
 # Shorter and longer than a session (6 s) and than what drops a follower out of the ISR (5 s).
 OUTAGES_S = (0.0, 0.5, 3.0, 5.5, 8.0, 20.0)
-RESETS = 20
+RESETS = 40
 SESSION_OUTAGES_S = (3.0, 10.0, 20.0)
 # How long a machine's death waits until the cluster is whole, and until the machine is out of all ISRs.
 PATIENCE_S = 60
@@ -226,11 +226,17 @@ class RandomFaults:
         return one, other
 
     async def _break_connections(self) -> None:
-        """Between two machines, again and again: in the middle of whatever they say to each other."""
+        """Between two machines, again and again: in the middle of whatever they say to each other.
+
+        Often they are the controller and a broker, which say the most that is not said twice.
+        """
         one, other = self._link()
+        controller, broker = self.cluster.brokers.get(self.cluster.controller_id()), self._broker()
+        if controller is not None and self.random.random() < 0.5:
+            one, other = controller.node.name, broker.node.name
         for _ in range(RESETS):
             self.world.network.end_connections(one, other)
-            await asyncio.sleep(self.random.uniform(0, 0.4))
+            await asyncio.sleep(self.random.uniform(0, 0.2))
 
     async def _cut_link(self) -> None:
         one, other = self._link()
