@@ -22,11 +22,16 @@ import random
 import resource
 import shutil
 import socket
+import subprocess
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator
 from typing import TypeVar
+
+from klamm.worker import Worker, WorkerFailed
+
+__all__ = ["Buffer", "Environment", "File", "FileSystem", "Random", "SystemEnvironment", "WorkerFailed"]
 
 T = TypeVar("T")
 # The type of `Environment.random`, for signatures elsewhere.
@@ -35,10 +40,6 @@ Buffer = bytes | bytearray | memoryview
 
 _BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"  # Linux has it, others do not.
 _MAX_BOOT_ID_LENGTH = 64
-
-
-class WorkerFailed(Exception):
-    """The process that worked on something has died. Another one may do better."""
 
 
 class File(ABC):
@@ -175,20 +176,14 @@ class Environment(ABC):
         The function must not touch state that the loop's code may change meanwhile.
         """
 
-    async def run_in_worker(self, work: Callable[..., Generator[None, None, T]], *arguments: object) -> T:
+    @abstractmethod
+    async def run_in_worker(self, work: Callable[..., Generator[int, None, T]], *arguments: object) -> T:
         """Takes the steps of `work(*arguments)`, which may be very many, where they hold nobody up.
 
-        `work` is a pure function of a module, its arguments and its result are plain values: they may go to another
-        process and back. It ends soon after its caller is cancelled. Raises WorkerFailed when that process has died.
+        `work` is a pure function of a module, its arguments and its result are plain values: they go to another process
+        and back. Each step yields how many bytes the next ones will hold besides, mostly 0, and may wait for room. The
+        work ends soon after its caller is cancelled. Raises what it raises, and WorkerFailed when the process has died.
         """
-        steps = work(*arguments)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                value: T = end.value
-                return value
-            await asyncio.sleep(0)
 
     @abstractmethod
     def host_name(self) -> str:
@@ -331,6 +326,7 @@ class SystemEnvironment(Environment):
         self.file_system = SystemFileSystem()
         self.random = random.Random()
         self._pool = concurrent.futures.ThreadPoolExecutor(blocking_workers, thread_name_prefix="klamm-blocking")
+        self._worker = Worker(self._reap)
         self._on_gc_pause_ms: Callable[[float], None] | None = None
         self._gc_began_s = 0.0
 
@@ -339,6 +335,17 @@ class SystemEnvironment(Environment):
 
     async def run_blocking(self, function: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *arguments)
+
+    async def run_in_worker(self, work: Callable[..., Generator[int, None, T]], *arguments: object) -> T:
+        return await self._worker.run(work, *arguments)
+
+    @property
+    def worker_pid(self) -> int | None:
+        """The process that `run_in_worker` works in, if there is one now."""
+        return self._worker.pid
+
+    def _reap(self, process: "subprocess.Popen[bytes]") -> None:
+        self._pool.submit(process.wait)
 
     def host_name(self) -> str:
         return socket.getfqdn()
@@ -364,7 +371,8 @@ class SystemEnvironment(Environment):
             self._on_gc_pause_ms((time.perf_counter() - self._gc_began_s) * 1000)
 
     def close(self) -> None:
-        """Waits for the blocking work under way and ends the threads."""
+        """Ends the worker, waits for the blocking work under way and ends the threads."""
+        self._worker.close()
         self._pool.shutdown()
 
 

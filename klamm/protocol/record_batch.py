@@ -302,7 +302,7 @@ def recompress(buffer: Buffer, header: BatchHeader, codec: CompressionType) -> b
     return at_once(compressed_batch(header, body, codec))
 
 
-def compressed_batch(header: BatchHeader, body: Buffer, codec: CompressionType) -> Generator[None, None, bytearray]:
+def compressed_batch(header: BatchHeader, body: Buffer, codec: CompressionType) -> Generator[int, None, bytearray]:
     """The batch with this header and these uncompressed records, compressed by `codec`; in steps of a few ms."""
     compressed = yield from _compress_in_steps(codec, memoryview(body))
     batch = bytearray(HEADER_SIZE_BYTES)
@@ -312,7 +312,7 @@ def compressed_batch(header: BatchHeader, body: Buffer, codec: CompressionType) 
     return batch
 
 
-def at_once(steps: Generator[None, None, T]) -> T:
+def at_once(steps: Generator[int, None, T]) -> T:
     """Takes all steps of some work without a pause; what the last one returns."""
     while True:
         try:
@@ -703,7 +703,7 @@ def _compress(codec: CompressionType, data: bytearray) -> Buffer:
     return compressed
 
 
-def _compress_in_steps(codec: CompressionType, data: memoryview) -> Generator[None, None, Buffer]:
+def _compress_in_steps(codec: CompressionType, data: memoryview) -> Generator[int, None, Buffer]:
     """Pauses after each `_COMPRESSED_AT_ONCE_BYTES`; fewer bytes are compressed at once."""
     if len(data) <= _COMPRESSED_AT_ONCE_BYTES or codec == CompressionType.NONE:
         return _compress(codec, bytearray(data))
@@ -712,12 +712,12 @@ def _compress_in_steps(codec: CompressionType, data: memoryview) -> Generator[No
         out = bytearray(_XERIAL_START)
         for chunk in chunks:
             out += _xerial_blocks(chunk)
-            yield
+            yield 0
         return out
     compressor = _COMPRESSOR[codec]()
     for chunk in chunks:
         compressor.compress(bytes(chunk))
-        yield
+        yield 0
     compressed: bytes = bytes(compressor.finish())
     return compressed
 

@@ -2,10 +2,10 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import TypeVar
 
-from klamm.environment import Environment
+from klamm.environment import Environment, WorkerFailed
 from klamm.simulation.disk import Disk, SimulatedFileSystem
 from klamm.simulation.loop import SimulatedLoop
 from klamm.simulation.process import Process
@@ -16,6 +16,8 @@ T = TypeVar("T")
 EPOCH_MS = 1_609_459_200_000
 
 BLOCKING_US = (20, 2_000)
+# Of the steps of the worker's jobs.
+WORKER_DEATHS = 0.01
 
 
 class SimulatedEnvironment(Environment):
@@ -45,6 +47,20 @@ class SimulatedEnvironment(Environment):
         done: asyncio.Future[T] = self._loop.create_future()
         self._loop.call_later(self._delay_s(), self._run, done, function, arguments)
         return await done
+
+    async def run_in_worker(self, work: Callable[..., Generator[int, None, T]], *arguments: object) -> T:
+        """The steps happen one after the other, a while apart; now and then the process that does them dies."""
+        steps = work(*arguments)
+        while True:
+            self._process.check_alive()
+            await asyncio.sleep(self._delay_s())
+            if self._delays.random() < WORKER_DEATHS:
+                raise WorkerFailed("the simulated worker has died")
+            try:
+                next(steps)
+            except StopIteration as end:
+                value: T = end.value
+                return value
 
     def _run(self, done: "asyncio.Future[T]", function: Callable[..., T], arguments: tuple[object, ...]) -> None:
         # As with a thread pool: work whose caller was cancelled is dropped if it had not begun.

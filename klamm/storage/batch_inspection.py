@@ -91,16 +91,18 @@ def inspect_at_once(batch: Buffer, header: BatchHeader, demands: Demands) -> Ins
     return at_once(_found(walk, demands)) if _advance(walk, AT_ONCE_STEPS) else None
 
 
-def inspect(batch: bytes, demands: Demands) -> Generator[None, None, Inspection]:
+def inspect(batch: bytes, demands: Demands) -> Generator[int, None, Inspection]:
     """Looks into a batch of whose header all has been checked, in steps.
 
     Raises KafkaError when it cannot be read: INVALID_RECORD, because no other try would help; MESSAGE_TOO_LARGE.
     """
     header = parse_header(batch)
-    walk = _begin(batch, header, demands, max_decompressed_bytes(header))
-    yield
+    max_bytes = max_decompressed_bytes(header)
+    yield max_bytes
+    walk = _begin(batch, header, demands, max_bytes)
+    yield 0
     while not _advance(walk, STEPS_PER_SLICE):
-        yield
+        yield 0
     return (yield from _found(walk, demands))
 
 
@@ -125,7 +127,7 @@ def _unreadable(error: KafkaError) -> KafkaError:
     return KafkaError(code, error.message)
 
 
-def _found(walk: RecordWalk, demands: Demands) -> Generator[None, None, Inspection]:
+def _found(walk: RecordWalk, demands: Demands) -> Generator[int, None, Inspection]:
     new_batch = None
     if demands.codec is not None and not walk.refused:
         new_batch = yield from compressed_batch(walk.header, walk.body, demands.codec)

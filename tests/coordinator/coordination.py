@@ -53,6 +53,9 @@ class Machine(Environment):
     async def run_blocking(self, function: Callable[..., Any], *arguments: object) -> Any:
         raise AssertionError("a coordinator does nothing that blocks")
 
+    async def run_in_worker(self, work: Callable[..., Any], *arguments: object) -> Any:
+        raise AssertionError("a coordinator walks through no records")
+
 
 class Log:
     """Partition 0 of __consumer_offsets in memory. An append takes `delay_s` and ends with `error`.

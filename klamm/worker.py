@@ -1,0 +1,307 @@
+"""A process beside the broker for work that would hold its loop: walks through very many records.
+
+`Worker` is the broker's side. It starts the process when there is first something to do, ends it when there has been
+nothing for a while, and starts another after one has died. `serve` is the process's side. Between them is a socket pair
+that carries pickled messages, each after its length: (number, work, arguments) and, to cancel it, (number,) one way,
+(number, result, error) the other.
+
+What must stay true:
+- The process ends when the socket does: with its broker, however that dies, and at the latest after the step under way.
+- Jobs take turns, a step each. A job that says how many bytes it is about to hold waits until there is room for them;
+  the others go on meanwhile. One job alone always has room.
+- A job whose caller is cancelled ends at its next step. When the process dies, its jobs end in WorkerFailed.
+- The broker has no more than `MAX_JOBS` jobs in the process; further callers wait, the first come first.
+
+What a job imports, the broker has not: numba for example. That is what the process is for, besides time.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import select
+import socket
+import struct
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
+
+# A job is a generator: each step yields how many bytes the next ones will hold besides what the job holds, mostly 0.
+Job = Generator[int, None, Any]
+
+MAX_JOBS = 64
+MAX_HELD_BYTES = 256 * 1024 * 1024
+IDLE_S = 60.0
+
+_LENGTH = struct.Struct(">I")
+_READ_BYTES = 1 << 20
+
+
+class WorkerFailed(Exception):
+    """The process that worked on something has died. Another one may do better."""
+
+
+# -- the broker's side ------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """Used in one loop. `reap` waits, off the loop, for the end of a process that has been told to end."""
+
+    def __init__(self, reap: Callable[["subprocess.Popen[bytes]"], None], *, idle_s: float = IDLE_S) -> None:
+        self._reap = reap
+        self._idle_s = idle_s
+        self._process: _Process | None = None
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._running = 0
+        self._idle_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, if there is one now."""
+        return None if self._process is None else self._process.pid
+
+    async def run(self, work: Callable[..., Generator[int, None, T]], *arguments: object) -> T:
+        """As `Environment.run_in_worker`."""
+        await self._enter()
+        try:
+            if self._process is None or self._process.is_over:
+                self._process = _Process(self._reap)
+            result: T = await self._process.ask(work, arguments)
+            return result
+        finally:
+            self._leave()
+
+    def close(self) -> None:
+        """Ends the process, and the jobs in it."""
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    async def _enter(self) -> None:
+        if self._idle_timer is not None:
+            self._idle_timer.cancel()
+            self._idle_timer = None
+        if self._running < MAX_JOBS:
+            self._running += 1
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self._leave()  # Its turn had come.
+            raise
+
+    def _leave(self) -> None:
+        while self._waiting:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)  # It takes over the place.
+                return
+        self._running -= 1
+        if self._running == 0:
+            self._idle_timer = asyncio.get_running_loop().call_later(self._idle_s, self.close)
+
+
+class _Process(asyncio.Protocol):
+    """One process, from its start to its end."""
+
+    def __init__(self, reap: Callable[["subprocess.Popen[bytes]"], None]) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            # In a session of its own: Ctrl-C in a terminal goes to the broker alone, which then stops in order.
+            command = [sys.executable, "-P", "-m", "klamm.worker", str(theirs.fileno())]
+            self._popen = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True
+            )
+        self._reap = reap
+        self._jobs: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count()
+        self._transport: asyncio.Transport | None = None
+        self._unsent: list[bytes] = []
+        self._received = bytearray()
+        self.is_over = False
+        ours.setblocking(False)
+        loop = asyncio.get_running_loop()
+        self._connecting = loop.create_task(loop.create_unix_connection(lambda: self, sock=ours))
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    async def ask(self, work: Callable[..., object], arguments: Sequence[object]) -> Any:
+        number = next(self._numbers)
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._send((number, work, arguments))
+        self._jobs[number] = answer
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            if self._jobs.pop(number, None) is not None:
+                self._send((number,))
+            raise
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+        else:
+            self.connection_lost(None)
+
+    def _send(self, message: tuple[object, ...]) -> None:
+        data = _framed(message)
+        if self._transport is None:
+            self._unsent.append(data)
+        else:
+            self._transport.write(data)
+
+    # -- asyncio's callbacks
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        if self.is_over:
+            self._transport.abort()
+            return
+        for data in self._unsent:
+            self._transport.write(data)
+        self._unsent.clear()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        for number, result, error in _messages(self._received):
+            answer = self._jobs.pop(number, None)
+            if answer is None or answer.done():
+                continue  # Cancelled meanwhile.
+            if error is None:
+                answer.set_result(result)
+            else:
+                answer.set_exception(error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.is_over:
+            return
+        self.is_over = True
+        for answer in self._jobs.values():
+            if not answer.done():
+                answer.set_exception(WorkerFailed(f"the worker process {self.pid} has ended"))
+        self._jobs.clear()
+        self._reap(self._popen)
+
+
+# -- messages ---------------------------------------------------------------------------------------------------------
+
+
+def _framed(message: tuple[object, ...]) -> bytes:
+    import pickle  # A broker that never needs the process does without.
+
+    data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(data)) + data
+
+
+def _messages(received: bytearray) -> Iterator[Any]:
+    """The messages that are complete; they leave the buffer."""
+    import pickle
+
+    position = 0
+    while len(received) - position >= _LENGTH.size:
+        (length,) = _LENGTH.unpack_from(received, position)
+        end = position + _LENGTH.size + length
+        if end > len(received):
+            break
+        yield pickle.loads(memoryview(received)[position + _LENGTH.size : end])
+        position = end
+    del received[:position]
+
+
+# -- the process's side -----------------------------------------------------------------------------------------------
+
+
+class Jobs:
+    """The jobs of the process, and whose turn it is."""
+
+    def __init__(self, max_held_bytes: int = MAX_HELD_BYTES) -> None:
+        self._max_held_bytes = max_held_bytes
+        self._held_bytes: dict[int, int] = {}
+        self._turns: deque[tuple[int, Job]] = deque()
+        # In the order in which they asked: what waits for room, and how much it needs.
+        self._parked: deque[tuple[int, Job, int]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._turns)
+
+    def add(self, number: int, job: Job) -> None:
+        self._held_bytes[number] = 0
+        self._turns.append((number, job))
+
+    def cancel(self, number: int) -> None:
+        self._turns = deque(turn for turn in self._turns if turn[0] != number)
+        self._parked = deque(parked for parked in self._parked if parked[0] != number)
+        self._ended(number)
+
+    def step(self) -> tuple[int, Any, Exception | None] | None:
+        """One step of the job whose turn it is; (number, result, error) when it was its last."""
+        number, job = self._turns.popleft()
+        try:
+            more_bytes = next(job)
+        except StopIteration as end:
+            self._ended(number)
+            return number, end.value, None
+        except Exception as error:
+            self._ended(number)
+            return number, None, error
+        if more_bytes:
+            self._parked.append((number, job, more_bytes))
+            self._admit()
+        else:
+            self._turns.append((number, job))
+        return None
+
+    def _ended(self, number: int) -> None:
+        self._held_bytes.pop(number, None)
+        self._admit()
+
+    def _admit(self) -> None:
+        while self._parked:
+            number, job, more_bytes = self._parked[0]
+            held_bytes = sum(self._held_bytes.values())
+            others_bytes = held_bytes - self._held_bytes[number]
+            if others_bytes and held_bytes + more_bytes > self._max_held_bytes:
+                return
+            self._parked.popleft()
+            self._held_bytes[number] += more_bytes
+            self._turns.append((number, job))
+
+
+def serve(connection: socket.socket) -> None:
+    """Works until the other end closes."""
+    jobs = Jobs()
+    received = bytearray()
+    while True:
+        if select.select([connection], [], [], 0 if jobs else None)[0]:
+            data = connection.recv(_READ_BYTES)
+            if not data:
+                return
+            received += data
+            for number, *what in _messages(received):
+                if what:
+                    work, arguments = what
+                    jobs.add(number, work(*arguments))
+                else:
+                    jobs.cancel(number)
+        if jobs:
+            ended = jobs.step()
+            if ended is not None:
+                connection.sendall(_framed(ended))
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        serve(socket.socket(fileno=int(sys.argv[1])))
+    # Not one job more, and no waiting for what else may run.
+    os._exit(0)

@@ -1,0 +1,218 @@
+"""The process for long work: turns, room, cancellation, death."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from one_broker import until
+from worker_jobs import count, die, echo, fail, mark_steps, pid
+
+from klamm import worker
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.worker import Jobs, Worker, WorkerFailed
+
+TESTS = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def jobs_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
+
+
+def play(scenario: Callable[[Worker], Awaitable[None]], **options: Any) -> None:
+    reaped: list[subprocess.Popen[bytes]] = []
+
+    async def main() -> None:
+        a_worker = Worker(reaped.append, **options)
+        try:
+            async with asyncio.timeout(10):
+                await scenario(a_worker)
+        finally:
+            a_worker.close()
+            await asyncio.sleep(0.01)
+
+    asyncio.run(main())
+    for process in reaped:
+        process.wait(20)
+
+
+def test_what_a_job_returns_and_raises_comes_back() -> None:
+    async def scenario(a_worker: Worker) -> None:
+        assert a_worker.pid is None
+        assert await a_worker.run(count, 1000) == 1000
+        assert await a_worker.run(pid) == a_worker.pid != os.getpid()
+        assert await a_worker.run(echo, bytes(3_000_000)) == bytes(3_000_000)
+        with pytest.raises(KafkaError) as refused:
+            await a_worker.run(fail, KafkaError(ErrorCode.INVALID_RECORD, "why"))
+        assert (refused.value.code, refused.value.message) == (ErrorCode.INVALID_RECORD, "why")
+        assert await asyncio.gather(*(a_worker.run(echo, number) for number in range(200))) == list(range(200))
+
+    play(scenario)
+
+
+def test_it_works_in_uvloop() -> None:
+    async def main() -> None:
+        a_worker = Worker(lambda process: None)
+        async with asyncio.timeout(10):
+            assert await a_worker.run(echo, "x") == "x"
+        a_worker.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+def test_a_process_that_dies_fails_its_jobs_and_another_follows() -> None:
+    async def scenario(a_worker: Worker) -> None:
+        first = await a_worker.run(pid)
+        long = asyncio.create_task(a_worker.run(count, 10**12))
+        with pytest.raises(WorkerFailed):
+            await a_worker.run(die)
+        with pytest.raises(WorkerFailed):
+            await long
+        assert await a_worker.run(pid) != first
+
+    play(scenario)
+
+
+def test_who_is_cancelled_ends_in_the_process_too(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+
+    async def scenario(a_worker: Worker) -> None:
+        job = asyncio.create_task(a_worker.run(mark_steps, str(marks)))
+        await until(lambda: marks.exists() and marks.stat().st_size > 0)
+        job.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await job
+        # What comes after the cancellation on the same socket is answered after it.
+        await a_worker.run(echo, 1)
+        size = marks.stat().st_size
+        await a_worker.run(count, 10_000)
+        assert marks.stat().st_size == size
+
+    play(scenario)
+
+
+def test_a_short_job_does_not_wait_for_a_long_one() -> None:
+    async def scenario(a_worker: Worker) -> None:
+        long = [asyncio.create_task(a_worker.run(count, 10**12)) for _ in range(5)]
+        assert await a_worker.run(count, 100) == 100
+        assert not any(job.done() for job in long)
+        for job in long:
+            job.cancel()
+
+    play(scenario)
+
+
+def test_more_jobs_than_the_process_may_have_wait_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "MAX_JOBS", 2)
+
+    async def scenario(a_worker: Worker) -> None:
+        ended: list[int] = []
+
+        async def ask(number: int) -> None:
+            await a_worker.run(echo, number)
+            ended.append(number)
+
+        await asyncio.gather(*map(ask, range(20)))
+        assert ended == list(range(20))
+        waiting = [asyncio.create_task(a_worker.run(count, 10**12)) for _ in range(4)]
+        await asyncio.sleep(0)
+        for job in reversed(waiting):
+            job.cancel()
+        assert await a_worker.run(echo, 1) == 1
+
+    play(scenario)
+
+
+def test_an_idle_process_ends_and_comes_back() -> None:
+    async def scenario(a_worker: Worker) -> None:
+        first = await a_worker.run(pid)
+        await until(lambda: a_worker.pid is None)
+        assert await a_worker.run(pid) != first
+
+    play(scenario, idle_s=0.01)
+
+
+PARENT = """
+import asyncio, sys
+from klamm.worker import Worker
+from one_broker import until
+from worker_jobs import mark_steps, pid
+
+async def main():
+    worker = Worker(lambda process: None)
+    print(await worker.run(pid), flush=True)
+    await worker.run(mark_steps, sys.argv[1])
+
+asyncio.run(main())
+"""
+
+
+def test_it_ends_with_its_broker_even_if_that_is_killed(tmp_path: Path) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(tmp_path / "marks")], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    number = int(parent.stdout.readline())
+    descriptor = os.pidfd_open(number)
+    parent.send_signal(signal.SIGKILL)
+    parent.wait()
+
+    async def gone() -> None:
+        ended = asyncio.Event()
+        asyncio.get_running_loop().add_reader(descriptor, ended.set)
+        await asyncio.wait_for(ended.wait(), 20)
+
+    asyncio.run(gone())
+    os.close(descriptor)
+
+
+# -- turns and room, without a process
+
+
+def holding(log: list[str], name: str, size_bytes: int):
+    log.append(f"{name} asks")
+    yield size_bytes
+    log.append(f"{name} holds")
+    yield 0
+    return name
+
+
+def drain(jobs: Jobs) -> list[Any]:
+    ended = []
+    while jobs:
+        result = jobs.step()
+        if result is not None:
+            ended.append(result[1])
+    return ended
+
+
+def test_jobs_wait_for_room_and_others_go_on() -> None:
+    log: list[str] = []
+    jobs = Jobs(max_held_bytes=100)
+    for number, (name, size) in enumerate([("a", 80), ("b", 80), ("c", 20), ("d", 500)]):
+        jobs.add(number, holding(log, name, size))
+    jobs.add(9, holding(log, "small", 0))
+    assert sorted(drain(jobs)) == ["a", "b", "c", "d", "small"]
+    assert log.index("b holds") > log.index("a holds")
+    # Alone even the largest has room.
+    assert log[-1] == "d holds"
+
+
+def test_a_cancelled_job_gives_its_room_to_the_next() -> None:
+    log: list[str] = []
+    jobs = Jobs(max_held_bytes=100)
+    jobs.add(1, holding(log, "a", 80))
+    jobs.add(2, holding(log, "b", 80))
+    for _ in range(3):
+        jobs.step()
+    assert "b holds" not in log
+    jobs.cancel(1)
+    assert drain(jobs) == ["b"]
