@@ -15,7 +15,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.environment import Environment, SystemEnvironment
 from klamm.protocol import messages
 from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponsePartition
-from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest, LeaderAndIsrTopic
+from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest, LeaderAndIsrTopic, LiveLeader
 from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
 from klamm.protocol.produce import PartitionProduceResponse, ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
@@ -118,6 +118,8 @@ class OneBroker:
             await client.close()
         await self._stack.aclose()
         self.zookeeper = None
+        if isinstance(self.environment, SystemEnvironment):
+            self.environment.close()
 
     async def start_zookeeper(self, port: int = 0) -> None:
         zookeeper = ZooKeeperServer(
@@ -179,7 +181,9 @@ class OneBroker:
         state = {"leader": 0, "isr": (0,), "zk_version": 0, "replicas": (0,)} | changes
         partition = LeaderAndIsrPartitionState(0, self.controller_epoch, leader_epoch=leader_epoch, **state)
         topics = [LeaderAndIsrTopic(topic, self.broker._metadata_cache.snapshot.topic_ids.get(topic), [partition])]
-        body = LeaderAndIsrRequest(0, self.controller_epoch, self.broker_epoch, topics)
+        # Where no other broker is, nobody can be reached.
+        live = [LiveLeader(state["leader"], "127.0.0.1", 1)] if state["leader"] > 0 else []
+        body = LeaderAndIsrRequest(0, self.controller_epoch, self.broker_epoch, topics, live)
         response = await client.request(ApiKey.LEADER_AND_ISR, 5, body)
         assert (response.error_code, response.topics[0].partitions) == (0, [(0, code)])
 

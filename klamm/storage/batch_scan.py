@@ -14,7 +14,6 @@ from klamm.protocol.record_batch import (
     NO_TIMESTAMP,
     BatchHeader,
     check_crc,
-    decode_records,
     parse_header,
 )
 
@@ -95,30 +94,16 @@ def read_batch(read: Read, position: int, header: BatchHeader) -> bytearray:
     return data
 
 
-def find_timestamp(
-    read: Read, position: int, end: int, timestamp_ms: int, start_offset: int
-) -> tuple[int, int, int] | None:
-    """(timestamp, offset, leader epoch) of the first record from `start_offset` on that is not older than this."""
-    for found, header in headers(read, position, end):
-        if header.max_timestamp < timestamp_ms or header.last_offset < start_offset:
-            continue
-        match = _find_record(read_batch(read, found, header), header, timestamp_ms, start_offset)
-        if match is not None:
-            return match
-    return None
-
-
-def _find_record(
-    batch: bytearray, header: BatchHeader, timestamp_ms: int, start_offset: int
-) -> tuple[int, int, int] | None:
-    try:
-        for record in decode_records(batch, 0, header):
-            if record.timestamp_ms >= timestamp_ms and record.offset >= start_offset:
-                return record.timestamp_ms, record.offset, header.partition_leader_epoch
-    except KafkaError:
-        # A producer wrote records that nobody can read; a lookup must not fail for that.
-        return header.base_timestamp, max(header.base_offset, start_offset), header.partition_leader_epoch
-    return None
+def next_candidate(
+    read: Read, position: int, end: int, timestamp_ms: int, start_offset: int, max_batches: int
+) -> tuple[int, BatchHeader | None]:
+    """The first of the next `max_batches` batches before `end` that may have a record from `start_offset` on, not older
+    than this; else where the batch after them begins."""
+    for found, header in islice(headers(read, position, end), max_batches):
+        if header.max_timestamp >= timestamp_ms and header.last_offset >= start_offset:
+            return found, header
+        position = found + header.size_bytes
+    return position, None
 
 
 def largest_timestamp(read: Read, position: int, end: int, max_batches: int) -> tuple[int, tuple[int, int]]:

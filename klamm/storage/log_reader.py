@@ -21,6 +21,7 @@ from klamm.storage import batch_scan
 from klamm.storage.index_file import CorruptIndexError
 from klamm.storage.log_segments import LogSegments
 from klamm.storage.segment import LogSegment
+from klamm.storage.timestamp_lookup import Found, TimestampLookup
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_REMEMBERED = 64
@@ -52,11 +53,13 @@ class LogReader:
         self._segments = segments
         self._log_end_offset = log_end_offset
         self._remembered: dict[int, tuple[LogSegment, int]] = {}
+        self._lookup = TimestampLookup(environment)
         self.generation = 0
 
     def invalidate(self) -> None:
         """The log has been truncated: nothing that is remembered or under way counts any more."""
         self._remembered.clear()
+        self._lookup.forget()
         self.generation += 1
 
     def forget_segments(self) -> None:
@@ -210,8 +213,12 @@ class LogReader:
         if generation == self.generation and not index.is_loaded:
             index.adopt(entries)
 
-    async def find_timestamp(self, timestamp_ms: int, start_offset: int) -> tuple[int, int, int] | None:
+    async def find_timestamp(self, timestamp_ms: int, start_offset: int) -> Found | None:
         """(timestamp, offset, leader epoch) of the first record from `start_offset` on that is not older than this."""
+        key = self.generation, timestamp_ms, start_offset, self._log_end_offset()
+        return await self._lookup.share(key, lambda: self._find_timestamp(timestamp_ms, start_offset))
+
+    async def _find_timestamp(self, timestamp_ms: int, start_offset: int) -> Found | None:
         for segment in self._segments.starting_with(start_offset):
             if segment.is_gone or segment.largest_timestamp() < timestamp_ms:
                 continue
@@ -220,9 +227,7 @@ class LogReader:
                 segment.load_indexes()
                 floor = max(segment.time_index.lookup(timestamp_ms), start_offset)
                 start = segment.offset_index.lookup(floor)
-                found = await self._environment.run_blocking(
-                    batch_scan.find_timestamp, file.read, start, end, timestamp_ms, start_offset
-                )
+                found = await self._lookup.find_in(file, start, end, timestamp_ms, start_offset)
             finally:
                 segment.unpin()
             if found is not None:

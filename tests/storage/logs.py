@@ -8,6 +8,7 @@ from klamm.protocol.record_batch import (
     ControlRecordType,
     EndTransactionMarker,
     Record,
+    at_once,
     build_batch,
     build_end_transaction_marker,
     decode_records,
@@ -34,6 +35,7 @@ class DiskEnvironment(Environment):
         self.random = random.Random(seed)
         self.file_system = SimulatedFileSystem(self.disk, Process("process", "host"))
         self.before_blocking = None  # a test's chance to do something while a read or a flush is under way
+        self.worked = []  # what has run in the worker
         self.is_blocking = False
         self.bytes_read_on_the_loop = 0
         self.file_system.open = self._open
@@ -53,6 +55,10 @@ class DiskEnvironment(Environment):
             return function(*arguments)
         finally:
             self.is_blocking = False
+
+    async def run_in_worker(self, work, *arguments):
+        self.worked.append(work)
+        return at_once(work(*arguments))
 
     def _open(self, path, *, create=False):
         file = SimulatedFileSystem.open(self.file_system, path, create=create)

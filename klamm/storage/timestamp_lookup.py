@@ -1,0 +1,163 @@
+"""The first record that is not older than a timestamp: the part of a log's reads that looks into batches.
+
+A batch is a candidate when its header names a timestamp that is late enough. Whether it has such a record, only a look
+into it tells; where the topic asks nothing of single records, a producer may have written any largest timestamp there.
+
+What must stay true:
+- Headers are read in slices on the loop while they are in memory; large batches are looked into in the worker.
+- A batch whose header named more than its records have is remembered, so that the next lookup passes it by.
+- One lookup looks into no more than `MAX_LOOKS` such batches. Then it answers with the first record of the next one:
+  earlier than what was asked for, so that nobody who begins there misses a record.
+- Lookups for the same share one search, which ends with the last who waits for it.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any, NamedTuple
+
+from klamm.environment import Environment, File, WorkerFailed
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.record_batch import (
+    HEADER_SIZE_BYTES,
+    BatchHeader,
+    Buffer,
+    decompress,
+    max_decompressed_bytes,
+    parse_header,
+)
+from klamm.protocol.record_walk import RecordWalk, Wanted
+from klamm.storage import batch_scan
+from klamm.storage.batch_inspection import AT_ONCE_BYTES, AT_ONCE_STEPS, STEPS_PER_SLICE
+
+HEADERS_PER_SLICE = 200
+MAX_LOOKS = 16
+MAX_REMEMBERED = 1_000
+
+# (timestamp, offset, leader epoch)
+Found = tuple[int, int, int]
+
+
+class Look(NamedTuple):
+    """What a batch has: the (timestamp, offset) of the first record that is late enough, else its largest timestamp."""
+
+    match: tuple[int, int] | None
+    max_timestamp_ms: int
+
+
+class TimestampLookup:
+    """What one log's lookups share and remember."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        # By the base offset of the batch.
+        self._true_maximums: dict[int, int] = {}
+        self._searches: dict[tuple[int, ...], _Search] = {}
+
+    def forget(self) -> None:
+        """The log has been truncated: there may be other batches at the offsets that are known."""
+        self._true_maximums.clear()
+
+    async def share(
+        self, key: tuple[int, ...], search: Callable[[], Coroutine[Any, Any, Found | None]]
+    ) -> Found | None:
+        """What `search` finds, or what one with the same key is already about to find."""
+        shared = self._searches.get(key)
+        if shared is None:
+            shared = self._searches[key] = _Search(asyncio.get_running_loop().create_task(search()))
+        shared.waiting += 1
+        try:
+            return await asyncio.shield(shared.task)
+        finally:
+            shared.waiting -= 1
+            if shared.waiting == 0:
+                shared.task.cancel()
+                self._searches.pop(key, None)
+
+    async def find_in(self, file: File, position: int, end: int, timestamp_ms: int, start_offset: int) -> Found | None:
+        """Of the batches in [position, end). Raises OSError, and KafkaError where they are damaged."""
+        looks_left = MAX_LOOKS
+        while True:
+            position, header = await self._next_candidate(file, position, end, timestamp_ms, start_offset)
+            if header is None:
+                return None
+            if looks_left == 0:
+                return _first_of(header, start_offset)
+            batch = await self._read(file, position, header.size_bytes)
+            try:
+                look = await self._look(batch, header, timestamp_ms, start_offset)
+            except WorkerFailed as error:
+                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from None
+            except KafkaError:
+                # A producer wrote records that nobody can read; a lookup must not fail for that.
+                return _first_of(header, start_offset)
+            if look.match is not None:
+                return *look.match, header.partition_leader_epoch
+            looks_left -= 1
+            if header.base_offset >= start_offset and len(self._true_maximums) < MAX_REMEMBERED:
+                self._true_maximums[header.base_offset] = look.max_timestamp_ms
+            position += header.size_bytes
+
+    async def _next_candidate(
+        self, file: File, position: int, end: int, timestamp_ms: int, start_offset: int
+    ) -> tuple[int, BatchHeader | None]:
+        while position < end:
+            scan = batch_scan.next_candidate, position, end, timestamp_ms, start_offset, HEADERS_PER_SLICE
+            try:
+                position, header = scan[0](batch_scan.read_if_cached(file), *scan[1:])
+                await asyncio.sleep(0)
+            except batch_scan.NotCachedError:
+                position, header = await self._environment.run_blocking(scan[0], file.read, *scan[1:])
+            if header is not None:
+                if self._true_maximums.get(header.base_offset, timestamp_ms) >= timestamp_ms:
+                    return position, header
+                position += header.size_bytes
+        return end, None
+
+    async def _read(self, file: File, position: int, size_bytes: int) -> Buffer:
+        data = file.read_cached(position, size_bytes)
+        if data is None:
+            data = await self._environment.run_blocking(file.read, position, size_bytes)
+        if len(data) != size_bytes:
+            raise KafkaError(ErrorCode.CORRUPT_MESSAGE, f"the batch at position {position} is cut")
+        return data
+
+    async def _look(self, batch: Buffer, header: BatchHeader, timestamp_ms: int, start_offset: int) -> Look:
+        wanted = Wanted(from_timestamp_ms=timestamp_ms, from_offset=start_offset)
+        try:
+            walk = _begin(batch, header, wanted, AT_ONCE_BYTES)
+        except KafkaError as error:
+            if error.code is not ErrorCode.MESSAGE_TOO_LARGE:
+                raise
+        else:
+            if walk.advance(AT_ONCE_STEPS):
+                return Look(walk.match, walk.max_timestamp_ms)
+        return await self._environment.run_in_worker(look_into, bytes(batch), wanted)
+
+
+class _Search:
+    """A search under way, and how many wait for it."""
+
+    def __init__(self, task: "asyncio.Task[Found | None]") -> None:
+        self.task = task
+        self.waiting = 0
+
+
+def look_into(batch: bytes, wanted: Wanted) -> Generator[int, None, Look]:
+    """A look into a batch, in steps. Raises KafkaError when it cannot be read."""
+    header = parse_header(batch)
+    max_bytes = max_decompressed_bytes(header)
+    yield max_bytes
+    walk = _begin(batch, header, wanted, max_bytes)
+    yield 0
+    while not walk.advance(STEPS_PER_SLICE):
+        yield 0
+    return Look(walk.match, walk.max_timestamp_ms)
+
+
+def _begin(batch: Buffer, header: BatchHeader, wanted: Wanted, max_bytes: int) -> RecordWalk:
+    body = decompress(header.codec, memoryview(batch)[HEADER_SIZE_BYTES : header.size_bytes], max_bytes)
+    return RecordWalk(memoryview(body), header, wanted)
+
+
+def _first_of(header: BatchHeader, start_offset: int) -> Found:
+    return header.base_timestamp, max(header.base_offset, start_offset), header.partition_leader_epoch

@@ -1,0 +1,147 @@
+"""Lookups by timestamp where headers name a largest timestamp that no record has."""
+
+import asyncio
+import struct
+
+import pytest
+from logs import DiskEnvironment, append, open_log
+
+from klamm.environment import WorkerFailed
+from klamm.protocol import record_batch as rb
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.record_batch import Record, build_batch
+from klamm.storage.timestamp_lookup import MAX_LOOKS
+
+RECORDS = 500  # more than are looked at on the loop
+LATE_MS = 10**15
+
+
+class CountingEnvironment(DiskEnvironment):
+    """Work in the worker waits for `may_work`, if there is one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_work = None
+        self.cancelled = 0
+        self.dies = False
+
+    async def run_in_worker(self, work, *arguments):
+        self.worked.append(work)
+        if self.dies:
+            raise WorkerFailed("it has died")
+        try:
+            if self.may_work is not None:
+                await self.may_work.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        return rb.at_once(work(*arguments))
+
+
+@pytest.fixture
+def environment():
+    return CountingEnvironment()
+
+
+def add_batch(log, first_ms: int, count: int = RECORDS, claimed_ms: int | None = None) -> int:
+    """Appends records one ms apart; the offset of the first."""
+    data = build_batch([Record(None, b"v", first_ms + number) for number in range(count)])
+    if claimed_ms is not None:
+        struct.pack_into(">q", data, 35, claimed_ms)
+        struct.pack_into(">I", data, 17, rb._crc(data, 0, len(data)))
+    return log.append_as_leader(data, 0, now_ms=0).first_offset
+
+
+def find(log, timestamp_ms: int):
+    return asyncio.run(log.offset_for_timestamp(timestamp_ms))
+
+
+def test_a_false_header_is_looked_behind_once(environment):
+    log = open_log(environment)
+    for number in range(5):
+        add_batch(log, 1000 * number, claimed_ms=LATE_MS)
+    last = add_batch(log, 9000)
+    assert find(log, 9100) == (9100, last + 100, 0)
+    assert len(environment.worked) == 6
+    environment.worked.clear()
+    assert find(log, 9200) == (9200, last + 200, 0)
+    assert len(environment.worked) == 1
+    # A batch that has what is asked for now is looked into, whatever its header says.
+    assert find(log, 2100) == (2100, 2 * RECORDS + 100, 0)
+
+
+def test_small_batches_are_looked_into_on_the_loop(environment):
+    log = open_log(environment)
+    add_batch(log, 1000, count=3, claimed_ms=LATE_MS)
+    assert find(log, 1002) == (1002, 2, 0)
+    assert find(log, 1003) is None
+    assert environment.worked == []
+
+
+def test_one_lookup_does_no_more_than_its_share(environment):
+    log = open_log(environment)
+    for number in range(MAX_LOOKS + 3):
+        add_batch(log, number, claimed_ms=LATE_MS)
+    last = add_batch(log, 10**6)
+    # Too early rather than too late; the next one gets further.
+    assert find(log, 10**6) == (MAX_LOOKS, MAX_LOOKS * RECORDS, 0)
+    assert len(environment.worked) == MAX_LOOKS
+    assert find(log, 10**6) == (10**6, last, 0)
+
+
+def test_a_truncation_forgets_what_was_found(environment):
+    log = open_log(environment)
+    add_batch(log, 1000, claimed_ms=LATE_MS)
+    assert find(log, 5000) is None
+    log.truncate_to(0)
+    add_batch(log, 5000, claimed_ms=LATE_MS)
+    assert find(log, 5000) == (5000, 0, 0)
+
+
+def test_many_who_ask_for_the_same_share_one_search_that_ends_with_the_last(environment):
+    log = open_log(environment)
+    add_batch(log, 1000)
+
+    async def scenario():
+        environment.may_work = asyncio.Event()
+        asking = [asyncio.create_task(log.offset_for_timestamp(1001)) for _ in range(10)]
+        while not environment.worked:
+            await asyncio.sleep(0)
+        asking[0].cancel()
+        environment.may_work.set()
+        assert set(await asyncio.gather(*asking[1:])) == {(1001, 1, 0)}
+        assert len(environment.worked) == 1
+
+        environment.may_work.clear()
+        asking = [asyncio.create_task(log.offset_for_timestamp(1002)) for _ in range(3)]
+        while len(environment.worked) < 2:
+            await asyncio.sleep(0)
+        for task in asking:
+            task.cancel()
+        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.sleep(0)
+        assert environment.cancelled == 1
+        # Nothing of it is left behind.
+        environment.may_work.set()
+        assert await log.offset_for_timestamp(1002) == (1002, 2, 0)
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_that_dies_is_an_error_that_clients_retry(environment):
+    log = open_log(environment)
+    add_batch(log, 1000)
+    environment.dies = True
+    with pytest.raises(KafkaError) as caught:
+        find(log, 1001)
+    assert caught.value.code is ErrorCode.KAFKA_STORAGE_ERROR
+
+
+def test_records_that_nobody_can_read_are_found_where_their_batch_begins(environment):
+    log = open_log(environment)
+    append(log, b"a", timestamp_ms=1000)
+    data = build_batch([Record(None, b"v", 2000)])
+    data[61:65] = b"\xff" * 4
+    struct.pack_into(">I", data, 17, rb._crc(data, 0, len(data)))
+    log.append_as_leader(data, 0, now_ms=0)
+    assert find(log, 1500) == (2000, 1, 0)
