@@ -5,6 +5,7 @@ import struct
 
 import pytest
 from logs import DiskEnvironment, append, open_log
+from one_broker import until
 
 from klamm.environment import WorkerFailed
 from klamm.protocol import record_batch as rb
@@ -61,13 +62,13 @@ def test_a_false_header_is_looked_behind_once(environment):
     for number in range(5):
         add_batch(log, 1000 * number, claimed_ms=LATE_MS)
     last = add_batch(log, 9000)
-    assert find(log, 9100) == (9100, last + 100, 0)
+    assert find(log, 9300) == (9300, last + 300, 0)
     assert len(environment.worked) == 6
     environment.worked.clear()
-    assert find(log, 9200) == (9200, last + 200, 0)
+    assert find(log, 9400) == (9400, last + 400, 0)
     assert len(environment.worked) == 1
     # A batch that has what is asked for now is looked into, whatever its header says.
-    assert find(log, 2100) == (2100, 2 * RECORDS + 100, 0)
+    assert find(log, 2400) == (2400, 2 * RECORDS + 400, 0)
 
 
 def test_small_batches_are_looked_into_on_the_loop(environment):
@@ -104,18 +105,16 @@ def test_many_who_ask_for_the_same_share_one_search_that_ends_with_the_last(envi
 
     async def scenario():
         environment.may_work = asyncio.Event()
-        asking = [asyncio.create_task(log.offset_for_timestamp(1001)) for _ in range(10)]
-        while not environment.worked:
-            await asyncio.sleep(0)
+        asking = [asyncio.create_task(log.offset_for_timestamp(1301)) for _ in range(10)]
+        await until(lambda: len(environment.worked) == 1)
         asking[0].cancel()
         environment.may_work.set()
-        assert set(await asyncio.gather(*asking[1:])) == {(1001, 1, 0)}
+        assert set(await asyncio.gather(*asking[1:])) == {(1301, 301, 0)}
         assert len(environment.worked) == 1
 
         environment.may_work.clear()
-        asking = [asyncio.create_task(log.offset_for_timestamp(1002)) for _ in range(3)]
-        while len(environment.worked) < 2:
-            await asyncio.sleep(0)
+        asking = [asyncio.create_task(log.offset_for_timestamp(1402)) for _ in range(3)]
+        await until(lambda: len(environment.worked) == 2)
         for task in asking:
             task.cancel()
         await asyncio.gather(*asking, return_exceptions=True)
@@ -123,7 +122,7 @@ def test_many_who_ask_for_the_same_share_one_search_that_ends_with_the_last(envi
         assert environment.cancelled == 1
         # Nothing of it is left behind.
         environment.may_work.set()
-        assert await log.offset_for_timestamp(1002) == (1002, 2, 0)
+        assert await log.offset_for_timestamp(1402) == (1402, 402, 0)
 
     asyncio.run(scenario())
 
@@ -133,7 +132,7 @@ def test_a_worker_that_dies_is_an_error_that_clients_retry(environment):
     add_batch(log, 1000)
     environment.dies = True
     with pytest.raises(KafkaError) as caught:
-        find(log, 1001)
+        find(log, 1301)
     assert caught.value.code is ErrorCode.KAFKA_STORAGE_ERROR
 
 
