@@ -210,6 +210,7 @@ class TopicDeletionManager:
         for piece in self._pieces(topics):
             for replica in await self._left([one for topic in piece for one in context.replicas_for_topic(topic)]):
                 (alive if context.is_replica_online(replica[1], replica[0]) else dead).append(replica)
+            await asyncio.sleep(0)
         await self._make_ineligible(dead, "offline replicas")
         # D3: first nobody follows any more, then the data goes.
         await self._replicas.handle_state_changes(alive, ReplicaState.OFFLINE)

@@ -51,6 +51,8 @@ from klamm.znodes.topics import TopicPartition
 FIRST_BACKOFF_MS = 20
 # Work on more partitions, or more bytes, than this lets others have their turn in between.
 PARTITIONS_PER_SLICE = 500
+# An append takes as long as that many partitions without records.
+APPEND_PIECES = 10
 BYTES_PER_SLICE = 4 * 1024 * 1024
 # A fetch without an answer for so long is waiting at the leader. With more partitions than this, naming all of them
 # anew costs more than to wait for its end.
@@ -320,7 +322,7 @@ class ReplicaFetcher:
                     after_sync.append((topic_partition, result))
                     continue
                 self._process_partition(topic_partition, fetch, result, out_of_range, diverging)
-                done += 1
+                done += APPEND_PIECES if result.records else 1
                 done_bytes += len(result.records or b"")
                 if done >= PARTITIONS_PER_SLICE or done_bytes >= BYTES_PER_SLICE:
                     done = done_bytes = 0
@@ -340,8 +342,9 @@ class ReplicaFetcher:
         diverging: list[_Diverging],
     ) -> None:
         """Appends to logs whose last truncation is not durable; the append itself would wait for the disk."""
-        for start in range(0, len(results), PARTITIONS_PER_SLICE):
-            batch = results[start : start + PARTITIONS_PER_SLICE]
+        count = max(1, PARTITIONS_PER_SLICE // APPEND_PIECES)
+        for start in range(0, len(results), count):
+            batch = results[start : start + count]
             logs = [self._fetches[key].partition.log for key, _ in batch if key in self._fetches]
             await asyncio.gather(*(log.flush_before_append() for log in logs))
             for topic_partition, result in batch:

@@ -405,8 +405,11 @@ def _look(delayed: DelayedFetch, changed: dict[TopicPartition, None], *, may_wai
     yield
     while delayed.look(PARTITIONS_PER_SLICE):
         yield
-    while may_wait and not delayed.is_ready() and delayed.look_again(changed, PARTITIONS_PER_SLICE):
+    if may_wait and not delayed.is_ready():
+        delayed.keys()
         yield
+        while not delayed.is_ready() and delayed.look_again(changed, PARTITIONS_PER_SLICE):
+            yield
 
 
 async def _wait(purgatory: Purgatory[TopicPartition], delayed: DelayedFetch, max_wait_ms: int) -> None:

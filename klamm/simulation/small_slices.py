@@ -12,6 +12,7 @@ from contextlib import contextmanager
 # Module, name of the constant, what it is inside. A name that is gone is an error: the table follows the code.
 SMALL = (
     ("klamm.broker.metadata_updates", "TOPICS_PER_STEP", 1),
+    ("klamm.broker.handlers.create_topics", "TOPICS_PER_SLICE", 1),
     ("klamm.broker.handlers.delete_groups", "GROUPS_PER_SLICE", 1),
     ("klamm.broker.handlers.describe_configs", "RESOURCES_PER_SLICE", 1),
     ("klamm.broker.handlers.describe_groups", "GROUPS_PER_SLICE", 1),

@@ -53,7 +53,7 @@ _INITIAL_DELAY_MS = 30_000
 _DEFAULT_FLUSH_CHECK_MS = 1_000
 _LOGS_IN_A_SLICE = 50
 _SLICE_MS = 5
-_OFFSETS_IN_A_SLICE = 2_000
+_OFFSETS_IN_A_SLICE = 1_000
 _NAMES_IN_A_SLICE = 1_000
 # Syncs that wait together share the file system's journal.
 _CLOSED_AT_ONCE = 8

@@ -4,6 +4,7 @@ Answered when every new partition has a leader, or with REQUEST_TIMED_OUT after 
 will exist. Only the controller's broker serves it.
 """
 
+import asyncio
 from collections import Counter
 
 from klamm.broker.registry import Body, Request, handler
@@ -14,9 +15,13 @@ from klamm.net.server import AnswerOnly
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.tasks import Slices
 
 Response = messages.response_class(ApiKey.CREATE_TOPICS)
 Topic = Response.CreatableTopicResult
+
+# What is described in one go: about three milliseconds.
+TOPICS_PER_SLICE = 20
 
 
 def error_response(request: Request, error: KafkaError) -> Body:
@@ -49,7 +54,10 @@ async def handle(request: Request) -> AnswerOnly[Body]:
         ready = created
         if not body.validate_only:
             ready = await services.topic_admin.wait_until_created(created, body.timeout_ms)
+        slices = Slices(TOPICS_PER_SLICE)
         for one in ready:
+            if slices.is_over():
+                await asyncio.sleep(0)
             answers[one.name] = _failed(request, one.name, one.error) if one.error else _created(request, one)
         return Response(version=request.version, topics=[answers[name] for name in names])
 
