@@ -185,7 +185,7 @@ class _Channel:
             return
         if self._attempt is None:
             self._disconnect()
-        else:
+        elif not self._attempt.expired():  # Otherwise it is about to begin again, with the latest address.
             self._attempt.reschedule(asyncio.get_running_loop().time())
 
     # -- the queue --------------------------------------------------------------------------------------------------

@@ -2,12 +2,14 @@
 
 A broker that does not answer keeps its ZooKeeper session, and with it its queue, for as long as it likes. Kafka's queue
 grows by every change meanwhile. Here a queue that has grown is made as long as what the broker has to know, whatever
-the number of changes was: two UpdateMetadata requests, the StopReplica requests, and one LeaderAndIsr request.
+the number of changes was: two UpdateMetadata requests, the StopReplica requests, each after what it stops, and one
+LeaderAndIsr request.
 
 | of the same partition, waiting in this order | what is left |
 |---|---|
 | LeaderAndIsr, LeaderAndIsr | the second one; it stays new if the first one was |
-| LeaderAndIsr, StopReplica | StopReplica |
+| LeaderAndIsr, StopReplica that deletes | StopReplica |
+| LeaderAndIsr, StopReplica that does not | both in this order: only the first one ends a leadership |
 | StopReplica, LeaderAndIsr | both in this order: what was there is stopped or deleted before it begins again |
 | StopReplica, StopReplica | both, unless later ones stop, and delete, all partitions of the first one |
 | UpdateMetadata, UpdateMetadata | the second one |
@@ -84,6 +86,18 @@ class _States(Generic[T]):
         self._ids[topic.topic] = topic.topic_id
         return self._states.setdefault(topic.topic, {})
 
+    def take(self, topics: Sequence[ControlTopic[Any]]) -> "_States[T]":
+        """The states of the partitions that these name, which are not kept any more."""
+        taken: _States[T] = _States()
+        for topic in topics:
+            states = self._states.get(topic.topic, {})
+            found = {
+                state.partition: states.pop(state.partition) for state in topic.partitions if state.partition in states
+            }
+            if found:
+                taken._states[topic.topic], taken._ids[topic.topic] = found, self._ids[topic.topic]
+        return taken
+
     def topics(self, make: Callable[[str, UUID | None, list[T]], Any]) -> list[Any]:
         return [make(name, self._ids[name], list(states.values())) for name, states in self._states.items() if states]
 
@@ -96,6 +110,8 @@ class _Left:
         self._deleted: _States[UpdateMetadataPartitionState] = _States()
         self._metadata: _States[UpdateMetadataPartitionState] = _States()
         self._stopping: list[QueuedRequest] = []
+        # Of partitions that stop after it, and are not deleted.
+        self._former_leadership: _States[LeaderAndIsrPartitionState] = _States()
         self._leadership: _States[LeaderAndIsrPartitionState] = _States()
         self._live_leaders: dict[int, LiveLeader] = {}
 
@@ -120,14 +136,16 @@ class _Left:
                 known[state.partition] = state
 
     def _take_stopping(self, topic: StopReplicaTopic, states: Sequence[StopReplicaPartitionState]) -> None:
-        told = self._leadership.of(topic)
+        former, told = self._former_leadership.of(topic), self._leadership.of(topic)
         for state in states:
-            told.pop(state.partition, None)
+            before = told.pop(state.partition, None) or former.pop(state.partition, None)
+            if before is not None and not state.delete:
+                former[state.partition] = before
 
     def _take_leadership(self, topic: LeaderAndIsrTopic, states: Sequence[LeaderAndIsrPartitionState]) -> None:
-        told = self._leadership.of(topic)
+        former, told = self._former_leadership.of(topic), self._leadership.of(topic)
         for state in states:
-            before = told.get(state.partition)
+            before = told.get(state.partition) or former.pop(state.partition, None)
             stays_new = before is not None and before.is_new and not state.is_new
             told[state.partition] = replace(state, is_new=True) if stays_new else state
 
@@ -138,11 +156,17 @@ class _Left:
             if deleted := self._deleted.topics(UpdateMetadataTopic):
                 left.append(_with(last, topics=deleted))
             left.append(_with(last, topics=self._metadata.topics(UpdateMetadataTopic)))
-        left += _not_superseded(self._stopping)
-        if leadership := self._leadership.topics(LeaderAndIsrTopic):
-            last, leaders = self._last[ApiKey.LEADER_AND_ISR], list(self._live_leaders.values())
-            left.append(_with(last, topics=leadership, live_leaders=leaders))
-        return left
+        stopping: list[QueuedRequest] = []
+        for request in reversed(_not_superseded(self._stopping)):
+            stopping += [request, *self._leading(self._former_leadership.take(request.body.topics))]
+        return left + stopping[::-1] + self._leading(self._leadership)
+
+    def _leading(self, leadership: _States[LeaderAndIsrPartitionState]) -> list[QueuedRequest]:
+        topics = leadership.topics(LeaderAndIsrTopic)
+        if not topics:
+            return []
+        last, leaders = self._last[ApiKey.LEADER_AND_ISR], list(self._live_leaders.values())
+        return [_with(last, topics=topics, live_leaders=leaders)]
 
 
 def _with(request: QueuedRequest, **fields: Any) -> QueuedRequest:

@@ -20,6 +20,7 @@ from klamm.controller.reassignment import resume_reassignments
 from klamm.controller.slices import CHEAP_SLICE, for_slices, slices
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.znodes.topics import TopicAssignment, TopicPartition, is_legal_topic_name
+from klamm.zookeeper.errors import RequestTooLarge
 
 # A topic's assignment names all of its partitions.
 TOPICS_PER_SLICE = 10
@@ -102,7 +103,8 @@ def _add_partition(parts: ControllerParts, partition: TopicPartition, assignment
 
 
 async def partition_modifications(parts: ControllerParts, topic: str) -> None:
-    """A topic's assignment has changed: new partitions are taken up. Other changes are the controller's own."""
+    """A topic's assignment has changed: new partitions are taken up. Other changes are the controller's own, but that
+    a tool from before Kafka 2.8 leaves out the topic's id (KAFKA-14190)."""
     context = parts.context
     if topic not in context.all_topics:
         # Deleted, or not taken up yet: the list of topics tells.
@@ -110,6 +112,8 @@ async def partition_modifications(parts: ControllerParts, topic: str) -> None:
     assignment = (await parts.store.topic_assignments([topic], parts.on_topic)).get(topic)
     if assignment is None:
         return
+    if assignment.topic_id is None and topic in context.topic_ids:
+        assignment = await _restore_topic_id(parts, topic, assignment)
     new = [n for n in assignment.partitions if not context.partition_replica_assignment((topic, n))]
     if not new:
         return
@@ -121,6 +125,17 @@ async def partition_modifications(parts: ControllerParts, topic: str) -> None:
     for number in new:
         _add_partition(parts, (topic, number), assignment)
     await on_new_partition_creation(parts, [(topic, number) for number in new])
+
+
+async def _restore_topic_id(parts: ControllerParts, topic: str, assignment: TopicAssignment) -> TopicAssignment:
+    """The next controller would give the topic another id, and to its brokers it would be another topic. Returns the
+    assignment with the id; should it change meanwhile, its watch tells."""
+    restored = replace(assignment, topic_id=parts.context.topic_ids[topic])
+    try:
+        await parts.store.update_topic_assignment(topic, restored, parts.guard)
+    except RequestTooLarge as error:
+        _log.error("the znode of topic %s has lost the topic's id, and has no room for it: %s", topic, error)
+    return restored
 
 
 async def _restore_assignment(parts: ControllerParts, topic: str, assignment: TopicAssignment) -> None:

@@ -428,6 +428,26 @@ def test_a_broker_that_moves_gets_everything_at_its_new_address(doing):
     run(test)
 
 
+@pytest.mark.parametrize("turns", range(4))
+def test_a_broker_may_move_twice_in_quick_succession(turns):
+    async def test():
+        async with toy_broker() as former, toy_broker() as broker, channels() as manager:
+            answers = asyncio.Queue()
+            manager.add_broker(former.registration())
+            manager.send_request(1, ApiKey.UPDATE_METADATA, update(0), answers.put_nowait)
+            await former.requests.get()
+            manager.update_broker(BrokerRegistration(1, (Endpoint("PLAINTEXT", "127.0.0.1", 1),)))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            manager.update_broker(broker.registration())
+            connection, header, body = await broker.requests.get()
+            assert body == update(0)
+            connection.answer(header, UpdateMetadataResponse())
+            await answers.get()
+
+    run(test)
+
+
 def test_the_controllers_own_listener_is_used_where_there_is_one():
     async def test():
         async with (

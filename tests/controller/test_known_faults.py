@@ -5,6 +5,7 @@ all.
 """
 
 from pathlib import Path
+from uuid import UUID
 
 from controller_scene import Scene, play
 
@@ -12,6 +13,9 @@ from klamm.controller.events import AutoPreferredReplicaLeaderElection
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
 from klamm.znodes.cluster import CONTROLLER_PATH, Controller
+from klamm.znodes.topics import TopicAssignment
+
+TOPIC_ID = UUID(int=14190)
 
 
 def test_kafka_10149_one_reassignment_does_not_keep_all_others_from_their_preferred_leaders(tmp_path: Path) -> None:
@@ -171,5 +175,25 @@ def test_kafka_14140_who_is_offline_or_shutting_down_does_not_join_the_isr(tmp_p
             error, [item] = await scene.alter_isr("t", isr)
             assert (error, item.error_code, item.isr) == (ErrorCode.NONE, ErrorCode.NONE, [1])
         assert (await scene.state("t"))[2] == (1,)
+
+    play(tmp_path, scenario)
+
+
+def test_kafka_14190_a_topic_keeps_its_id_when_an_older_tool_writes_its_znode(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.start(1, 2)
+        await scene.create("t", [1, 2], topic_id=TOPIC_ID)
+        assignment = await scene.store.topic_assignment("t")
+        assert assignment is not None
+        # kafka-topics.sh --zookeeper of a Kafka before 2.8 knows of no ids.
+        without_id = TopicAssignment({**assignment.partitions, 1: (2, 1)})
+        await scene.store.client.set("/brokers/topics/t", without_id.encode())
+        await scene.until(lambda: scene.controller.context.partition_leadership_info(("t", 1)))
+        await scene.kill(1)
+        await scene.until(lambda: scene.brokers[2].controller.is_active)
+        await scene.settled()
+        assert scene.controller.context.topic_ids == {"t": TOPIC_ID}
+        again = await scene.store.topic_assignment("t")
+        assert again is not None and again.topic_id == TOPIC_ID and len(again.partitions) == 2
 
     play(tmp_path, scenario)
