@@ -149,10 +149,12 @@ class _Process(asyncio.Protocol):
             raise
 
     def close(self) -> None:
+        """At once, also when the loop runs no more. There is nothing in the process that would have to be finished."""
+        if not self.is_over:
+            self._popen.kill()
+            self._ended()
         if self._transport is not None:
             self._transport.abort()
-        else:
-            self.connection_lost(None)
 
     def _send(self, message: tuple[object, ...]) -> None:
         data = _framed(message)
@@ -184,8 +186,11 @@ class _Process(asyncio.Protocol):
                 answer.set_exception(error)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.is_over:
-            return
+        if not self.is_over:
+            self._popen.kill()
+            self._ended()
+
+    def _ended(self) -> None:
         self.is_over = True
         for answer in self._jobs.values():
             if not answer.done():

@@ -216,11 +216,11 @@ async def until(is_true: Callable[[], bool]) -> None:
         await asyncio.sleep(0.002)
 
 
-def run(tmp_path: Path, scenario: Scenario, *, may_fail: bool = False, **properties: Any) -> None:
+def run(tmp_path: Path, scenario: Scenario, *, may_fail: bool = False, limit_s: float = 60, **properties: Any) -> None:
     """Plays the scenario with a client of a running broker, which must not have failed at the end."""
 
     async def main() -> None:
-        async with asyncio.timeout(60), OneBroker(tmp_path, **properties) as cluster:
+        async with asyncio.timeout(limit_s), OneBroker(tmp_path, **properties) as cluster:
             await scenario(cluster, await cluster.connect())
             assert may_fail or not cluster.broker.failure.done(), cluster.broker.failure
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from klamm.spark.compiling import compiled, inlined
+from klamm.compiling import compiled, inlined
 from klamm.spark.memcpy import copy_bytes
 
 # The table of batches that `scan` fills.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from klamm.spark.compiling import compiled, inlined
+from klamm.compiling import compiled, inlined
 from klamm.spark.memcpy import copy_bytes
 
 if TYPE_CHECKING:

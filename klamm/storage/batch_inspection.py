@@ -12,7 +12,7 @@ What must stay true:
 Source: kafka.log.LogValidator.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -27,7 +27,7 @@ from klamm.protocol.record_batch import (
     max_decompressed_bytes,
     parse_header,
 )
-from klamm.protocol.record_walk import RecordWalk, RefusedRecord, Wanted
+from klamm.protocol.record_walk import RecordWalk, RefusedRecord, Wanted, advance_fast
 from klamm.storage.log_config import LogConfig
 
 # What is looked into on the loop: about a millisecond's work.
@@ -101,7 +101,7 @@ def inspect(batch: bytes, demands: Demands) -> Generator[int, None, Inspection]:
     yield max_bytes
     walk = _begin(batch, header, demands, max_bytes)
     yield 0
-    while not _advance(walk, STEPS_PER_SLICE):
+    while not _advance(walk, STEPS_PER_SLICE, advance_fast):
         yield 0
     return (yield from _found(walk, demands))
 
@@ -114,9 +114,11 @@ def _begin(batch: Buffer, header: BatchHeader, demands: Demands, max_bytes: int)
     return RecordWalk(memoryview(body), header, demands.wanted)
 
 
-def _advance(walk: RecordWalk, most_steps: int) -> bool:
+def _advance(
+    walk: RecordWalk, most_steps: int, advance: Callable[[RecordWalk, int], bool] = RecordWalk.advance
+) -> bool:
     try:
-        return walk.advance(most_steps)
+        return advance(walk, most_steps)
     except KafkaError as error:
         raise _unreadable(error) from None
 

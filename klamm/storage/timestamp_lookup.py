@@ -25,7 +25,7 @@ from klamm.protocol.record_batch import (
     max_decompressed_bytes,
     parse_header,
 )
-from klamm.protocol.record_walk import RecordWalk, Wanted
+from klamm.protocol.record_walk import RecordWalk, Wanted, advance_fast
 from klamm.storage import batch_scan
 from klamm.storage.batch_inspection import AT_ONCE_BYTES, AT_ONCE_STEPS, STEPS_PER_SLICE
 
@@ -149,7 +149,7 @@ def look_into(batch: bytes, wanted: Wanted) -> Generator[int, None, Look]:
     yield max_bytes
     walk = _begin(batch, header, wanted, max_bytes)
     yield 0
-    while not walk.advance(STEPS_PER_SLICE):
+    while not advance_fast(walk, STEPS_PER_SLICE):
         yield 0
     return Look(walk.match, walk.max_timestamp_ms)
 

@@ -117,7 +117,7 @@ def test_groups_of_hostile_records(tmp_path: Path) -> None:
 
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await find_coordinator(client)
-        for seed in seeds(25):
+        for seed in seeds(8):
             try:
                 await play(cluster, client, seed)
                 assert not cluster.broker.failure.done(), cluster.broker.failure
@@ -128,6 +128,7 @@ def test_groups_of_hostile_records(tmp_path: Path) -> None:
     run(
         tmp_path,
         scenario,
+        limit_s=7200,
         offsets_topic_num_partitions=1,
         offsets_topic_replication_factor=1,
         group_initial_rebalance_delay_ms=0,

@@ -81,7 +81,7 @@ def test_hostile_batches(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         for topic, configs in TOPICS.items():
             await client.create_topic(topic, **configs)
-        for seed in seeds(60):
+        for seed in seeds(40):
             try:
                 async with asyncio.timeout(30):
                     await play(client, seed)
@@ -90,4 +90,4 @@ def test_hostile_batches(tmp_path: Path) -> None:
                 error.add_note(f"seed {seed}; {cluster.broker.failure}")
                 raise
 
-    run(tmp_path, scenario)
+    run(tmp_path, scenario, limit_s=7200)

@@ -1,20 +1,27 @@
 """The walk through a batch's records finds what decoding them all would find."""
 
+import pytest
 from hostile_bytes import Hostile, seeds
 
 from klamm.protocol import record_batch as rb
+from klamm.protocol import record_kernels
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.record_walk import RecordWalk, Refusal, RefusedRecord, Wanted
 
 
-def walked(body, header, wanted, most_steps=1000):
-    walk = RecordWalk(body, header, wanted)
-    while not walk.advance(most_steps):
-        pass
-    return walk
+@pytest.fixture(params=[RecordWalk.advance, record_kernels.advance], ids=["plain", "compiled"])
+def advance(request):
+    """Both walks: that of Python, and the compiled one, which finds the same."""
+    return request.param
 
 
-def test_hostile_batches_are_walked_as_they_are_decoded() -> None:
+def test_hostile_batches_are_walked_as_they_are_decoded(advance) -> None:
+    def walked(body, header, wanted, most_steps):
+        walk = RecordWalk(memoryview(bytes(body)), header, wanted)
+        while not advance(walk, most_steps):
+            pass
+        return walk
+
     wanted = Wanted(needs_keys=True, earliest_ms=900, latest_ms=2500)
     for seed in seeds(1500):
         data = Hostile(seed).batch(is_client=False)
