@@ -193,8 +193,9 @@ class ReplicaManager:
         """As `Partition.broker_died`, for all partitions. The controller has said that these do not live any more."""
         if not broker_ids:
             return
-        for index, (key, partition) in enumerate(list(self._hosted.all.items()), 1):
-            if self._hosted.get(key) is partition:
+        for index, key in enumerate(list(self._hosted.all), 1):
+            partition = self._hosted.get(key)
+            if partition is not None:
                 for broker_id in broker_ids:
                     partition.broker_died(broker_id)
             if index % PARTITIONS_PER_SLICE == 0:
@@ -378,8 +379,9 @@ class ReplicaManager:
         self._reopening = None
 
     async def _shrink_isrs(self) -> None:
-        for index, (key, partition) in enumerate(list(self._hosted.all.items()), 1):
-            if self._hosted.get(key) is partition:
+        for index, key in enumerate(list(self._hosted.all), 1):
+            partition = self._hosted.get(key)
+            if partition is not None:
                 partition.maybe_shrink_isr()
             if index % PARTITIONS_PER_SLICE == 0:
                 await asyncio.sleep(0)

@@ -523,11 +523,13 @@ class LogManager:
         delete its segments a millisecond."""
         loop = asyncio.get_running_loop()
         slice_end = 0.0
-        for number, (key, log) in enumerate(list(self._logs.items())):
+        # The keys only: fifty thousand new pairs at once would make work for the collector of garbage.
+        for number, key in enumerate(list(self._logs)):
             if number % _LOGS_IN_A_SLICE == 0 or loop.time() >= slice_end:
                 await asyncio.sleep(0)
                 slice_end = loop.time() + _SLICE_MS / 1000
-            if self._logs.get(key) is log and log.log_directory.is_online:
+            log = self._logs.get(key)
+            if log is not None and log.log_directory.is_online:
                 yield log
 
     async def _apply_retention(self) -> None:
@@ -604,10 +606,11 @@ class LogManager:
         """The entries of a checkpoint of this directory. What changes a log meanwhile asks for another checkpoint."""
         offsets = {}
         slices = Slices(_OFFSETS_IN_A_SLICE)
-        for key, log in list(self._logs.items()):
+        for key in list(self._logs):
             if slices.is_over():
                 await asyncio.sleep(0)
-            if log.log_directory is directory and self._logs.get(key) is log:
+            log = self._logs.get(key)
+            if log is not None and log.log_directory is directory:
                 offset = offset_of(log)
                 if offset is not None:
                     offsets[key] = offset
