@@ -109,6 +109,7 @@ class SimulatedBroker:
         self.node: Node = world.node(f"broker-{broker_id}")
         self.broker: Broker | None = None
         self.disk_is_faulty = False
+        self.is_short_of_descriptors = False
         self._world = world
         self._config = config
         self._wanted = asyncio.Event()
@@ -165,6 +166,16 @@ class SimulatedBroker:
         self.disk_is_faulty = True
         self.node.disk.capacity_bytes = self.node.disk.used_bytes()
 
+    def exhaust_descriptors(self) -> None:
+        """The broker can open no file below its log directories until `free_descriptors`; it needs no restart then."""
+        self.is_short_of_descriptors = True
+        for directory in LOG_DIRS:
+            self.node.disk.exhaust_descriptors(directory)
+
+    def free_descriptors(self) -> None:
+        self.is_short_of_descriptors = False
+        self.node.disk.free_descriptors()
+
     def mend_disk(self) -> None:
         """The disk works again. What failed stays offline in the running broker; only a restart brings it back."""
         self.disk_is_faulty = False
@@ -182,7 +193,8 @@ class SimulatedBroker:
             except (BrokerStartError, ZooKeeperError) as error:
                 self._world.trace.add(self.node.name, "start-failed", type(error).__name__)
             except (OSError, KafkaError):
-                if not self.disk_is_faulty:
+                # For want of descriptors a broker may fail to start, but one that runs goes on.
+                if not (self.disk_is_faulty or (self.is_short_of_descriptors and self.broker is None)):
                     raise
                 self._world.trace.add(self.node.name, "disk-failed")
             if self.node.process.alive:

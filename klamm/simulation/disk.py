@@ -112,6 +112,15 @@ class Disk:
         self._faults.clear()
         self.capacity_bytes = None
 
+    def exhaust_descriptors(self, directory: str) -> None:
+        """Nothing more below this directory can be opened, until `free_descriptors`."""
+        for operation in ("open", "list_directory", "sync_directory", "lock"):
+            for pattern in (directory, f"{directory}/*"):
+                self.fail(operation, pattern, errno.EMFILE, times=None)
+
+    def free_descriptors(self) -> None:
+        self._faults = [fault for fault in self._faults if fault.error_number != errno.EMFILE]
+
     def used_bytes(self) -> int:
         """The length of all files together."""
         return sum(len(inode.content) for _, inode in self._files(self._root, "/"))

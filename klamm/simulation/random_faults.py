@@ -81,6 +81,7 @@ class RandomFaults:
             ("isolate-broker", self._isolate_broker),
             ("fail-directory", self._fail_directory),
             ("fill-disk", self._fill_disk),
+            ("exhaust-descriptors", self._exhaust_descriptors),
             ("cut-from-zookeeper", self._cut_from_zookeeper),
             ("cut-from-zookeeper", self._cut_from_zookeeper),
             ("cut-from-zookeeper", self._cut_from_zookeeper),
@@ -273,6 +274,12 @@ class RandomFaults:
         broker.fill_disk()
         await self._outage()
         self._replace_disk(broker)
+
+    async def _exhaust_descriptors(self) -> None:
+        broker = self._broker()
+        broker.exhaust_descriptors()
+        await self._outage()
+        broker.free_descriptors()
 
     def _replace_disk(self, broker: SimulatedBroker) -> None:
         if broker.disk_is_faulty:

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol, TypeGuard
 from uuid import UUID
 
-from klamm.environment import Environment
+from klamm.environment import Environment, File
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import (
     NO_PRODUCER_ID,
@@ -372,7 +372,7 @@ class Log:
 
     def _append(self, records: Buffer, batches: Sequence[_Batch], now_ms: int) -> None:
         if self.is_truncation_unsynced:
-            self._flush_now(now_ms)
+            self._flush_now(now_ms, may_be_repeated=True)
         first, last = batches[0].header, batches[-1].header
         newest = first
         for batch in batches:
@@ -381,16 +381,24 @@ class Log:
                 newest = header
             if header.partition_leader_epoch != self.leader_epochs.latest_epoch and header.partition_leader_epoch >= 0:
                 self.leader_epochs.assign(header.partition_leader_epoch, header.base_offset)
+        spare: File | None = None
         try:
+            if last.next_offset - self.recovery_point >= self.config.flush_messages:
+                # A sync opens one file after another. What is appended must not fail to be synced for want of a
+                # descriptor: the records would be in the log, and taken for replicated.
+                spare = self._file_system.open(self._segments.active.path)
             segment = self._segment_for(len(records), first, last, newest.max_timestamp, now_ms)
             segment.append(records, last.last_offset, newest.max_timestamp, newest.last_offset)
             self._log_end_offset = last.next_offset
             for batch in batches:
                 self._update_producer_state(segment, batch)
-            if self._log_end_offset - self.recovery_point >= self.config.flush_messages:
-                self._flush_now(now_ms)
         except OSError as error:
             raise self._storage_error(error, "appending") from error
+        finally:
+            if spare is not None:
+                spare.close()
+        if spare is not None:
+            self._flush_now(now_ms)
 
     def _update_producer_state(self, segment: LogSegment, batch: _Batch) -> None:
         completed = self._producer_state.update(batch.header, batch.marker)
@@ -736,8 +744,8 @@ class Log:
         if generation == self._reader.generation:
             self._flushed(end, now_ms)
 
-    def _flush_now(self, now_ms: int) -> None:
-        """As `flush`, but nothing may happen before it is done.
+    def _flush_now(self, now_ms: int, *, may_be_repeated: bool = False) -> None:
+        """As `flush`, but nothing may happen before it is done. Unless it may be repeated there is no second try.
 
         Where there is no room for index entries the records are durable all the same, and the recovery point stays:
         recovery would make the indexes anew.
@@ -754,7 +762,9 @@ class Log:
         try:
             self._unsynced.settle(pending, sync(self._file_system, pending))
         except OSError as error:
-            raise self._sync_error(error) from error
+            if may_be_repeated:
+                raise self._sync_error(error) from error
+            raise self.log_directory.fail(error, f"syncing {self.name}") from error
         self._flushed(end, now_ms)
 
     def _sync_error(self, error: OSError) -> KafkaError:

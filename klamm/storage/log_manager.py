@@ -311,15 +311,17 @@ class LogManager:
         if not is_possible_directory_name(name):
             raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"{name} is too long for a directory's name")
         online = [directory for directory in self._directories if directory.is_online]
+        online.sort(key=lambda directory: self._log_counts[directory.path])
+        # What an earlier attempt could not remove is where the log must be: two directories would stop the next start.
+        begun = [directory for directory in online if self._file_system.exists(directory.file(name))]
         failure: KafkaError | None = None
-        for directory in sorted(online, key=lambda directory: self._log_counts[directory.path]):
+        for directory in begun or online:
             path = directory.file(name)
-            existed = self._file_system.exists(path)
             try:
                 log = self._create_in(directory, topic, partition, config)
             except OSError as error:
                 failure = directory.storage_error(error, f"creating the log of {topic}-{partition}")
-                if not existed and self._remove_half_created(directory, path):
+                if not begun and self._remove_half_created(directory, path):
                     continue
                 self._lost[topic, partition] = None
                 break
