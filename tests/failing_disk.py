@@ -9,14 +9,14 @@ from klamm.environment import Buffer, File, FileSystem, SystemEnvironment, Syste
 # Operations that need space on the disk.
 GROWING = ("write", "create", "make_directories", "rename", "lock")
 # Operations that need a file descriptor of their own.
-OPENING = ("open", "create", "list_directory", "sync_directory", "lock")
+OPENING = ("open", "create", "list_directory", "sync_directory", "lock", "remove_tree")
 
 
 class FailingDisk(SystemEnvironment):
     """The real environment, with a rule about which operations fail: `fail` sets it, `heal` ends it.
 
     An operation is one of read, write, truncate, sync, open, create, list_directory, make_directories, rename, remove,
-    sync_directory, lock.
+    remove_tree, sync_directory, lock.
     """
 
     def __init__(self) -> None:
@@ -100,6 +100,10 @@ class _FailingFileSystem(SystemFileSystem):
     def open(self, path: str, *, create: bool = False) -> File:
         self._disk.check("create" if create and not self.exists(path) else "open", path)
         return _FailingFile(self._disk, super().open(path, create=create))
+
+    def remove_tree(self, path: str) -> None:
+        self._disk.check("remove_tree", path)
+        super().remove_tree(path)
 
     def list_directory(self, path: str) -> list[str]:
         self._disk.check("list_directory", path)
