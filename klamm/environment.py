@@ -326,7 +326,7 @@ class SystemEnvironment(Environment):
         self.file_system = SystemFileSystem()
         self.random = random.Random()
         self._pool = concurrent.futures.ThreadPoolExecutor(blocking_workers, thread_name_prefix="klamm-blocking")
-        self._worker = Worker(self._reap)
+        self._worker = Worker(self.run_blocking, self._reap)
         self._on_gc_pause_ms: Callable[[float], None] | None = None
         self._gc_began_s = 0.0
 

@@ -25,7 +25,7 @@ import struct
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
@@ -49,10 +49,19 @@ class WorkerFailed(Exception):
 
 
 class Worker:
-    """Used in one loop. `reap` waits, off the loop, for the end of a process that has been told to end."""
+    """Used in one loop. `run_blocking` is `Environment.run_blocking`, because to start a process takes a while; `reap`
+    waits, off the loop, for the end of one that has been killed."""
 
-    def __init__(self, reap: Callable[["subprocess.Popen[bytes]"], None], *, idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self,
+        run_blocking: Callable[[Callable[[], "Spawned"]], Awaitable["Spawned"]],
+        reap: Callable[["subprocess.Popen[bytes]"], None],
+        *,
+        idle_s: float = IDLE_S,
+    ) -> None:
+        self._run_blocking = run_blocking
         self._reap = reap
+        self._starting: asyncio.Task[None] | None = None
         self._idle_s = idle_s
         self._process: _Process | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -68,9 +77,8 @@ class Worker:
         """As `Environment.run_in_worker`."""
         await self._enter()
         try:
-            if self._process is None or self._process.is_over:
-                self._process = _Process(self._reap)
-            result: T = await self._process.ask(work, arguments)
+            process = await self._running_process()
+            result: T = await process.ask(work, arguments)
             return result
         finally:
             self._leave()
@@ -79,9 +87,27 @@ class Worker:
         """Ends the process, and the jobs in it."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
+        if self._starting is not None:
+            self._starting.cancel()
         if self._process is not None:
             self._process.close()
             self._process = None
+
+    async def _running_process(self) -> "_Process":
+        while self._process is None or self._process.is_over:
+            if self._starting is None:
+                self._starting = asyncio.get_running_loop().create_task(self._start())
+            # The others who wait for it still do if this one is cancelled.
+            await asyncio.shield(self._starting)
+        return self._process
+
+    async def _start(self) -> None:
+        try:
+            self._process = _Process(await self._run_blocking(_spawn), self._reap)
+        except OSError as error:
+            raise WorkerFailed(f"no worker process could be started: {error}") from error
+        finally:
+            self._starting = None
 
     async def _enter(self) -> None:
         if self._idle_timer is not None:
@@ -110,17 +136,31 @@ class Worker:
             self._idle_timer = asyncio.get_running_loop().call_later(self._idle_s, self.close)
 
 
-class _Process(asyncio.Protocol):
-    """One process, from its start to its end."""
+Spawned = tuple["subprocess.Popen[bytes]", socket.socket]
 
-    def __init__(self, reap: Callable[["subprocess.Popen[bytes]"], None]) -> None:
-        ours, theirs = socket.socketpair()
+
+def _spawn() -> Spawned:
+    """A process, and this end of its socket."""
+    ours, theirs = socket.socketpair()
+    try:
         with theirs:
             # In a session of its own: Ctrl-C in a terminal goes to the broker alone, which then stops in order.
             command = [sys.executable, "-P", "-m", "klamm.worker", str(theirs.fileno())]
-            self._popen = subprocess.Popen(
+            process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True
             )
+    except BaseException:
+        ours.close()
+        raise
+    ours.setblocking(False)
+    return process, ours
+
+
+class _Process(asyncio.Protocol):
+    """One process, from its start to its end."""
+
+    def __init__(self, spawned: Spawned, reap: Callable[["subprocess.Popen[bytes]"], None]) -> None:
+        self._popen, ours = spawned
         self._reap = reap
         self._jobs: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
@@ -128,7 +168,6 @@ class _Process(asyncio.Protocol):
         self._unsent: list[bytes] = []
         self._received = bytearray()
         self.is_over = False
-        ours.setblocking(False)
         loop = asyncio.get_running_loop()
         self._connecting = loop.create_task(loop.create_unix_connection(lambda: self, sock=ours))
 

@@ -1,6 +1,7 @@
 """The process for long work: turns, room, cancellation, death."""
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -26,11 +27,14 @@ def jobs_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
 
 
+in_thread = asyncio.to_thread
+
+
 def play(scenario: Callable[[Worker], Awaitable[None]], **options: Any) -> None:
     reaped: list[subprocess.Popen[bytes]] = []
 
     async def main() -> None:
-        a_worker = Worker(reaped.append, **options)
+        a_worker = Worker(in_thread, reaped.append, **options)
         try:
             async with asyncio.timeout(10):
                 await scenario(a_worker)
@@ -59,7 +63,7 @@ def test_what_a_job_returns_and_raises_comes_back() -> None:
 
 def test_it_works_in_uvloop() -> None:
     async def main() -> None:
-        a_worker = Worker(lambda process: None)
+        a_worker = Worker(in_thread, lambda process: None)
         async with asyncio.timeout(10):
             assert await a_worker.run(echo, "x") == "x"
         a_worker.close()
@@ -147,7 +151,7 @@ from one_broker import until
 from worker_jobs import mark_steps, pid
 
 async def main():
-    worker = Worker(lambda process: None)
+    worker = Worker(asyncio.to_thread, lambda process: None)
     print(await worker.run(pid), flush=True)
     await worker.run(mark_steps, sys.argv[1])
 
@@ -172,6 +176,19 @@ def test_it_ends_with_its_broker_even_if_that_is_killed(tmp_path: Path) -> None:
 
     asyncio.run(gone())
     os.close(descriptor)
+
+
+def test_a_process_that_cannot_be_started_is_an_error_for_its_callers() -> None:
+    async def main() -> None:
+        async def refuse(spawn: object) -> Any:
+            raise OSError(errno.ENOMEM, "no memory")
+
+        a_worker = Worker(refuse, lambda process: None)
+        results = await asyncio.gather(*(a_worker.run(echo, 1) for _ in range(3)), return_exceptions=True)
+        assert [type(result) for result in results] == [WorkerFailed] * 3
+        a_worker.close()
+
+    asyncio.run(main())
 
 
 # -- turns and room, without a process
