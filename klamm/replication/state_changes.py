@@ -16,7 +16,8 @@ The first line leaves the epoch to the LeaderAndIsr that is on its way. The log 
 What must stay true:
 - These requests are worked off one after another. One of a controller older than the latest known changes nothing.
 - A partition changes only to a newer leader epoch, so that what arrives late or twice changes nothing. It stops also in
-  the epoch that it is in: a controller that cancels a reassignment need not have begun another (KAFKA-13972).
+  the epoch that it is in: a controller that cancels a reassignment need not have begun another (KAFKA-13972). Once this
+  broker is no replica any more, StopReplica counts in any epoch: the newer one is that of the others.
 - Of two topics that had the same name, at most one has a log here. Never does a log go because of its topic's id that
   may be all there is of a record.
 - The fetcher of a partition is gone before the partition leads or is deleted, and knows the new leader and epoch before
@@ -158,6 +159,7 @@ class StateChanges:
         """This broker is no replica of a hosted partition any more. Its log stays, and can serve if it is one again."""
         self._followers.remove_fetchers([partition.topic_partition])
         partition.step_down(leader_id, leader_epoch)
+        partition.replicas = ()
         self._on_change(partition.topic_partition)
 
     def _check_controller_epoch(self, epoch: int, is_old: Callable[[int], None]) -> None:
@@ -397,7 +399,8 @@ class StateChanges:
             lines.offline(key, delete)
             return ErrorCode.KAFKA_STORAGE_ERROR
         partition = self._hosted.get(key)
-        if partition is not None and NO_EPOCH < leader_epoch < partition.leader_epoch:
+        is_replica = partition is not None and self._broker_id in partition.replicas
+        if partition is not None and is_replica and NO_EPOCH < leader_epoch < partition.leader_epoch:
             lines.stale(key, leader_epoch, partition.leader_epoch, delete)
             return ErrorCode.FENCED_LEADER_EPOCH
         if not delete:

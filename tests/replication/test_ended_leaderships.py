@@ -11,6 +11,7 @@ from replicas import T0, TOPIC_ID, Broker, batch, settle, state, values_in, want
 
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import Steps
+from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.protocol.update_metadata import (
     LEADER_DURING_DELETE,
     UpdateMetadataPartitionState,
@@ -125,6 +126,19 @@ def test_one_that_is_a_replica_again_goes_on_with_its_log(tmp_path: Path) -> Non
             [want(0)], replica_id=-1, isolation_level=0, max_wait_ms=0, min_bytes=1, max_bytes=1000
         )
         assert values_in(results[0].records) == [b"a"]
+
+    run(tmp_path, scenario)
+
+
+def test_one_that_has_heard_that_it_is_no_replica_obeys_a_deletion_of_an_epoch_before_that(tmp_path: Path) -> None:
+    async def scenario(broker: Broker) -> None:
+        await broker.tell(state(0, leader=2, epoch=5))
+        # The requests of a controller that has waited for this broker begin with the metadata of now.
+        await update(broker, 3, 8, ELSEWHERE)
+        topic = StopReplicaTopic("t", TOPIC_ID, [StopReplicaPartitionState(0, 6, delete=True)])
+        _, codes = await broker.manager.stop_replicas(StopReplicaRequest(9, 1, topics=[topic]))
+        assert codes == {T0: OK}
+        assert broker.log_manager.get(*T0) is None
 
     run(tmp_path, scenario)
 
