@@ -134,9 +134,7 @@ class StateChanges:
 
     def _end_if_over(self, partition: Partition, topic_id: UUID | None, state: UpdateMetadataPartitionState) -> bool:
         """Whether this broker's part in the partition is over, as the module's table says."""
-        known_id = partition.log.topic_id
-        # As numbers, since UUIDs take long to compare and this is done for each hosted partition.
-        is_same = known_id is None or topic_id is None or known_id.int == topic_id.int
+        is_same = _may_be_same(partition.log.topic_id, topic_id)
         if is_same and state.leader != LEADER_DURING_DELETE and state.leader_epoch <= partition.leader_epoch:
             return False
         is_replica = self._broker_id in state.replicas
@@ -221,14 +219,24 @@ class StateChanges:
         return _response(request, ErrorCode.NONE, codes)
 
     async def _load_topic_configs(self, request: LeaderAndIsrRequest) -> None:
-        new = [
-            topic.topic
-            for topic in request.topics
-            if is_legal_topic_name(topic.topic)
-            and any((topic.topic, state.partition) not in self._hosted.all for state in topic.partitions)
-        ]
+        new = []
+        slices = _Slices()
+        for topic in request.topics:
+            for state in topic.partitions if is_legal_topic_name(topic.topic) else ():
+                if self._is_new_here((topic.topic, state.partition), topic.topic_id):
+                    new.append(topic.topic)
+                    break
+                await slices.pause_when_over()
         if new:
             await self._topic_configs.load(new)
+
+    def _is_new_here(self, key: TopicPartition, topic_id: UUID | None) -> bool:
+        """Whether the configuration of the partition's topic may be unknown. A partition that this broker has left may
+        be what is left of another topic of that name."""
+        partition = self._hosted.get(key)
+        if partition is None or self._broker_id not in partition.replicas:
+            return True
+        return not _may_be_same(partition.log.topic_id, topic_id)
 
     def _check(
         self, key: TopicPartition, topic_id: UUID | None, state: LeaderAndIsrPartitionState, lines: LeaderAndIsrLines
@@ -271,7 +279,7 @@ class StateChanges:
         log has records of the topic, and its id was changed: an operator must look.
         """
         log = self._log_manager.get(*key)
-        has_other_id = log is not None and None not in (log.topic_id, topic_id) and log.topic_id != topic_id
+        has_other_id = log is not None and not _may_be_same(log.topic_id, topic_id)
         is_replica = self._broker_id in state.replicas
         is_first_epoch = state.is_new and state.leader_epoch == 0
         return has_other_id and is_replica and (is_first_epoch or self._broker_id not in state.isr)
@@ -463,6 +471,12 @@ class _Slices:
         if self.is_over:
             await asyncio.sleep(0)
             self._end = self._loop.time() + SLICE_MS / 1000
+
+
+def _may_be_same(one: UUID | None, other: UUID | None) -> bool:
+    """Whether these are ids of one topic, as far as is known."""
+    # As numbers, since UUIDs take long to compare and this is done for each hosted partition.
+    return one is None or other is None or one.int == other.int
 
 
 def _response(

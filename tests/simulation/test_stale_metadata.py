@@ -51,9 +51,10 @@ async def quiet_cluster(
     await cluster.close()
 
 
-async def create(client: ClusterClient, name: str, *replicas: list[int]) -> None:
+async def create(client: ClusterClient, name: str, *replicas: list[int], **configs: str) -> None:
     """Creates a topic with these replicas of its partitions."""
     request = request_class(ApiKey.CREATE_TOPICS)
+    config = request.CreatableTopic.CreatableTopicConfig
     topic = request.CreatableTopic(
         name=name,
         num_partitions=-1,
@@ -62,7 +63,7 @@ async def create(client: ClusterClient, name: str, *replicas: list[int]) -> None
             request.CreatableTopic.CreatableReplicaAssignment(partition_index=number, broker_ids=ids)
             for number, ids in enumerate(replicas)
         ],
-        configs=[],
+        configs=[config(name=key.replace("_", "."), value=value) for key, value in configs.items()],
     )
     response = await client.send_to_controller(
         ApiKey.CREATE_TOPICS,
@@ -231,6 +232,22 @@ async def a_leader_hears_that_its_topic_is_gone(world: World) -> None:
         assert replica_bytes(cluster.brokers[former], (TOPIC, 0)), "the records stay"
 
 
+async def a_new_topic_has_its_own_configuration(world: World) -> None:
+    """Also where a replica of the former topic of that name is left."""
+    async with quiet_cluster(world) as (cluster, client):
+        former = await moved_away(world, cluster, client)
+        await delete_topic(client, TOPIC)
+        await cluster.until(lambda: TOPIC not in cluster.state.topics())
+        await back_again(cluster)
+        assert hosted(cluster, former) is not None, "there is nothing left"
+        await create(client, TOPIC, [former], max_message_bytes="12345")
+        await cluster.until(lambda: cluster.leader(TOPIC, 0) == former)
+        await asyncio.sleep(SETTLED_S)
+        partition = hosted(cluster, former)
+        assert partition is not None and partition.is_leader
+        assert partition.topic_config.max_message_bytes == partition.log.config.max_message_bytes == 12345
+
+
 async def deleted_topics_are_forgotten(world: World) -> None:
     """A broker without a session does not hear of a deletion; it has no replica of the topic."""
     async with quiet_cluster(world) as (cluster, client):
@@ -333,6 +350,7 @@ async def offsets_of_a_topic_that_is_deleted_without_a_coordinator(world: World)
 SCENARIOS = [
     a_leader_hears_that_it_leads_no_more,
     a_leader_hears_that_its_topic_is_gone,
+    a_new_topic_has_its_own_configuration,
     deleted_topics_are_forgotten,
     topics_that_were_created_anew_are_known_as_they_are,
     topics_that_were_created_anew_under_an_older_protocol,
