@@ -7,12 +7,12 @@ smaller the shares become, so that something is left for the others.
 
 What must stay true:
 - What a response holds is accounted for until the socket has taken all of it: the transport frees it only then.
-- Nothing is accounted for twice or for ever: `reading` ends with the read, `taken` comes with the last byte or with the
-  end of the connection.
+- Nothing is accounted for twice or for ever: `reading` ends with the read, `handed_over` comes when the socket gets the
+  response, `taken` with the last byte, and `gone` with the end of the connection.
 - Consumers leave a part of the budget to followers, which never wait: replication comes first.
-- A budget that is used up is not lost to clients that are gone or stand still: those that have taken nothing for
-  `STALLED_AFTER_MS` are disconnected, the first to stall first, until there is room. A client that reads is never
-  disconnected, nor is anybody while there is room.
+- A budget that is used up is not lost to clients that are gone, stand still or crawl: those that have taken nothing for
+  `STALLED_AFTER_MS`, or not all of it within `TAKEN_WITHIN_MS`, are disconnected, the first to stall first, until there
+  is room. Nobody is disconnected while there is room.
 """
 
 import asyncio
@@ -33,6 +33,8 @@ MIN_SHARE_BYTES = 64 * 1024
 # So long, and is then answered without records, as if none were there yet.
 MAX_WAIT_MS = 500
 STALLED_AFTER_MS = 2_000
+# A client gives up by itself when it has not received a response for so long (request.timeout.ms).
+TAKEN_WITHIN_MS = 30_000
 
 
 class Receiver(Protocol):
@@ -47,14 +49,19 @@ class Receiver(Protocol):
 
 
 class _Untaken:
-    """What a client has not taken: the bytes held for it, how many its socket has to take, and since when so many."""
+    """What a client has not taken: the bytes held for it and since when, how many its socket has to take and since when
+    so many."""
 
-    __slots__ = ("held_bytes", "left_bytes", "since_s")
+    __slots__ = ("began_s", "held_bytes", "left_bytes", "since_s")
 
-    def __init__(self, held_bytes: int, left_bytes: int, since_s: float) -> None:
+    def __init__(self, held_bytes: int, left_bytes: int, now_s: float) -> None:
         self.held_bytes = held_bytes
+        self.began_s = now_s
         self.left_bytes = left_bytes
-        self.since_s = since_s
+        self.since_s = now_s
+
+    def is_overdue(self, now_s: float) -> bool:
+        return self.since_s <= now_s - STALLED_AFTER_MS / 1000 or self.began_s <= now_s - TAKEN_WITHIN_MS / 1000
 
 
 class ResponseMemory:
@@ -63,6 +70,8 @@ class ResponseMemory:
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.held_bytes = 0
+        # What has been read for the response that each of these waits for.
+        self._read: dict[Receiver, int] = {}
         self._untaken: dict[Receiver, _Untaken] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
@@ -86,11 +95,23 @@ class ResponseMemory:
 
     @contextlib.contextmanager
     def reading(self, size_bytes: int) -> Iterator[None]:
-        """Holds so much while it is read. The response must be handed to its connection before anything else runs."""
+        """Holds so much while it is read. What has been read must be said by `read` before anything else runs."""
         self.held_bytes += size_bytes
         try:
             yield
         finally:
+            self._free(size_bytes)
+
+    def read(self, receiver: Receiver, size_bytes: int) -> None:
+        """So much has been read for a response, which is put together and encoded now; others have the loop meanwhile
+        when it is large."""
+        self._read[receiver] = self._read.get(receiver, 0) + size_bytes
+        self.held_bytes += size_bytes
+
+    def handed_over(self, receiver: Receiver) -> None:
+        """The response has gone to the socket."""
+        size_bytes = self._read.pop(receiver, 0)
+        if size_bytes:
             self._free(size_bytes)
 
     # -- what is not taken ------------------------------------------------------------------------------------------
@@ -108,10 +129,15 @@ class ResponseMemory:
             self._look_for_stalled()
 
     def taken(self, receiver: Receiver) -> None:
-        """The socket has taken everything, or the connection is over."""
+        """The socket has taken everything."""
         entry = self._untaken.pop(receiver, None)
         if entry is not None:
             self._free(entry.held_bytes)
+
+    def gone(self, receiver: Receiver) -> None:
+        """The connection is over."""
+        self.handed_over(receiver)
+        self.taken(receiver)
 
     @property
     def _is_short(self) -> bool:
@@ -153,7 +179,7 @@ class ResponseMemory:
             self._wake_one()
 
     def _look_for_stalled(self) -> None:
-        """Disconnects clients that stand still until there is room; looks again while there is none."""
+        """Disconnects clients that stand still or crawl until there is room; looks again while there is none."""
         if self._timer is not None:
             return
         loop = asyncio.get_running_loop()
@@ -163,15 +189,14 @@ class ResponseMemory:
             if left_bytes < entry.left_bytes:
                 entry.since_s = now_s
             entry.left_bytes = left_bytes
-        stalled_before_s = now_s - STALLED_AFTER_MS / 1000
-        stalled = [(entry.since_s, receiver) for receiver, entry in self._untaken.items()]
-        stalled = [one for one in stalled if one[0] <= stalled_before_s]
-        for since_s, receiver in sorted(stalled, key=lambda one: one[0]):
+        overdue = [(receiver, entry) for receiver, entry in self._untaken.items() if entry.is_overdue(now_s)]
+        for receiver, entry in sorted(overdue, key=lambda one: one[1].since_s):
             if not self._is_short:
                 break
             receiver.disconnect(
-                f"has taken nothing of its responses for {(now_s - since_s) * 1000:.0f} ms, and"
-                f" klamm.queued.max.response.bytes={self.budget_bytes} is used up"
+                f"has taken nothing of its responses for {(now_s - entry.since_s) * 1000:.0f} ms, and not all within"
+                f" {(now_s - entry.began_s) * 1000:.0f} ms, while klamm.queued.max.response.bytes={self.budget_bytes}"
+                " is used up"
             )
             self.taken(receiver)
         if self._is_short and self._untaken:

@@ -146,7 +146,7 @@ class ServerConnection(FrameReader):
         self._server.opened(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        self._server.response_memory.taken(self)
+        self._server.response_memory.gone(self)
         self._waiting.clear()
         if self._throttle_timer is not None:
             self._throttle_timer.cancel()
@@ -209,6 +209,10 @@ class ServerConnection(FrameReader):
             self._adjust_reading()
 
         return release
+
+    def has_read(self, size_bytes: int) -> None:
+        """So many bytes are in memory for the response of the request that is being worked on."""
+        self._server.response_memory.read(self, size_bytes)
 
     def disconnect(self, reason: str) -> None:
         """As `close`, also where the connection is only open for what its client has not read yet."""
@@ -298,6 +302,7 @@ class ServerConnection(FrameReader):
                 self.transport.writelines(ready.buffers)
                 if not self._writable:
                     self._server.response_memory.untaken(self, sum(map(len, ready.buffers)))
+            self._server.response_memory.handed_over(self)
             if ready.throttle_time_ms > 0:
                 self._throttle(ready.throttle_time_ms)
         self.last_active_s = asyncio.get_running_loop().time()

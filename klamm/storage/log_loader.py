@@ -258,14 +258,21 @@ class _Loader:
         if PARTITION_METADATA_FILE not in self._names:
             return None
         path = self._path(PARTITION_METADATA_FILE)
+        content = self._file_system.read_file(path)
         try:
-            return parse_partition_metadata(self._file_system.read_file(path), path)
+            topic_id = parse_partition_metadata(content, path)
         except KafkaError as error:
             if is_clean:
                 raise
-            # The file is not synced when it is written, so the machine's death may tear it. The id will be given anew.
-            _LOGGER.warning("Ignoring a torn file: %s", error.message)
-            return None
+            _LOGGER.warning("Removing a torn file: %s", error.message)
+            topic_id = None
+        if topic_id is None:
+            # The file is not synced when it is written, so the machine's death may tear it. The id will be given anew,
+            # maybe after a clean shutdown, which takes all files for whole.
+            self._remove_if_exists(PARTITION_METADATA_FILE)
+            self._unsynced.forget(path)
+            self._unsynced.mark(self._directory)
+        return topic_id
 
     # -- batches --------------------------------------------------------------------------------------------------
 

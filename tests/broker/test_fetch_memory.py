@@ -140,3 +140,32 @@ def test_the_budget_is_whole_again_when_clients_hang_up_or_read(tmp_path: Path) 
             hoarder.close()
 
     run(tmp_path, scenario)
+
+
+def test_responses_of_many_partitions_count_while_they_are_encoded(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        for _ in range(2):
+            assert (await client.produce("t", 0, batch(bytes(500_000)))).error_code == ErrorCode.NONE
+        memory = cluster.broker._response_memory
+        memory.budget_bytes = 4 * MB
+        granted = []
+        share = memory.share
+
+        async def noted_share(*, is_follower: bool) -> int:
+            granted.append(await share(is_follower=is_follower))
+            return granted[-1]
+
+        memory.share = noted_share  # type: ignore[method-assign]
+        # The last ones do not exist, which takes as long to say.
+        wants = [("t", [FetchPartition(number, -1, 0, -1, -1, MB) for number in range(600)])]
+        body = FetchRequest(topics=wants, max_wait_ms=0, max_bytes=MB)
+        clients = [await cluster.connect() for _ in range(20)]
+        answers = await asyncio.gather(*(one.request(ApiKey.FETCH, 12, body) for one in clients))
+        assert [len(answer.topics[0][1]) for answer in answers] == [600] * 20
+        # Each gets an eighth of what the others leave, so that all together never get more than there is.
+        assert len(granted) == 20
+        assert granted != [granted[0]] * 20
+        assert memory.held_bytes == 0
+
+    run(tmp_path, scenario)

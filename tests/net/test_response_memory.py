@@ -119,6 +119,40 @@ def test_a_consumer_gets_nothing_for_half_a_second_rather_than_too_much() -> Non
     play(scenario)
 
 
+def test_a_client_that_crawls_gives_way_to_others_when_it_would_give_up_by_itself() -> None:
+    async def scenario() -> None:
+        memory = ResponseMemory(8 * MB)
+        crawling = await leave_untaken(memory, 6 * MB)
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while await memory.share(is_follower=False) == 0 and loop.time() < began_s + 60:
+            crawling.unsent_bytes -= 1
+        # request.timeout.ms
+        assert 30 <= loop.time() - began_s < 31
+        assert len(crawling.reasons) == 1
+        assert memory.held_bytes == 0
+
+    play(scenario)
+
+
+def test_what_has_been_read_counts_until_it_is_handed_over_or_the_client_has_gone() -> None:
+    async def scenario() -> None:
+        memory = ResponseMemory(64 * MB)
+        client, other = Client(3 * MB), Client(0)
+        memory.read(client, 3 * MB)
+        memory.read(other, MB)
+        assert memory.held_bytes == 4 * MB
+        memory.untaken(client, 3 * MB)
+        memory.handed_over(client)
+        memory.handed_over(client)
+        memory.gone(other)
+        assert memory.held_bytes == 3 * MB
+        memory.gone(client)
+        assert memory.held_bytes == 0
+
+    play(scenario)
+
+
 def test_whoever_has_stood_still_longest_is_disconnected_when_there_is_no_room() -> None:
     async def scenario() -> None:
         memory = ResponseMemory(8 * MB)

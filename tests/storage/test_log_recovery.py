@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import struct
+from uuid import UUID
 
 import pytest
 from hypothesis import given, settings
@@ -128,7 +129,7 @@ def test_recovery_may_itself_be_killed(environment, operation, monkeypatch):
                     raise OSError(errno.EIO, "killed here", path)
 
         with monkeypatch.context() as patch:
-            patch.setattr(environment.disk, "raise_faults", fail_later)
+            patch.setattr(environment.disk, "touched", fail_later)
             try:
                 open_log(environment, SMALL)
             except OSError:
@@ -442,10 +443,20 @@ def test_malformed_partition_metadata_is_named(environment):
     assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
 
 
-def test_a_torn_partition_metadata_counts_as_absent(environment):
+@pytest.mark.parametrize("content", [b"", b"version: 0\ntopic_id: 8UR", bytes(42)])
+def test_a_torn_partition_metadata_is_gone_after_one_start(environment, content):
+    """The controller may be slow to send the id again, and the broker may be stopped before."""
     open_log(environment, SMALL)
-    touch(environment, "partition.metadata", b"version: 0\ntopic_id: 8UR")
-    assert open_log(environment, SMALL).topic_id is None
+    touch(environment, "partition.metadata", content)
+    log = open_log(environment, SMALL)
+    assert log.topic_id is None
+    assert not environment.file_system.exists(f"{PARTITION}/partition.metadata")
+    asyncio.run(log.close())
+    environment.disk.crash(lose_unsynced=True)
+    log = open_log(environment, SMALL, is_clean=True)
+    assert log.topic_id is None
+    log.assign_topic_id(UUID(int=42))
+    assert open_log(environment, SMALL).topic_id == UUID(int=42)
 
 
 def test_damage_in_the_synced_part_is_an_error_when_it_must_be_read(environment):

@@ -59,6 +59,7 @@ async def handle(request: Request) -> FetchResponse:
         min_bytes=body.min_bytes,
         max_bytes=min(body.max_bytes, services.config.fetch_max_bytes),
     )
+    request.connection.has_read(sum(len(result.records) for result in results if result.records))
     if denied:
         allowed = iter(results)
         results = [
