@@ -171,7 +171,8 @@ async def _not_deleted(parts: ControllerParts, replicas: Iterable[PartitionAndRe
 
 
 async def log_dir_event_notification(parts: ControllerParts) -> None:
-    """Disks have failed: their brokers are sent LeaderAndIsr for everything, and answer which replicas are offline."""
+    """Disks have failed, or work again: their brokers are sent LeaderAndIsr for everything, and answer which replicas
+    are offline. Of topics that are being deleted they are told to delete once more, and answer likewise."""
     names = await parts.store.log_dir_events(parts.on_log_dir_events)
     if not names:
         return
@@ -185,6 +186,10 @@ async def log_dir_event_notification(parts: ControllerParts) -> None:
         new += [replica for replica in piece if parts.context.replica_state(replica) is ReplicaState.NEW]
     await parts.replicas.handle_state_changes(new, ReplicaState.ONLINE)
     await parts.replicas.handle_state_changes(replicas, ReplicaState.ONLINE)
+    for broker_id in broker_ids:
+        offline = parts.context.replicas_on_offline_dirs.get(broker_id, set())
+        offline -= {partition for partition in offline if parts.context.is_partition_to_be_deleted(partition)}
+    await parts.deletions.resume_deletion_for_topics({topic for (topic, _), _ in replicas})
     await parts.store.delete_log_dir_events(names, parts.guard)
 
 

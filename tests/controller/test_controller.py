@@ -764,6 +764,26 @@ def test_a_log_directory_that_works_again(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def test_a_log_directory_that_works_again_lets_the_deletion_of_a_topic_go_on(tmp_path: Path) -> None:
+    async def scenario(scene: Scene) -> None:
+        await scene.start(1, 2)
+        await scene.create("t", [1, 2])
+        scene.offline = scene.undeletable = {(("t", 0), 2)}
+        await scene.store.report_log_dir_failure(2)
+        await scene.until(lambda: scene.controller.context.replicas_on_offline_dirs)
+        await scene.store.mark_topic_for_deletion("t")
+        await scene.until(lambda: scene.controller.context.topics_ineligible_for_deletion)
+        # Another directory fails, or works again.
+        await scene.store.report_log_dir_failure(2)
+        await scene.settled()
+        assert not await gone(scene, "t")
+        scene.offline = scene.undeletable = set()
+        await scene.store.report_log_dir_failure(2)
+        await scene.until(lambda: gone(scene, "t"))
+
+    play(tmp_path, scenario)
+
+
 # -- controlled shutdown ----------------------------------------------------------------------------------------------
 
 
