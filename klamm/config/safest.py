@@ -22,6 +22,7 @@ SAFEST_TOPIC_VALUES: Mapping[str, str] = MappingProxyType(
     {
         "cleanup.policy": "",
         "flush.messages": "1",
+        "flush.ms": "0",
         "min.insync.replicas": str(ALL_REPLICAS),
         "retention.bytes": "-1",
         "retention.ms": "-1",

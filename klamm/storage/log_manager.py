@@ -367,24 +367,26 @@ class LogManager:
     def delete(self, topic: str, partition: int) -> bool:
         """Takes the log out of use at once and removes its files after file.delete.delay.ms; whether there was one.
 
-        Raises KafkaError(KAFKA_STORAGE_ERROR) when the rename fails, or when an offline directory may have the log.
+        Raises KafkaError(KAFKA_STORAGE_ERROR) when the disk refuses, or when an offline directory may have the log. A
+        deletion that was refused for a reason that passes may be tried again.
         """
-        log = self._remove(topic, partition)
+        log = self._logs.get((topic, partition))
         if log is None:
             if len(self.live_directories) < len(self._directories):
                 raise KafkaError(
                     ErrorCode.KAFKA_STORAGE_ERROR, f"the log of {topic}-{partition} may be in an offline directory"
                 )
             return False
-        log.abandon()
         directory = log.log_directory
         directory.check_online()
         target = directory.file(delete_directory_name(topic, partition, self._environment.random_uuid()))
         try:
-            self._file_system.rename(log.directory, target)
             self._forget_start(directory, (topic, partition))
+            self._file_system.rename(log.directory, target)
         except OSError as error:
             raise directory.storage_error(error, f"deleting {topic}-{partition}") from error
+        self._remove(topic, partition)
+        log.abandon()
         self._forget_offsets(directory)
         self._remove_later(log.config.file_delete_delay_ms, _remove_tree, target)
         return True

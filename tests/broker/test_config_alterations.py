@@ -207,6 +207,7 @@ def test_what_contradicts_the_rest_of_its_level_does_not_take_what_guards_record
 SAFEST = {
     "log.cleanup.policy": "",
     "log.flush.interval.messages": "1",
+    "log.flush.interval.ms": "0",
     "min.insync.replicas": "2147483647",
     "log.retention.bytes": "-1",
     "log.retention.ms": "-1",

@@ -88,11 +88,11 @@ def test_all_that_is_wrong_is_told_at_once() -> None:
 
 def test_what_is_stored_is_used_as_far_as_it_is_valid() -> None:
     """One bad value must not take away the others, such as how long records are kept."""
-    stored = {"other.program.key": "1", "segment.bytes": "20", "retention.ms": "-1", "flush.ms": "soon"}
+    stored = {"other.program.key": "1", "segment.bytes": "20", "retention.ms": "-1", "segment.ms": "soon"}
     topic, problems = TopicConfig.from_stored(BROKER, stored)
-    assert (topic.segment_bytes, topic.retention_ms, topic.flush_ms) == (20, -1, BROKER.log_flush_interval_ms)
+    assert (topic.segment_bytes, topic.retention_ms, topic.segment_ms) == (20, -1, BROKER.log_roll_ms)
     assert topic.overrides == {"segment.bytes": "20", "retention.ms": "-1"}
-    assert [problem.partition(" ")[0] for problem in problems] == ["flush.ms=soon"]
+    assert [problem.partition(" ")[0] for problem in problems] == ["segment.ms=soon"]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,7 @@ def test_what_is_stored_is_used_as_far_as_it_is_valid() -> None:
     [
         ("cleanup.policy", "cmpact", ()),
         ("flush.messages", "-1", 1),
+        ("flush.ms", "soon", 0),
         ("min.insync.replicas", "0", ALL_REPLICAS),
         ("retention.bytes", "1GB", -1),
         ("retention.ms", "1 week", -1),

@@ -269,6 +269,34 @@ def test_a_new_topic_does_not_inherit_the_log_start_offset_of_a_deleted_one(fixt
     in_virtual_time(run())
 
 
+@pytest.mark.parametrize(
+    ("operation", "path", "shortage"),
+    [
+        ("rename", f"{A}/t-0", errno.ENOSPC),
+        ("open", f"{A}/log-start-offset-checkpoint.tmp", errno.EMFILE),
+        ("rename", f"{A}/log-start-offset-checkpoint.tmp", errno.ENOMEM),
+    ],
+)
+def test_a_deletion_that_a_shortage_has_refused_may_be_tried_again(fixture, operation, path, shortage):
+    """The directory under its name would be the next topic's, and its log start offset would drop what that gets."""
+
+    async def run():
+        manager = await fixture.loaded()
+        fill(manager).update_log_start_offset(3)
+        await manager.checkpoint_log_start_offsets()
+        assert fixture.text(f"{A}/log-start-offset-checkpoint") == "0\n1\nt 0 3\n"
+        fixture.disk.fail(operation, path, shortage)
+        with pytest.raises(KafkaError, match="deleting t-0 failed"):
+            manager.delete("t", 0)
+        assert manager.live_directories == [A]
+        assert manager.delete("t", 0)
+        assert not fixture.files.exists(f"{A}/t-0")
+        assert fixture.text(f"{A}/log-start-offset-checkpoint") == "0\n0\n"
+        await manager.stop()
+
+    in_virtual_time(run())
+
+
 def test_a_new_topic_does_not_inherit_the_high_watermark_of_a_deleted_one(fixture):
     """Records that are on no other replica would pass for committed ones."""
 
