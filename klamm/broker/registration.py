@@ -10,7 +10,7 @@ What must stay true:
 from collections.abc import Mapping
 
 from klamm.broker.metadata_cache import Endpoint
-from klamm.broker.session_file import read_session_ids, write_session_ids
+from klamm.broker.session_file import read_sessions, write_sessions
 from klamm.config.versions import ApiVersion
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -88,20 +88,23 @@ class Registrar:
             timestamp_ms=self._environment.now_ms(),
             version=self._version,
         )
-        previous_session_ids = await self._note_session(store.client.session_id, directory)
-        await store.delete_leftover_controller(previous_session_ids)
+        replaceable = await self._note_session(store, directory)
+        await store.delete_leftover_controller(replaceable)
         try:
-            self.broker_epoch = await store.register_broker(registration, previous_session_ids)
+            self.broker_epoch = await store.register_broker(registration, replaceable)
         except KafkaError as error:
             raise BrokerStartError(error.message) from None
 
-    async def _note_session(self, session_id: int, directory: str) -> list[int]:
-        """Writes the session down as this broker's, and returns those before it whose leftovers it may replace: of this
-        process, and of earlier ones since the machine was started."""
+    async def _note_session(self, store: KafkaZooKeeper, directory: str) -> list[int]:
+        """Writes the session down as this broker's. Returns those before it whose leftovers it may replace: of this
+        process, and of earlier ones since the machine was started. Those from before that are waited for."""
         file_system, run_blocking = self._environment.file_system, self._environment.run_blocking
-        boot_id = self._environment.boot_id()
-        known = [*self._session_ids, *await run_blocking(read_session_ids, file_system, directory, boot_id)]
-        previous = [other for other in dict.fromkeys(known) if other != session_id]
-        self._session_ids = [session_id, *previous[:1]]
-        await run_blocking(write_session_ids, file_system, directory, boot_id, self._session_ids)
-        return previous
+        boot_id, session_id = self._environment.boot_id(), store.client.session_id
+        noted = await run_blocking(read_sessions, file_system, directory, boot_id)
+        own = dict.fromkeys([*self._session_ids, *(noted.ids if noted.are_of_this_boot else ())])
+        # Before the file forgets them: this start may be killed while it waits.
+        await store.wait_for_expiry(self._broker_id, [other for other in noted.ids if other not in own])
+        replaceable = [other for other in own if other != session_id]
+        self._session_ids = [session_id, *replaceable[:1]]
+        await run_blocking(write_sessions, file_system, directory, boot_id, self._session_ids)
+        return replaceable

@@ -53,6 +53,8 @@ MAX_ZNODE_BYTES = 1_000_000
 MAX_REASSIGNED_ZNODE_BYTES = 1_040_000
 # So many fit into a znode with the longest names of topics.
 MAX_PARTITIONS_OF_ISR_CHANGE = 3_000
+# How many of its own session's time-outs a broker waits for the end of a former session.
+EXPIRIES_WAITED_FOR = 3
 
 
 class LiveBroker(NamedTuple):
@@ -122,6 +124,25 @@ class KafkaZooKeeper:
             await retrying(self.client.ensure_path, path)
             stat = await retrying(self.client.set, path, b"")
         return reserved_broker_max_id + stat.version
+
+    async def wait_for_expiry(self, broker_id: int, session_ids: Sequence[int]) -> None:
+        """Returns when the broker's registration is not that of one of these dead sessions: at once, or when that has
+        expired, or when it should have."""
+        path = brokers.broker_path(broker_id)
+        with contextlib.suppress(TimeoutError):
+            # A server that has been started anew gives every session its whole time again.
+            async with asyncio.timeout(EXPIRIES_WAITED_FOR * self.client.session_timeout_ms / 1000):
+                while True:
+                    has_changed = asyncio.Event()
+                    stat = await retrying(self.client.exists, path, notice(has_changed.set))
+                    if stat is None or stat.ephemeral_owner not in session_ids:
+                        return
+                    logger.info(
+                        "waiting for the end of session 0x%x, which owns %s: the machine may have lost power since",
+                        stat.ephemeral_owner,
+                        path,
+                    )
+                    await has_changed.wait()
 
     async def register_broker(self, registration: BrokerRegistration, previous_session_ids: Sequence[int] = ()) -> int:
         """Creates the broker's ephemeral znode; returns the broker's epoch.

@@ -117,6 +117,8 @@ async def paused_leader(world: World) -> None:
         lengths = {other: len(replica_bytes(cluster.brokers[other], (TOPIC, 0))) for other in cluster.brokers}
         assert all(lengths[leader] > lengths[other.broker_id] for other in others)
         broker.node.stall()
+        # As long as the leader's session lives, a controller takes it for the only one that has everything.
+        await cluster.until(lambda: leader not in cluster.state.live_brokers())
         for other in others:
             other.start()
         await elsewhere(cluster, 0, leader)
