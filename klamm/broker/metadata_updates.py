@@ -13,8 +13,8 @@ itself, in /brokers/topics:
 | when groups are loaded that have offsets of unknown topics                   | what their last coordinator heard |
 
 What must stay true:
-- Forgotten is only what does not exist. What is looked for was known before the server caught up with all others
-  (`sync`), and the controller has said nothing of the topic since.
+- Forgotten is only what does not exist, or is being deleted. What is looked for was known before the server caught up
+  with all others (`sync`), and the controller has said nothing of the topic since.
 - Requests of the controller and looks follow one another; what follows from one is done before the next begins.
 - The logs of forgotten topics stay on the disk.
 
@@ -161,7 +161,14 @@ class MetadataUpdates:
         if not suspects:
             return
         store = self._zookeeper()
-        existing = list(await store.existing_topics(suspects))
+        await store.sync()
+        marked = dict.fromkeys(await store.topic_deletions())
+        # One that is marked and not known here (any more) is being deleted: nobody tells when that is done.
+        existing = [
+            topic
+            for topic in await store.existing_topics(suspects)
+            if topic in known.snapshot.topics or topic not in marked
+        ]
         assignments: dict[str, TopicAssignment] = {}
         if look is Look.ASSIGNMENTS:
             for first in range(0, len(existing), TOPICS_PER_STEP):

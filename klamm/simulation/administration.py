@@ -234,7 +234,9 @@ class Administrator:
         )
         if answer is not None:
             codes = [one.error_code for result in answer.replica_election_results for one in result.partition_result]
-            self._check(answer, [answer.error_code, *codes], (ErrorCode.ELECTION_NOT_NEEDED,))
+            # The latter of a topic that is being deleted.
+            also = (ErrorCode.ELECTION_NOT_NEEDED, ErrorCode.INVALID_TOPIC_EXCEPTION)
+            self._check(answer, [answer.error_code, *codes], also)
 
     # -- configurations -----------------------------------------------------------------------------------------------
 

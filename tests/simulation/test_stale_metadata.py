@@ -345,6 +345,35 @@ async def offsets_of_a_topic_that_is_deleted_without_a_coordinator(world: World)
         assert await committed(client, group) == -1
 
 
+async def offsets_of_a_topic_that_gets_a_coordinator_during_its_deletion(world: World) -> None:
+    """The next coordinator has been told of the deletion when it loads the offsets, and the topic is still there."""
+    async with quiet_cluster(world) as (cluster, client):
+        controller = cluster.controller_id()
+        await committed(client, "any")  # This creates the topic of the offsets.
+        group, slow = next(
+            (one, id_)
+            for one in (f"group-{number}" for number in range(50))
+            for id_ in cluster.brokers
+            if coordinator(cluster, one) != controller != id_
+            and id_ not in cluster.state.replicas(OFFSETS_TOPIC)[partition_for(one, OFFSETS_PARTITIONS)]
+        )
+        await create(client, TOPIC, [slow, controller])
+        await commit(client, group, 7)
+        cluster.world.network.cut(cluster.brokers[controller].node.name, cluster.brokers[slow].node.name)
+        await delete_topic(client, TOPIC)
+        await in_time(lambda: known_partitions(cluster, controller) == [])
+        dead = coordinator(cluster, group)
+        cluster.brokers[dead].kill()
+        await cluster.until(lambda: coordinator(cluster, group) not in (dead, -1))
+        await asyncio.sleep(SETTLED_S)
+        assert TOPIC in cluster.state.topics()
+        cluster.world.network.heal_all()
+        await cluster.until(lambda: TOPIC not in cluster.state.topics())
+        await create(client, TOPIC, [slow, controller])
+        assert await committed(client, group) == -1
+        cluster.brokers[dead].start()
+
+
 # -- tests ----------------------------------------------------------------------------------------------------------
 
 SCENARIOS = [
@@ -357,6 +386,7 @@ SCENARIOS = [
     a_deletion_that_a_controller_takes_along,
     offsets_of_a_topic_whose_deletion_waits_for_a_broker,
     offsets_of_a_topic_that_is_deleted_without_a_coordinator,
+    offsets_of_a_topic_that_gets_a_coordinator_during_its_deletion,
 ]
 
 
