@@ -3,14 +3,16 @@
 `Worker` is the broker's side. It starts the process when there is first something to do, ends it when there has been
 nothing for a while, and starts another after one has died. `serve` is the process's side. Between them is a socket pair
 that carries pickled messages, each after its length: (number, work, arguments) and, to cancel it, (number,) one way,
-(number, result, error) the other.
+(number, result, error) the other. Each job is answered once, a cancelled one too.
 
 What must stay true:
 - The process ends when the socket does: with its broker, however that dies, and at the latest after the step under way.
 - Jobs take turns, a step each. A job that says how many bytes it is about to hold waits until there is room for them;
   the others go on meanwhile. One job alone always has room.
 - A job whose caller is cancelled ends at its next step. When the process dies, its jobs end in WorkerFailed.
-- The broker has no more than `MAX_JOBS` jobs in the process; further callers wait, the first come first.
+- The broker has no more than `MAX_JOBS` jobs in the process; further callers wait, the first come first. A cancelled
+  job is one of them until the process has heard of that: who asks and hangs up, again and again, fills no memory.
+- A process that has jobs says something every second. One that says nothing for long is killed, as if it had died.
 
 What a job imports, the broker has not: numba for example. That is what the process is for, besides time.
 """
@@ -24,6 +26,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterator, Sequence
 from typing import Any, TypeVar, cast
@@ -36,9 +39,14 @@ Job = Generator[int, None, Any]
 MAX_JOBS = 64
 MAX_HELD_BYTES = 256 * 1024 * 1024
 IDLE_S = 60.0
+# Many times what the longest step takes, which is to compile.
+MAX_SILENT_S = 30
 
 _LENGTH = struct.Struct(">I")
 _READ_BYTES = 1 << 20
+_WORD_EVERY_S = 1.0
+# An answer to no job: the process is at work.
+_AT_WORK = (None, None, None)
 
 
 class WorkerFailed(Exception):
@@ -58,11 +66,13 @@ class Worker:
         reap: Callable[["subprocess.Popen[bytes]"], None],
         *,
         idle_s: float = IDLE_S,
+        max_silent_s: int = MAX_SILENT_S,
     ) -> None:
         self._run_blocking = run_blocking
         self._reap = reap
         self._starting: asyncio.Task[None] | None = None
         self._idle_s = idle_s
+        self._max_silent_s = max_silent_s
         self._process: _Process | None = None
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._running = 0
@@ -78,10 +88,13 @@ class Worker:
         await self._enter()
         try:
             process = await self._running_process()
-            result: T = await process.ask(work, arguments)
-            return result
-        finally:
+            answer = process.ask(work, arguments)
+        except BaseException:
             self._leave()
+            raise
+        # The place is free again when the process has answered, which it does also if this caller goes.
+        result: T = await answer
+        return result
 
     def close(self) -> None:
         """Ends the process, and the jobs in it."""
@@ -89,9 +102,9 @@ class Worker:
             self._idle_timer.cancel()
         if self._starting is not None:
             self._starting.cancel()
-        if self._process is not None:
-            self._process.close()
-            self._process = None
+        process, self._process = self._process, None
+        if process is not None:
+            process.close()
 
     async def _running_process(self) -> "_Process":
         while self._process is None or self._process.is_over:
@@ -103,7 +116,8 @@ class Worker:
 
     async def _start(self) -> None:
         try:
-            self._process = _Process(await self._run_blocking(_spawn), self._reap)
+            spawned = await self._run_blocking(_spawn)
+            self._process = _Process(spawned, self._reap, self._leave, self._max_silent_s)
         except OSError as error:
             raise WorkerFailed(f"no worker process could be started: {error}") from error
         finally:
@@ -132,7 +146,7 @@ class Worker:
                 turn.set_result(None)  # It takes over the place.
                 return
         self._running -= 1
-        if self._running == 0:
+        if self._running == 0 and self._process is not None:
             self._idle_timer = asyncio.get_running_loop().call_later(self._idle_s, self.close)
 
 
@@ -147,7 +161,12 @@ def _spawn() -> Spawned:
             # In a session of its own: Ctrl-C in a terminal goes to the broker alone, which then stops in order.
             command = [sys.executable, "-P", "-m", "klamm.worker", str(theirs.fileno())]
             process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), start_new_session=True
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+                # It finds klamm where this process does.
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path)},
             )
     except BaseException:
         ours.close()
@@ -157,11 +176,21 @@ def _spawn() -> Spawned:
 
 
 class _Process(asyncio.Protocol):
-    """One process, from its start to its end."""
+    """One process, from its start to its end. `on_job_over` hears of each job that it has been asked for."""
 
-    def __init__(self, spawned: Spawned, reap: Callable[["subprocess.Popen[bytes]"], None]) -> None:
+    def __init__(
+        self,
+        spawned: Spawned,
+        reap: Callable[["subprocess.Popen[bytes]"], None],
+        on_job_over: Callable[[], None],
+        max_silent_s: int,
+    ) -> None:
         self._popen, ours = spawned
         self._reap = reap
+        self._on_job_over = on_job_over
+        self._max_silent_s = max_silent_s
+        self._silent_s = 0
+        self._watch: asyncio.TimerHandle | None = None
         self._jobs: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count()
         self._transport: asyncio.Transport | None = None
@@ -175,17 +204,26 @@ class _Process(asyncio.Protocol):
     def pid(self) -> int:
         return self._popen.pid
 
-    async def ask(self, work: Callable[..., object], arguments: Sequence[object]) -> Any:
+    def ask(self, work: Callable[..., object], arguments: Sequence[object]) -> "asyncio.Future[Any]":
+        """The job's result, when it is over. Cancelling it cancels the job."""
         number = next(self._numbers)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._send((number, work, arguments))
         self._jobs[number] = answer
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            if self._jobs.pop(number, None) is not None:
-                self._send((number,))
-            raise
+        answer.add_done_callback(lambda answer: self._send((number,)) if answer.cancelled() else None)
+        if self._watch is None:
+            self._silent_s = 0
+            self._watch = asyncio.get_running_loop().call_later(_WORD_EVERY_S, self._count_silence)
+        return answer
+
+    def _count_silence(self) -> None:
+        """Counts seconds in which the broker runs: after it has been stopped itself, there may be words to read."""
+        self._watch = None
+        self._silent_s += 1
+        if self._silent_s > self._max_silent_s:
+            self.close()
+        elif self._jobs:
+            self._watch = asyncio.get_running_loop().call_later(_WORD_EVERY_S, self._count_silence)
 
     def close(self) -> None:
         """At once, also when the loop runs no more. There is nothing in the process that would have to be finished."""
@@ -196,6 +234,8 @@ class _Process(asyncio.Protocol):
             self._transport.abort()
 
     def _send(self, message: tuple[object, ...]) -> None:
+        if self.is_over:
+            return
         data = _framed(message)
         if self._transport is None:
             self._unsent.append(data)
@@ -214,10 +254,14 @@ class _Process(asyncio.Protocol):
         self._unsent.clear()
 
     def data_received(self, data: bytes) -> None:
+        self._silent_s = 0
         self._received += data
         for number, result, error in _messages(self._received):
-            answer = self._jobs.pop(number, None)
-            if answer is None or answer.done():
+            if number is None:
+                continue  # It is at work.
+            answer = self._jobs.pop(number)
+            self._on_job_over()
+            if answer.done():
                 continue  # Cancelled meanwhile.
             if error is None:
                 answer.set_result(result)
@@ -231,7 +275,10 @@ class _Process(asyncio.Protocol):
 
     def _ended(self) -> None:
         self.is_over = True
+        if self._watch is not None:
+            self._watch.cancel()
         for answer in self._jobs.values():
+            self._on_job_over()
             if not answer.done():
                 answer.set_exception(WorkerFailed(f"the worker process {self.pid} has ended"))
         self._jobs.clear()
@@ -283,10 +330,14 @@ class Jobs:
         self._held_bytes[number] = 0
         self._turns.append((number, job))
 
-    def cancel(self, number: int) -> None:
+    def cancel(self, number: int) -> bool:
+        """Whether it was there: one that is over has been answered."""
+        if number not in self._held_bytes:
+            return False
         self._turns = deque(turn for turn in self._turns if turn[0] != number)
         self._parked = deque(parked for parked in self._parked if parked[0] != number)
         self._ended(number)
+        return True
 
     def step(self) -> tuple[int, Any, Exception | None] | None:
         """One step of the job whose turn it is; (number, result, error) when it was its last."""
@@ -296,6 +347,10 @@ class Jobs:
         except StopIteration as end:
             self._ended(number)
             return number, end.value, None
+        except MemoryError:
+            # Not a fault of the job; there may be more when its client tries again.
+            self._ended(number)
+            return number, None, WorkerFailed("the worker process has no memory for it")
         except Exception as error:
             self._ended(number)
             return number, None, error
@@ -326,6 +381,8 @@ def serve(connection: socket.socket) -> None:
     """Works until the other end closes."""
     jobs = Jobs()
     received = bytearray()
+    clock_s = time.monotonic  # noqa: TID251  # there is no loop here
+    said_s = clock_s()
     while True:
         if select.select([connection], [], [], 0 if jobs else None)[0]:
             data = connection.recv(_READ_BYTES)
@@ -336,12 +393,13 @@ def serve(connection: socket.socket) -> None:
                 if what:
                     work, arguments = what
                     jobs.add(number, work(*arguments))
-                else:
-                    jobs.cancel(number)
+                elif jobs.cancel(number):
+                    connection.sendall(_framed((number, None, None)))
         if jobs:
             ended = jobs.step()
-            if ended is not None:
-                connection.sendall(_framed(ended))
+            if ended is not None or clock_s() - said_s >= _WORD_EVERY_S:
+                connection.sendall(_framed(ended or _AT_WORK))
+                said_s = clock_s()
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ TESTS = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True)
-def jobs_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(TESTS.parent), str(TESTS)]))
+def only_sys_path_tells_where_jobs_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTHONPATH", raising=False)
 
 
 in_thread = asyncio.to_thread
@@ -81,6 +81,59 @@ def test_a_process_that_dies_fails_its_jobs_and_another_follows() -> None:
         with pytest.raises(WorkerFailed):
             await long
         assert await a_worker.run(pid) != first
+
+    play(scenario)
+
+
+def test_a_process_that_is_stopped_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "_WORD_EVERY_S", 0.05)
+
+    async def scenario(a_worker: Worker) -> None:
+        first = await a_worker.run(pid)
+        os.kill(first, signal.SIGSTOP)
+        # Clients that give up and come again, so that there is always somebody who waits.
+        for _ in range(3):
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.02):
+                    await a_worker.run(pid)
+        with pytest.raises(WorkerFailed):
+            await a_worker.run(pid)
+        assert await a_worker.run(pid) != first
+
+    play(scenario, max_silent_s=40)
+
+
+def test_a_process_that_works_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(worker, "_WORD_EVERY_S", 0.1)
+
+    async def scenario(a_worker: Worker) -> None:
+        job = asyncio.create_task(a_worker.run(mark_steps, str(tmp_path / "marks")))
+        await until(lambda: a_worker._process is not None and a_worker._process._silent_s > 2)
+        process = a_worker._process
+        await until(lambda: process._silent_s < 2)
+        assert not job.done()
+        job.cancel()
+
+    play(scenario, max_silent_s=60)
+
+
+def test_who_asks_and_hangs_up_again_and_again_fills_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker, "MAX_JOBS", 4)
+
+    async def scenario(a_worker: Worker) -> None:
+        first = await a_worker.run(pid)
+        os.kill(first, signal.SIGSTOP)
+        for _ in range(100):
+            job = asyncio.create_task(a_worker.run(echo, bytes(1_000_000)))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            job.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await job
+        assert a_worker._process._transport.get_write_buffer_size() < 5_000_000
+        os.kill(first, signal.SIGCONT)
+        # Their places are free as soon as the process has heard of it.
+        assert await a_worker.run(pid) == first
 
     play(scenario)
 
@@ -160,8 +213,12 @@ asyncio.run(main())
 
 
 def test_it_ends_with_its_broker_even_if_that_is_killed(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
     parent = subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tmp_path / "marks")], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT, str(tmp_path / "marks")],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
     )
     assert parent.stdout is not None
     number = int(parent.stdout.readline())
@@ -221,6 +278,15 @@ def test_jobs_wait_for_room_and_others_go_on() -> None:
     assert log.index("b holds") > log.index("a holds")
     # Alone even the largest has room.
     assert log[-1] == "d holds"
+
+
+def test_a_job_without_memory_may_be_tried_again() -> None:
+    jobs = Jobs()
+    jobs.add(1, fail(MemoryError()))
+    jobs.step()
+    ended = jobs.step()
+    assert ended is not None
+    assert isinstance(ended[2], WorkerFailed)
 
 
 def test_a_cancelled_job_gives_its_room_to_the_next() -> None:

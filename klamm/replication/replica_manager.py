@@ -246,7 +246,7 @@ class ReplicaManager:
     async def inspect(self, large: LargeBatch) -> Inspected:
         """Looks into a batch outside of the loop, so that it can be appended then. Raises KafkaError."""
         try:
-            found = await self._environment.run_in_worker(inspect, bytes(large.batch), large.demands)
+            found = await self._environment.run_in_worker(inspect, bytes(large.batch), large.demands, large.config)
         except WorkerFailed as error:
             raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from None
         return large.inspected(found)

@@ -6,7 +6,8 @@ largest timestamp, which then stands in the header, whatever its producer has wr
 
 What must stay true:
 - This is pure: a batch in, out what was found. So it can run in another process.
-- A look costs no more than `max_decompressed_bytes` allows for the bytes that were received.
+- A look costs no more than `max_decompressed_bytes` allows for the bytes that were received. Of what it makes no more
+  comes back than the topic takes.
 - `inspect_at_once` gives up after about a millisecond; a step of `inspect` takes some milliseconds.
 
 Source: kafka.log.LogValidator.
@@ -63,21 +64,35 @@ class Inspected(NamedTuple):
 
 
 class LargeBatch(Exception):
-    """To look into this batch takes longer than the loop can spare: `inspect(batch, demands)` must run elsewhere."""
+    """A look into this batch takes longer than the loop can spare: `inspect` must run elsewhere."""
 
     def __init__(self, batch: Buffer, demands: Demands, config: LogConfig) -> None:
         super().__init__("a batch must be looked into outside of the loop")
         self.batch = batch
         self.demands = demands
-        self._config = config
+        self.config = config
 
     def inspected(self, found: Inspection) -> Inspected:
         """What the next attempt to append the batch needs."""
-        return Inspected(self._config, self.demands, found)
+        return Inspected(self.config, self.demands, found)
 
 
-def inspect_at_once(batch: Buffer, header: BatchHeader, demands: Demands) -> Inspection | None:
-    """As `inspect`; None where that takes too long. Raises KafkaError(INVALID_RECORD) when the batch cannot be read."""
+def check_size(size_bytes: int, config: LogConfig) -> None:
+    """Raises KafkaError, MESSAGE_TOO_LARGE or RECORD_LIST_TOO_LARGE, when the topic takes no batch of so many bytes."""
+    if size_bytes > config.max_message_bytes:
+        raise KafkaError(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"the batch has {size_bytes} bytes, max.message.bytes is {config.max_message_bytes}",
+        )
+    if size_bytes > config.segment_bytes:
+        raise KafkaError(
+            ErrorCode.RECORD_LIST_TOO_LARGE,
+            f"the batch has {size_bytes} bytes, segment.bytes is {config.segment_bytes}",
+        )
+
+
+def inspect_at_once(batch: Buffer, header: BatchHeader, demands: Demands, config: LogConfig) -> Inspection | None:
+    """As `inspect`; None where that takes too long."""
     if header.record_count > AT_ONCE_STEPS:
         return None
     try:
@@ -88,13 +103,14 @@ def inspect_at_once(batch: Buffer, header: BatchHeader, demands: Demands) -> Ins
         raise
     if demands.codec is not None and len(walk.body) > AT_ONCE_BYTES:
         return None
-    return at_once(_found(walk, demands)) if _advance(walk, AT_ONCE_STEPS) else None
+    return at_once(_found(walk, demands, config)) if _advance(walk, AT_ONCE_STEPS) else None
 
 
-def inspect(batch: bytes, demands: Demands) -> Generator[int, None, Inspection]:
+def inspect(batch: bytes, demands: Demands, config: LogConfig) -> Generator[int, None, Inspection]:
     """Looks into a batch of whose header all has been checked, in steps.
 
-    Raises KafkaError when it cannot be read: INVALID_RECORD, because no other try would help; MESSAGE_TOO_LARGE.
+    Raises KafkaError when it cannot be read: INVALID_RECORD, because no other try would help; MESSAGE_TOO_LARGE;
+    as `check_size` when it becomes too large.
     """
     header = parse_header(batch)
     max_bytes = max_decompressed_bytes(header)
@@ -103,7 +119,7 @@ def inspect(batch: bytes, demands: Demands) -> Generator[int, None, Inspection]:
     yield 0
     while not _advance(walk, STEPS_PER_SLICE, advance_fast):
         yield 0
-    return (yield from _found(walk, demands))
+    return (yield from _found(walk, demands, config))
 
 
 def _begin(batch: Buffer, header: BatchHeader, demands: Demands, max_bytes: int) -> RecordWalk:
@@ -129,10 +145,11 @@ def _unreadable(error: KafkaError) -> KafkaError:
     return KafkaError(code, error.message)
 
 
-def _found(walk: RecordWalk, demands: Demands) -> Generator[int, None, Inspection]:
+def _found(walk: RecordWalk, demands: Demands, config: LogConfig) -> Generator[int, None, Inspection]:
     new_batch = None
     if demands.codec is not None and not walk.refused:
         new_batch = yield from compressed_batch(walk.header, walk.body, demands.codec)
+        check_size(len(new_batch), config)
     return Inspection(
         walk.max_timestamp_ms,
         walk.is_numbered,

@@ -42,7 +42,7 @@ from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import PARTITION_METADATA_FILE, LogDirectory, format_partition_metadata
 from klamm.storage.log_loader import LoadedLog, write_unsynced
 from klamm.storage.log_reader import FetchedRecords, LogReader
-from klamm.storage.log_validator import check_inspection, check_size, demands_on, validate_batch
+from klamm.storage.log_validator import check_inspection, demands_on, validate_batch
 from klamm.storage.producer_state import AppendOrigin, BatchMetadata, ProducerState
 from klamm.storage.segment import LogSegment
 from klamm.storage.transaction_index import AbortedTransaction
@@ -279,12 +279,12 @@ class Log:
     def _look_into(
         self, records: bytearray | memoryview, header: BatchHeader, demands: Demands, origin: AppendOrigin
     ) -> Inspected:
-        found = inspect_at_once(records, header, demands)
+        found = inspect_at_once(records, header, demands, self.config)
         if found is None:
             if origin is AppendOrigin.CLIENT:
                 raise LargeBatch(records, demands, self.config)
             # What klamm itself has made is small, or a single client's commit.
-            found = at_once(inspect(bytes(records), demands))
+            found = at_once(inspect(bytes(records), demands, self.config))
         return Inspected(self.config, demands, found)
 
     def _fulfilling(
@@ -296,7 +296,6 @@ class Log:
         if found.batch is not None:
             records = found.batch
             header = parse_header(records)
-            check_size(header, self.config)
         if found.max_timestamp_ms != header.max_timestamp and not self.config.uses_log_append_time:
             set_max_timestamp(records, 0, header, found.max_timestamp_ms)
             header = header._replace(max_timestamp=found.max_timestamp_ms)

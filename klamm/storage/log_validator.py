@@ -19,7 +19,7 @@ from klamm.protocol.record_batch import (
     most_records,
 )
 from klamm.protocol.record_walk import MAX_NAMED_RECORDS, Refusal, RefusedRecord, Wanted
-from klamm.storage.batch_inspection import Demands, Inspection
+from klamm.storage.batch_inspection import Demands, Inspection, check_size
 from klamm.storage.log_config import LogConfig
 from klamm.storage.producer_state import AppendOrigin
 
@@ -44,28 +44,13 @@ def validate_batch(records: Buffer, header: BatchHeader, config: LogConfig, orig
     Raises KafkaError: MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, CORRUPT_MESSAGE, INVALID_RECORD, INVALID_TIMESTAMP,
     UNSUPPORTED_COMPRESSION_TYPE.
     """
-    check_size(header, config)
-    check_crc(records, 0, header)
     size_bytes = header.size_bytes
+    check_size(size_bytes, config)
+    check_crc(records, 0, header)
     if size_bytes != len(records):
         raise _invalid(f"one batch is allowed for each partition, {len(records) - size_bytes} bytes follow it")
     if origin is AppendOrigin.CLIENT:
         _validate_client_batch(records, header, config, now_ms)
-
-
-def check_size(header: BatchHeader, config: LogConfig) -> None:
-    """Raises KafkaError: MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE."""
-    size_bytes = header.size_bytes
-    if size_bytes > config.max_message_bytes:
-        raise KafkaError(
-            ErrorCode.MESSAGE_TOO_LARGE,
-            f"the batch has {size_bytes} bytes, max.message.bytes is {config.max_message_bytes}",
-        )
-    if size_bytes > config.segment_bytes:
-        raise KafkaError(
-            ErrorCode.RECORD_LIST_TOO_LARGE,
-            f"the batch has {size_bytes} bytes, segment.bytes is {config.segment_bytes}",
-        )
 
 
 def _validate_client_batch(records: Buffer, header: BatchHeader, config: LogConfig, now_ms: int) -> None:

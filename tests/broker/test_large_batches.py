@@ -12,10 +12,13 @@ from one_broker import Client, OneBroker, batch, run, until, values
 from klamm.environment import SystemEnvironment, WorkerFailed
 from klamm.protocol import messages
 from klamm.protocol import record_batch as rb
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.record_batch import BatchHeader, CompressionType, Record, build_batch
+from klamm.protocol.record_walk import Wanted
+from klamm.storage.batch_inspection import Demands, inspect
+from klamm.storage.log_config import LogConfig
 
 T = TypeVar("T")
 
@@ -118,6 +121,34 @@ def test_a_large_batch_is_compressed_anew_elsewhere(tmp_path: Path, codec: Compr
         fetched = (await client.fetch("t", 0, 0)).records
         assert rb.parse_header(fetched).codec == codec
         assert values(fetched) == sent
+
+    run(tmp_path, scenario)
+
+
+def test_what_becomes_too_large_is_refused_before_it_comes_back() -> None:
+    data = build_batch([Record(b"k", bytes(2_000_000))], codec=CompressionType.ZSTD)
+    assert len(data) < 1_000
+    demands = Demands(Wanted(), CompressionType.NONE)
+    with pytest.raises(KafkaError) as refused:
+        rb.at_once(inspect(bytes(data), demands, LogConfig()))
+    assert refused.value.code is ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_very_many_batches_in_one_request_hold_nobody_up(tmp_path: Path) -> None:
+    count = 2_000
+    one = bytes(build_batch([Record(b"k", b"v")]))
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        other = await cluster.connect()
+        body = ProduceRequest(None, 1, 10_000, [("t", [(0, one)] * count)])
+        client.send_raw(b"".join(map(bytes, messages.encode_request(ApiKey.PRODUCE, 9, 1, "c", body))))
+        log = cluster.broker._replica_manager.partition("t", 0).log
+        await until(lambda: log.log_end_offset > 0)
+        between = (await other.produce("t", 0, bytearray(one))).base_offset
+        assert 0 < between < count
+        results = messages.decode_response(ApiKey.PRODUCE, 9, await client.receive()).topics[0][1]
+        assert [result.base_offset for result in results] == [*range(between), *range(between + 1, count + 1)]
 
     run(tmp_path, scenario)
 

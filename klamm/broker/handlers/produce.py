@@ -23,6 +23,7 @@ from klamm.protocol.record_walk import MAX_NAMED_RECORDS
 from klamm.replication.replica_manager import ProduceResult
 from klamm.storage.batch_inspection import Inspected, LargeBatch
 from klamm.storage.log import Log
+from klamm.tasks import Slices
 
 ACKS_NONE = 0
 ACKS_ALL = -1
@@ -30,6 +31,8 @@ ACKS = (ACKS_NONE, 1, ACKS_ALL)
 # Versions up to this one carry message sets, which have their own rules; later ones exactly one record batch.
 LAST_VERSION_WITH_MESSAGE_SETS = 2
 FIRST_VERSION_WITH_ZSTD = 7
+# What is appended in one go: some milliseconds, where the batches are small.
+BATCHES_PER_SLICE = 100
 # Kafka's tools name themselves so; only they may write to internal topics.
 ADMIN_CLIENT_ID = "__admin_client"
 
@@ -72,7 +75,7 @@ def handle(request: Request) -> object:
     appended: list[tuple[str, int, ProduceResult]] = []
     unsynced = request.services.replica_manager.unsynced_logs((topic, number) for topic, number, _ in batches)
     try:
-        for topic, number, records in batches if not unsynced else ():
+        for topic, number, records in batches[:BATCHES_PER_SLICE] if not unsynced else ():
             appended.append((topic, number, _append(request, topic, number, records)))
     except LargeBatch:
         pass
@@ -95,9 +98,12 @@ async def _append_with_pauses(
     One batch after the other is looked into, so that a client has one at a time in the worker; other clients' batches
     are appended meanwhile, to the same partition too.
     """
+    slices = Slices(BATCHES_PER_SLICE)
     try:
         await asyncio.gather(*(log.flush_before_append() for log in unsynced))
         for topic, number, records in batches[len(appended) :]:
+            if slices.is_over():
+                await asyncio.sleep(0)
             appended.append((topic, number, await _append_inspected(request, topic, number, records)))
     finally:
         on_appended()
