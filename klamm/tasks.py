@@ -49,3 +49,24 @@ async def in_slices(steps: Generator[None, None, T]) -> T:
             value: T = end.value
             return value
         await asyncio.sleep(0)
+
+
+class Turns:
+    """Long work of one kind, in slices and one after the other.
+
+    Side by side all of it would be done last, and what each has made so far would be in memory at a time.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def take(self, steps: Generator[None, None, T]) -> T:
+        """As `in_slices`, when it is the turn of this work; what needs no second step waits for nobody."""
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        async with self._lock:
+            await asyncio.sleep(0)
+            return await in_slices(steps)

@@ -64,7 +64,7 @@ from klamm.replication.replica_manager import ReplicaManager, log_config
 from klamm.replication.zk_isr import ZkIsrManager
 from klamm.storage.log_directory import MetaProperties, read_meta_properties
 from klamm.storage.log_manager import LogManager, LogManagerSettings
-from klamm.tasks import start_task
+from klamm.tasks import Turns, start_task
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import TopicPartition, encode_topic_id
@@ -381,6 +381,7 @@ class Broker:
             ),
             self._offsets_topic,
             group_coordinator,
+            Turns(),
         )
         self._dispatcher = Dispatcher(services)
 

@@ -28,6 +28,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.replication.replica_manager import ReplicaManager
 from klamm.storage.log_manager import LogManager
+from klamm.tasks import Turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,8 @@ class Services:
     fetch_sessions: FetchSessionCache
     offsets_topic: OffsetsTopic
     group_coordinator: GroupCoordinator
+    # Until it is encoded, an answer takes ten times as much memory as its bytes.
+    long_answers: Turns
 
     @property
     def config(self) -> BrokerConfig:

@@ -4,7 +4,6 @@ Broker loggers are not configurable, so their resource type is refused. A broker
 default of the cluster (an empty name) by every broker.
 """
 
-import asyncio
 from collections.abc import Mapping, Sequence
 
 from klamm.broker.registry import Body, Request, handler
@@ -16,7 +15,7 @@ from klamm.config.topic import TopicConfig
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.primitives import MAX_STRING_BYTES
+from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
 from klamm.tasks import Slices
 
 Response = messages.response_class(ApiKey.DESCRIBE_CONFIGS)
@@ -52,12 +51,20 @@ async def handle(request: Request) -> Body:
         configs = await request.services.topic_configs.read(list(topics))
     except ITEM_ERRORS as error:
         unread = as_kafka_error(error)
+    results = await request.services.long_answers.take(_results(request, topics, configs, unread))
+    return Response(version=request.version, results=results)
+
+
+def _results(
+    request: Request, topics: Mapping[str, None], configs: Mapping[str, TopicConfig], unread: KafkaError | None
+) -> Steps[list[Body]]:
+    """`unread`: why the configurations of topics could not be read."""
     resources = {(resource.resource_type, resource.resource_name): resource for resource in request.body.resources}
     results = []
     slices = Slices(RESOURCES_PER_SLICE)
     for resource in resources.values():
         if slices.is_over():
-            await asyncio.sleep(0)
+            yield
         try:
             if unread is not None and resource.resource_type == TOPIC and resource.resource_name in topics:
                 raise unread
@@ -74,7 +81,7 @@ async def handle(request: Request) -> Body:
                     configs=entries,
                 )
             )
-    return Response(version=request.version, results=results)
+    return results
 
 
 def _topics(request: Request) -> dict[str, None]:

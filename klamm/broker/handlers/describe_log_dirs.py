@@ -2,13 +2,12 @@
 (KIP-113). An offline directory is listed with KAFKA_STORAGE_ERROR and without replicas.
 """
 
-import asyncio
-
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.storage.log import Log
 from klamm.tasks import Slices
 
@@ -35,6 +34,10 @@ def error_response(request: Request, error: KafkaError) -> Body:
 )
 async def handle(request: Request) -> Body:
     request.require_cluster()
+    return Response(version=request.version, results=await request.services.long_answers.take(_directories(request)))
+
+
+def _directories(request: Request) -> Steps[list[Body]]:
     manager = request.services.log_manager
     wanted = request.body.topics
     selected = None if wanted is None else {(topic.topic, number) for topic in wanted for number in topic.partitions}
@@ -44,7 +47,7 @@ async def handle(request: Request) -> Body:
         topics: dict[str, list[Body]] = {}
         for log in manager.logs_in(directory.path) if directory.is_online else ():
             if slices.is_over():
-                await asyncio.sleep(0)
+                yield
             if selected is None or (log.topic, log.partition) in selected:
                 topics.setdefault(log.topic, []).append(_partition(log))
         results.append(
@@ -54,7 +57,7 @@ async def handle(request: Request) -> Body:
                 topics=[Topic(name=name, partitions=partitions) for name, partitions in topics.items()],
             )
         )
-    return Response(version=request.version, results=results)
+    return results
 
 
 def _partition(log: Log) -> Body:

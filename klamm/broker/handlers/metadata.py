@@ -17,7 +17,6 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import UpdateMetadataPartitionState
-from klamm.tasks import in_slices
 
 Response = messages.response_class(ApiKey.METADATA)
 Topic = Response.MetadataResponseTopic
@@ -50,7 +49,7 @@ async def handle(request: Request) -> Body:
         codes = {name: ErrorCode.NONE for name in sorted(snapshot.topics) if request.allows(name)}
     else:
         codes = await _missing_topics(request, snapshot, _names(body.topics))
-    topics = await in_slices(_topics(request, snapshot, codes))
+    topics = await services.long_answers.take(_topics(request, snapshot, codes))
     return Response(
         version=request.version,
         brokers=[
