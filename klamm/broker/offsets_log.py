@@ -8,6 +8,7 @@ What must stay true:
   more than one. The records of one caller always stay in one batch, and a batch that is too large has one caller only:
   what one client sends never fails another's commit.
 - A reader gets what a transaction has written when it finds the transaction's commit, and never gets what was aborted.
+- A reader decompresses no large batch on the loop, and decodes it in parts.
 
 Source: kafka.coordinator.group.GroupMetadataManager (`appendForGroup`, `doLoadGroupsAndOffsets`).
 """
@@ -22,6 +23,8 @@ from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import (
+    HEADER_SIZE_BYTES,
+    BatchHeader,
     Buffer,
     CompressionType,
     ControlRecordType,
@@ -29,6 +32,7 @@ from klamm.protocol.record_batch import (
     build_batch,
     decode_end_transaction_marker,
     decode_keys_and_values,
+    decompress,
     iterate_batches,
 )
 from klamm.replication.replica_manager import ProduceResult, ReplicaManager
@@ -42,8 +46,9 @@ RECORD_OVERHEAD_BYTES = 24
 ACKS_NONE = 0
 ACKS_ALL = -1
 
-# How long a reader decodes before others have the loop.
+# How long a reader decodes before others have the loop, and what it decompresses without leaving it.
 SLICE_MS = 10
+DECOMPRESSED_AT_ONCE_BYTES = 256 * 1024
 
 
 class _Append(NamedTuple):
@@ -174,26 +179,45 @@ class OffsetsLog:
                 reason = f"{OFFSETS_TOPIC}-{partition} ends at offset {offset} instead of {end}"
                 raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, reason)
             offset = fetched.next_offset
-            for batch in _committed_batches(fetched.data, uncommitted):
-                yield batch
-                if self._loop.time() >= slice_end:
-                    await asyncio.sleep(0)
-                    slice_end = self._loop.time() + SLICE_MS / 1000
+            for position, header in iterate_batches(fetched.data):
+                body = b"" if header.is_control else await self._decompress(fetched.data, position, header)
+                for batch in _committed_batches(fetched.data, position, header, body, uncommitted):
+                    if batch is not None:
+                        yield batch
+                    if self._loop.time() >= slice_end:
+                        await asyncio.sleep(0)
+                        slice_end = self._loop.time() + SLICE_MS / 1000
+
+    async def _decompress(self, data: Buffer, position: int, header: BatchHeader) -> Buffer:
+        payload = memoryview(data)[position + HEADER_SIZE_BYTES : position + header.size_bytes]
+        try:
+            return decompress(header.codec, payload, DECOMPRESSED_AT_ONCE_BYTES)
+        except KafkaError as error:
+            if error.code is not ErrorCode.MESSAGE_TOO_LARGE:
+                raise
+        return await self._environment.run_blocking(decompress, header.codec, payload)
 
 
-def _committed_batches(data: Buffer, uncommitted: dict[int, list[LogBatch]]) -> Iterator[LogBatch]:
-    """The batches in `data`, without markers; those of a transaction when it commits. `uncommitted` holds what
-    transactions that have not ended have written, by producer id."""
-    for position, header in iterate_batches(data):
-        if header.is_control:
-            marker = decode_end_transaction_marker(data, position, header)
-            written = uncommitted.pop(header.producer_id, ())
-            if marker is not None and marker.type is ControlRecordType.COMMIT:
-                yield from written
-            continue
-        batch = LogBatch(header.base_offset, decode_keys_and_values(data, position, header))
+def _committed_batches(
+    data: Buffer, position: int, header: BatchHeader, body: Buffer, uncommitted: dict[int, list[LogBatch]]
+) -> Iterator[LogBatch | None]:
+    """What is committed with the batch at `position`, whose uncompressed records are in `body`: its own records, a
+    large one's in parts, or those of the transaction that it ends.
+
+    `uncommitted` holds what transactions that have not ended have written, by producer id. None stands for the work of
+    adding to it.
+    """
+    if header.is_control:
+        marker = decode_end_transaction_marker(data, position, header)
+        written = uncommitted.pop(header.producer_id, ())
+        if marker is not None and marker.type is ControlRecordType.COMMIT:
+            yield from written
+        return
+    for records in decode_keys_and_values(body, header):
+        batch = LogBatch(records[0][0], records)
         if header.is_transactional:
             uncommitted.setdefault(header.producer_id, []).append(batch)
+            yield None
         else:
             yield batch
 

@@ -19,9 +19,9 @@ class Appended(NamedTuple):
 
 
 class LogBatch(NamedTuple):
-    """The records of one batch of the log."""
+    """The records of one batch of the log, or a part of a large one."""
 
-    base_offset: int
+    base_offset: int  # of the first record here
     records: Sequence[tuple[int, bytes | None, bytes | None]]  # (offset, key, value)
 
 

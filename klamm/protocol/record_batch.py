@@ -13,6 +13,7 @@ What must stay true:
 Source: org.apache.kafka.common.record.DefaultRecordBatch, DefaultRecord, EndTransactionMarker (KIP-98).
 """
 
+import mmap
 import struct
 from collections.abc import Callable, Generator, Iterator, Sequence
 from enum import IntEnum
@@ -36,6 +37,10 @@ MAX_DECOMPRESSED_BYTES = 128 * 1024 * 1024
 _ALWAYS_DECOMPRESSED_BYTES = 16 * 1024 * 1024
 _MAX_COMPRESSION_FACTOR = 1100
 _COMPRESSED_AT_ONCE_BYTES = 128 * 1024
+_DECODED_AT_ONCE_BYTES = 32 * 1024
+# From this size on a buffer comes from the system, which fills it with zeros where it is used: Python would do so at
+# once, and hold all threads meanwhile.
+_LAZY_FROM_BYTES = 1024 * 1024
 
 _HEADER = struct.Struct(">qiibIhiqqqhii")
 _LENGTH = struct.Struct(">i")
@@ -463,19 +468,41 @@ def decode_records(
         raise _corrupt(f"{len(body) - reader.position} bytes follow the last record")
 
 
-def decode_keys_and_values(
-    buffer: Buffer, position: int, header: BatchHeader
-) -> list[tuple[int, bytes | None, bytes | None]]:
-    """(offset, key, value) of each record of the batch at `position`: as `decode_records`, in a third of the time, for
-    who reads a million of them. Raises KafkaError as that does."""
-    data = bytes(
-        decompress(header.codec, memoryview(buffer)[position + HEADER_SIZE_BYTES : position + header.size_bytes])
-    )
+KeyAndValueAt = tuple[int, bytes | None, bytes | None]
+
+
+def decode_keys_and_values(body: Buffer, header: BatchHeader) -> Iterator[list[KeyAndValueAt]]:
+    """(offset, key, value) of each record in `body`, the uncompressed records of the batch with this header: as
+    `decode_records`, in a third of the time, for who reads a million of them; in parts of some milliseconds.
+
+    Raises KafkaError as that does, maybe after the first parts.
+    """
+    view = memoryview(body)
+    reader = _Reader(view)
+    count = position = 0
+    while count < header.record_count:
+        records, size_bytes = _whole_records(bytes(view[position : position + _DECODED_AT_ONCE_BYTES]), header)
+        if not records:
+            # A large one, or an unusual one, which is left to the one who checks everything.
+            reader.position = position
+            record = reader.record(header)
+            records, size_bytes = [(record.offset, record.key, record.value)], reader.position - position
+        count += len(records)
+        position += size_bytes
+        yield records
+    if count != header.record_count or position != len(view):
+        raise _corrupt(f"not {header.record_count} records are there but {count}, in {position} of {len(view)} bytes")
+
+
+def _whole_records(data: bytes, header: BatchHeader) -> tuple[list[KeyAndValueAt], int]:
+    """The records that lie in `data` as a whole, up to the first that is unusual, and the size of them all."""
     base_offset, end, records = header.base_offset, 0, []
     try:
         while end < len(data):
             length, at = _read_varint(data, end)
-            end = at + length
+            record_end = at + length
+            if record_end > len(data):
+                break
             timestamp_delta_end = at + 2 if data[at + 1] < 0x80 else _read_varint(data, at + 1)[1]
             delta, at = _read_varint(data, timestamp_delta_end)
             key_length, at = _read_varint(data, at)
@@ -487,15 +514,13 @@ def decode_keys_and_values(
             if value_length != -1:
                 value = data[at : at + value_length]
                 at += value_length
-            if key_length < -1 or value_length < -1 or at + 1 != end or data[at] != 0:
-                raise ValueError("null of a strange length, headers, or an end that is somewhere else")
-            records.append((base_offset + delta, key, value))
+            if key_length < -1 or value_length < -1 or at + 1 != record_end or data[at] != 0:
+                break  # null of a strange length, headers, or an end that is somewhere else
+            records.append((wrapped_int64(base_offset + delta), key, value))
+            end = record_end
     except (IndexError, ValueError):
-        end = -1
-    if end == len(data) and len(records) == header.record_count:
-        return records
-    # Whatever is unusual is left to the one who checks everything.
-    return [(record.offset, record.key, record.value) for record in decode_records(buffer, position, header)]
+        pass
+    return records, end
 
 
 def _read_varint(data: bytes, position: int) -> tuple[int, int]:
@@ -622,10 +647,10 @@ def decompress(codec: int, data: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES
         return _decompress_snappy(data, max_bytes)
     size_bytes = min(max_bytes, max(4 * len(data), 16 * 1024))
     while True:
-        out = bytearray(size_bytes)
-        filled_bytes = decompress_into(codec, data, memoryview(out))
+        out = memoryview(mmap.mmap(-1, size_bytes) if size_bytes >= _LAZY_FROM_BYTES else bytearray(size_bytes))
+        filled_bytes = decompress_into(codec, data, out)
         if filled_bytes is not None:
-            return memoryview(out)[:filled_bytes]
+            return out[:filled_bytes]
         if size_bytes == max_bytes:
             raise _too_large(max_bytes)
         size_bytes = min(max_bytes, 4 * size_bytes)

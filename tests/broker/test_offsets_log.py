@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import pytest
 from group_wire import find_coordinator
 from one_broker import Client, OneBroker, run, until
 
@@ -181,6 +182,35 @@ def test_transactions_count_when_they_commit(tmp_path):
         for batch in written:
             hosted(cluster).log.append_as_follower(batch)
         assert await all_records(log) == [(2, b"plain", b"value"), (0, b"committed", b"value")]
+
+    run_log(tmp_path, scenario)
+
+
+@pytest.mark.parametrize("codec", [CompressionType.NONE, CompressionType.ZSTD])
+@pytest.mark.parametrize("is_transactional", [False, True])
+def test_one_batch_of_very_many_records_is_read_in_parts(tmp_path, codec, is_transactional):
+    count = 60_000
+    batch = build_batch(
+        [Record(b"%d" % number, b"value", 1000) for number in range(count)],
+        codec=codec,
+        producer_id=1,
+        producer_epoch=0,
+        base_sequence=0,
+        is_transactional=is_transactional,
+        partition_leader_epoch=0,
+    )
+
+    async def scenario(cluster, log):
+        hosted(cluster).log.append_as_follower(batch)
+        hosted(cluster).log.append_as_follower(marker(1, ControlRecordType.COMMIT, count))
+        reading = asyncio.create_task(all_records(log))
+        turns = 0
+        while not reading.done():
+            await asyncio.sleep(0)
+            turns += 1
+        assert [offset for offset, _, _ in await reading] == list(range(count))
+        # In one step it would take as many as a batch of a single record.
+        assert turns > 5
 
     run_log(tmp_path, scenario)
 

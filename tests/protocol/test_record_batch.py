@@ -283,12 +283,21 @@ def test_a_valid_batch_with_one_changed_byte_never_breaks_the_decoder(codec, dat
         assert error.code in (ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE_TOO_LARGE)
 
 
+def whole_records(batch):
+    return rb.decode_records(batch, 0, rb.parse_header(batch))
+
+
+def keys_and_values(batch):
+    header = rb.parse_header(batch)
+    return [one for part in rb.decode_keys_and_values(rb.decompress(header.codec, batch[61:]), header) for one in part]
+
+
 def outcome(read, batch):
     """What a reader makes of the first batch: (offset, key, value) of each record, or the error."""
     try:
         return [
             (record.offset, record.key, record.value) if isinstance(record, Record) else record
-            for record in read(batch, 0, rb.parse_header(batch))
+            for record in read(batch)
         ]
     except KafkaError as error:
         return error.code
@@ -297,9 +306,19 @@ def outcome(read, batch):
 @given(records, st.sampled_from(CompressionType), st.integers(0, 2**62), st.data())
 def test_keys_and_values_are_read_as_whole_records_are(some, codec, base_offset, data):
     batch = rb.build_batch(some, base_offset=base_offset, codec=codec)
-    assert outcome(rb.decode_keys_and_values, batch) == outcome(rb.decode_records, batch)
+    assert outcome(keys_and_values, batch) == outcome(whole_records, batch)
     batch[data.draw(st.integers(61, len(batch) - 1))] = data.draw(st.integers(0, 255))
-    assert outcome(rb.decode_keys_and_values, batch) == outcome(rb.decode_records, batch)
+    assert outcome(keys_and_values, batch) == outcome(whole_records, batch)
+
+
+def test_keys_and_values_come_in_parts():
+    sizes = [100] * 2_000 + [100_000] + [100] * 2_000
+    batch = rb.build_batch([Record(b"%d" % number, bytes(size)) for number, size in enumerate(sizes)])
+    parts = list(rb.decode_keys_and_values(memoryview(batch)[61:], rb.parse_header(batch)))
+    assert max(map(len, parts)) < 500
+    assert [(offset, key, len(value)) for part in parts for offset, key, value in part] == [
+        (number, b"%d" % number, size) for number, size in enumerate(sizes)
+    ]
 
 
 @settings(max_examples=300)
@@ -307,7 +326,7 @@ def test_keys_and_values_are_read_as_whole_records_are(some, codec, base_offset,
 def test_garbage_in_place_of_keys_and_values(payload, count):
     batch = with_payload(payload, 0)
     struct.pack_into(">i", batch, 57, count)
-    assert outcome(rb.decode_keys_and_values, batch) == outcome(rb.decode_records, batch)
+    assert outcome(keys_and_values, batch) == outcome(whole_records, batch)
 
 
 @pytest.mark.parametrize("codec", CompressionType)
