@@ -101,7 +101,10 @@ async def on_broker_startup(parts: ControllerParts, new: Sequence[int]) -> None:
         context.replicas_on_offline_dirs.pop(broker_id, None)
     existing = [id_ for id_ in context.live_or_shutting_down_broker_ids if id_ not in new]
     await parts.send_update_metadata(existing, ())
-    await parts.send_update_metadata(new, context.partitions_with_leaders())
+    # The others have heard of topics that are being deleted. A broker that was away may know them, and still finds them
+    # in ZooKeeper.
+    known = [*context.partitions_with_leaders(), *context.partitions_being_deleted()]
+    await parts.send_update_metadata(new, known)
     await _on_replicas_become_online(parts, context.replicas_on_brokers(new))
 
 

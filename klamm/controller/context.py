@@ -311,6 +311,10 @@ class ControllerContext:
         """Those with leadership info (the leader may be dead) whose topics are not to be deleted."""
         return [partition for partition in self._leadership if partition[0] not in self.topics_to_be_deleted]
 
+    def partitions_being_deleted(self) -> list[TopicPartition]:
+        """Those with leadership info whose topics' deletion has started."""
+        return [partition for partition in self._leadership if partition[0] in self.topics_with_deletion_started]
+
     def partitions_with_offline_leader(self) -> list[TopicPartition]:
         """Those whose leader is dead, not there or shutting down, and that are not to be deleted."""
         live, offline_dirs = self._live, self.replicas_on_offline_dirs

@@ -562,6 +562,28 @@ def test_a_broker_that_dies_during_a_deletion(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
+def test_a_broker_that_comes_during_a_deletion_hears_of_it(tmp_path: Path) -> None:
+    """It may know the topic from before, and still find it in ZooKeeper, and nobody tells it later."""
+
+    async def scenario(scene: Scene) -> None:
+        await scene.start(1, 2, 3)
+        await scene.create("t", [1, 2])
+        await scene.create("u", [1, 2])
+        await scene.kill(3)
+        scene.silent = {2}
+        await scene.store.mark_topic_for_deletion("t")
+        await scene.until(lambda: [s for s in summary(scene.sent) if s == (2, "StopReplica", [("t", 0, True)])])
+        scene.take()
+        await scene.start(3)
+        await scene.settled()
+        told = [entry for entry in summary(scene.take()) if entry[:2] == (3, "UpdateMetadata")]
+        assert told[0] == (3, "UpdateMetadata", [("u", 0, 1, 0), ("t", 0, -2, 0)])
+        scene.release()
+        await scene.until(lambda: gone(scene, "t"))
+
+    play(tmp_path, scenario)
+
+
 def test_a_replica_that_cannot_be_deleted(tmp_path: Path) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.start(1, 2)
