@@ -9,8 +9,8 @@ What must come true in a healed cluster:
   other replica copies from that leader, in that epoch. Who is no replica neither leads nor copies; the data may stay.
 - Metadata caches hold what the znodes hold, and nothing else; there are no offsets of topics that do not exist.
 - Topics and brokers run with the configurations that are stored.
-- The controller knows what the znodes say, and has nothing left to do: no event, no request, no reassignment, no
-  deletion.
+- The broker that /controller names acts as the controller, and no other. It knows what the znodes say, and has nothing
+  left to do: no event, no request, no reassignment, no deletion.
 - What a leader has committed, its followers have committed.
 """
 
@@ -46,7 +46,7 @@ REQUESTS = (REASSIGN_PARTITIONS_PATH, PREFERRED_REPLICA_ELECTION_PATH)
 def disagreements(cluster: SimulatedCluster) -> list[str]:
     """One line for each thing that somebody believes and the znodes do not say; brokers that are down are left out."""
     state = cluster.state
-    found = list(_unfinished_requests(state))
+    found = [*_unfinished_requests(state), *_active_controllers(cluster)]
     for one in cluster.brokers.values():
         if one.broker is not None and (services := one.broker.services) is not None:
             found += [f"broker {one.broker_id} {line}" for line in _of_broker(state, one.broker, services)]
@@ -197,6 +197,16 @@ def _offsets(state: StateChecker, services: Services) -> Iterator[str]:
 
 
 # -- the controller ---------------------------------------------------------------------------------------------------
+
+
+def _active_controllers(cluster: SimulatedCluster) -> Iterator[str]:
+    active = [
+        one.broker_id
+        for one in cluster.brokers.values()
+        if one.broker is not None and (services := one.broker.services) is not None and services.controller.is_active
+    ]
+    if active != [cluster.controller_id()]:
+        yield f"brokers {active} act as the controller; /controller names {cluster.controller_id()}"
 
 
 def _of_controller(state: StateChecker, controller: KafkaController) -> Iterator[str]:

@@ -3,8 +3,9 @@
 What must stay true, of each partition while its topic lives:
 - The in-sync replicas are one or more of its replicas; the leader is one of them, or there is none.
 - Leader epoch and controller epoch never go back; a leader changes only with a new leader epoch, so that an epoch has
-  one leader at most; only a replica that was in sync becomes leader, unless the topic's configuration has ever allowed
-  otherwise (`unclean.leader.election.enable`).
+  one leader at most; only a replica that was in sync becomes leader, and a replica joins the in-sync ones only in an
+  epoch that goes on, since its leader alone knows what the replica has; unless the topic's configuration has ever
+  allowed otherwise (`unclean.leader.election.enable`).
 And of the cluster: each controller's epoch is one more than that of the one before.
 
 A ZooKeeper that dies may forget what nobody has seen yet (`recovered`), and nothing else.
@@ -162,9 +163,12 @@ class StateChecker:
             return "an epoch went back"
         if state.leader != old.leader and state.leader_epoch == old.leader_epoch:
             return "another leader has the same epoch"
-        may_lead = state.leader in (old.leader, NO_LEADER, *old.isr) or key[0] in self._unclean
-        if not may_lead:
+        if key[0] in self._unclean:
+            return None
+        if state.leader not in (old.leader, NO_LEADER, *old.isr):
             return "the new leader was not in sync"
+        if state.leader_epoch != old.leader_epoch and not set(state.isr) <= set(old.isr):
+            return "a replica has joined the in-sync ones that no leader has taken in"
         return None
 
     def _read(self, key: TopicPartition) -> LeaderAndIsr | None:

@@ -144,6 +144,16 @@ def forgets_a_topic(parts: Parts) -> None:
     parts.controller.controller.context.remove_topic(TOPIC)
 
 
+def is_the_controller_only_by_name(parts: Parts) -> None:
+    parts.controller.controller._is_active = False
+
+
+def acts_as_the_controller_too(parts: Parts) -> None:
+    others = [parts.services(broker_id).controller for broker_id in parts.cluster.brokers]
+    zombie = next(controller for controller in others if not controller.is_active)
+    zombie._is_active, zombie._parts.context = True, parts.controller.controller.context
+
+
 PLANTED: dict[Callable[[Parts], None], str] = {
     leads_too: "believes in another leader or epoch of events-0",
     leads_in_an_old_epoch: "believes in another leader or epoch of events-0",
@@ -159,6 +169,8 @@ PLANTED: dict[Callable[[Parts], None], str] = {
     takes_a_partition_for_reassigned: r"reassigns \[\('events', 0\)\]",
     takes_another_for_leader: r"controller \d takes events-0: ",
     forgets_a_topic: "assigns events-0: None",
+    is_the_controller_only_by_name: r"brokers \[\] act as the controller; /controller names \d",
+    acts_as_the_controller_too: r"brokers \[\d, \d\] act as the controller; /controller names \d",
 }
 
 

@@ -86,6 +86,15 @@ def test_a_replica_that_was_not_in_sync_may_not_lead(server):
         server.set(STATE, LeaderAndIsr(0, 4, (0,), 2).encode())
 
 
+@pytest.mark.parametrize("leader", [1, -1])
+def test_nobody_but_the_leader_takes_a_replica_in(server, leader):
+    server.set(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode())
+    server.set(STATE, LeaderAndIsr(1, 3, (1, 2, 0), 2).encode())
+    server.set(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode())
+    with pytest.raises(SimulationFailure, match="no leader has taken in"):
+        server.set(STATE, LeaderAndIsr(leader, 4, (1, 2, 0), 2).encode())
+
+
 def test_transactions_of_several_operations_are_looked_into(server):
     with pytest.raises(SimulationFailure, match="an epoch went back"):
         server.apply(MultiTxn((SetDataTxn(STATE, LeaderAndIsr(1, 0, (1,), 2).encode(), 0),)))
