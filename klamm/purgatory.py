@@ -5,8 +5,10 @@ An operation waits under one or more keys (a partition, a topic). Whoever change
 
 What must stay true:
 - An operation completes exactly once: by a key or by its deadline, whichever comes first.
-- Between the first look and the wait nothing can slip through: looking and registering happen without an `await`.
-- A completed operation is in no list and holds no timer.
+- Between the first look and the wait nothing can slip through: looking and registering happen without an `await`, or
+  else what changes meanwhile is noted (`noting_changes`) and looked at again.
+- A completed operation holds no timer, is asked no more, and is in no list; where it waited under very many keys, it
+  leaves the lists in slices.
 - Operations that wait under one key are looked at in the order in which they came.
 """
 
@@ -14,9 +16,13 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from itertools import chain, islice
+from typing import Generic, NamedTuple, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
+
+# An operation is taken from so many lists before others have the loop: some milliseconds.
+KEYS_PER_SLICE = 2_000
 
 
 class DelayedOperation(ABC):
@@ -39,12 +45,11 @@ class Waiting(Generic[Key]):
     def __init__(
         self,
         operation: DelayedOperation,
-        keys: Collection[Key],
         on_done: Callable[[bool], None],
         forget: "Callable[[Waiting[Key]], None]",
     ) -> None:
         self.operation = operation
-        self.keys = keys
+        self.keys: list[Collection[Key]] = []
         self.on_done = on_done
         self.timer: asyncio.TimerHandle | None = None
         self.is_over = False
@@ -60,6 +65,13 @@ class Waiting(Generic[Key]):
         if not self.is_over:
             self._forget(self)
             self.on_done(is_ready)
+
+
+class Watch(NamedTuple, Generic[Key]):
+    """Whoever waits: `future` says whether the operation has become ready, `add` registers it under more keys."""
+
+    future: "asyncio.Future[bool]"
+    add: Callable[[Collection[Key]], None]
 
 
 class Purgatory(Generic[Key]):
@@ -85,10 +97,17 @@ class Purgatory(Generic[Key]):
         """
         if timeout_ms <= 0:
             return False
+        with self.watching(operation, timeout_ms) as watch:
+            watch.add(keys)
+            return await watch.future
+
+    @contextmanager
+    def watching(self, operation: DelayedOperation, timeout_ms: float) -> "Iterator[Watch[Key]]":
+        """For an operation of very many keys: it waits under none at first. Nobody waits when the block is left."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        waiting = self.put(operation, keys, timeout_ms, lambda is_ready: _resolve(future, is_ready))
+        waiting = self.put(operation, (), timeout_ms, lambda is_ready: _resolve(future, is_ready))
         try:
-            return await future
+            yield Watch(future, lambda keys: self._add(waiting, keys))
         finally:
             # Also when the waiter is cancelled because its client has gone.
             waiting.cancel()
@@ -98,11 +117,16 @@ class Purgatory(Generic[Key]):
     ) -> Waiting[Key]:
         """As `watch`, for whoever has nothing else to do meanwhile: `on_done` is called within the `check` that makes
         the operation ready, with True, or at the deadline, with False."""
-        waiting = Waiting(operation, keys, on_done, self._forget)
+        waiting = Waiting(operation, on_done, self._forget)
         waiting.timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, waiting.complete, False)
-        for key in keys:
-            self._watchers.setdefault(key, {})[waiting] = None
+        self._add(waiting, keys)
         return waiting
+
+    def _add(self, waiting: Waiting[Key], keys: Collection[Key]) -> None:
+        if not waiting.is_over:
+            waiting.keys.append(keys)
+            for key in keys:
+                self._watchers.setdefault(key, {})[waiting] = None
 
     @contextmanager
     def noting_changes(self) -> Iterator[dict[Key, None]]:
@@ -129,12 +153,18 @@ class Purgatory(Generic[Key]):
         waiting.is_over = True
         if waiting.timer is not None:
             waiting.timer.cancel()
-        for key in waiting.keys:
+        self._leave_lists(waiting, chain.from_iterable(waiting.keys))
+
+    def _leave_lists(self, waiting: Waiting[Key], keys: Iterator[Key]) -> None:
+        piece = list(islice(keys, KEYS_PER_SLICE))
+        for key in piece:
             watchers = self._watchers.get(key)
             if watchers is not None:
                 watchers.pop(waiting, None)
                 if not watchers:
                     del self._watchers[key]
+        if len(piece) == KEYS_PER_SLICE:
+            asyncio.get_running_loop().call_soon(self._leave_lists, waiting, keys)
 
 
 def _resolve(future: "asyncio.Future[bool]", result: bool) -> None:

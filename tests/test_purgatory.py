@@ -1,8 +1,9 @@
 """The purgatory: an operation completes once, by a key or by its deadline."""
 
 import asyncio
+from itertools import pairwise
 
-from klamm.purgatory import DelayedOperation, Purgatory
+from klamm.purgatory import KEYS_PER_SLICE, DelayedOperation, Purgatory
 
 
 class Switch(DelayedOperation):
@@ -157,6 +158,54 @@ def test_an_operation_that_another_ones_end_completes_is_told_once() -> None:
         purgatory.put(switch, ["a"], 60_000, lambda _: heard.append("third"))
         purgatory.check("a")
         assert heard == ["first", "third"]
+        assert len(purgatory) == 0
+
+    asyncio.run(scenario())
+
+
+def test_what_waited_under_very_many_keys_leaves_the_lists_in_slices() -> None:
+    async def scenario() -> None:
+        purgatory: Purgatory[int] = Purgatory()
+        switch = Switch()
+        keys = range(5 * KEYS_PER_SLICE)
+        waiting = asyncio.ensure_future(purgatory.wait(switch, keys, 60_000))
+        await _settle()
+        switch.on = True
+        purgatory.check(keys[-1])
+        left = [len(purgatory)]
+        while left[-1]:
+            await asyncio.sleep(0)
+            left.append(len(purgatory))
+        assert await waiting
+        assert [before - after for before, after in pairwise([len(keys), *left])] == [KEYS_PER_SLICE] * 5
+        # What is over is asked no more, though it is still in a list.
+        assert switch.asked == 2
+
+    asyncio.run(scenario())
+
+
+def test_what_registers_in_slices_becomes_ready_by_the_first_of_its_keys() -> None:
+    async def scenario() -> None:
+        purgatory: Purgatory[str] = Purgatory()
+        switch = Switch()
+        with purgatory.watching(switch, 60_000) as watch:
+            watch.add(["a"])
+            await _settle()
+            switch.on = True
+            purgatory.check("a")
+            watch.add(["b"])
+            assert len(purgatory) == 0
+            assert await watch.future
+
+    asyncio.run(scenario())
+
+
+def test_nobody_waits_any_more_when_the_block_of_a_watch_is_left() -> None:
+    async def scenario() -> None:
+        purgatory: Purgatory[str] = Purgatory()
+        with purgatory.watching(Switch(), 60_000) as watch:
+            watch.add(["a"])
+            assert len(purgatory) == 1
         assert len(purgatory) == 0
 
     asyncio.run(scenario())

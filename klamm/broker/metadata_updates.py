@@ -37,7 +37,7 @@ from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.replication.partition import Partition
 from klamm.replication.replica_manager import ReplicaManager
-from klamm.tasks import OnFailure, in_slices, start_task
+from klamm.tasks import OnFailure, Slices, in_slices, start_task
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import TopicAssignment, TopicPartition
 from klamm.zookeeper.errors import ZooKeeperError
@@ -150,11 +150,9 @@ class MetadataUpdates:
 
     async def _look(self, look: Look) -> None:
         committed = await in_slices(self._group_coordinator.committed_partitions())
-        known = _Known(
-            self._metadata_cache.snapshot,
-            [(partition, partition.leader_epoch) for partition in self._replica_manager.partitions.values()],
-            committed,
-        )
+        snapshot = self._metadata_cache.snapshot
+        hosted = await in_slices(_with_leader_epochs(list(self._replica_manager.partitions.values())))
+        known = _Known(snapshot, hosted, committed)
         suspects = known.topics()
         if look is Look.UNKNOWN_TOPICS:
             suspects = [topic for topic in known.committed if topic not in known.snapshot.topics]
@@ -202,25 +200,35 @@ class MetadataUpdates:
             # A new topic of the name may be led here already, which the controller tells to all in the next request.
             hosted = {topic for topic, _ in self._replica_manager.partitions}
             yield from self._topics_changed(changed, still_configured=hosted)
-        for index, (partition, leader_epoch) in enumerate(known.hosted, 1):
-            if partition.topic in topics and partition.leader_epoch == leader_epoch:
-                assignment = topics[partition.topic]
-                if assignment is None or _differ(partition.log.topic_id, assignment.topic_id):
+        slices = Slices(TOPICS_PER_STEP)
+        for topic, assignment in topics.items():
+            for partition, leader_epoch in known.hosted.get(topic, ()):
+                is_another = assignment is None or _differ(partition.log.topic_id, assignment.topic_id)
+                if is_another and partition.leader_epoch == leader_epoch:
                     self._replica_manager.leave(partition)
-            if index % TOPICS_PER_STEP == 0:
-                yield
+                if slices.is_over():
+                    yield
+
+
+def _with_leader_epochs(partitions: Sequence[Partition]) -> Steps[dict[str, list[tuple[Partition, int]]]]:
+    """By topic."""
+    found: dict[str, list[tuple[Partition, int]]] = {}
+    for index, partition in enumerate(partitions, 1):
+        found.setdefault(partition.topic, []).append((partition, partition.leader_epoch))
+        if index % TOPICS_PER_STEP == 0:
+            yield
+    return found
 
 
 class _Known(NamedTuple):
     """What this broker has of topics at one moment."""
 
     snapshot: MetadataSnapshot
-    hosted: Sequence[tuple[Partition, int]]  # with the leader epoch
+    hosted: Mapping[str, Sequence[tuple[Partition, int]]]  # by topic, with the leader epoch
     committed: Mapping[str, Mapping[int, None]]  # partitions with offsets
 
     def topics(self) -> list[str]:
-        hosted = (partition.topic for partition, _ in self.hosted)
-        return list(dict.fromkeys((*self.snapshot.topics, *hosted, *self.committed)))
+        return list(dict.fromkeys((*self.snapshot.topics, *self.hosted, *self.committed)))
 
     def outdated_partitions(self, topic: str, assignment: TopicAssignment | None) -> list[int]:
         """Those that clients are told of, or that have offsets, and that are not (any more) of this assignment."""

@@ -12,6 +12,7 @@
 Who is the controller is not decided here: see controller.py.
 """
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -45,8 +46,9 @@ from klamm.controller.events import (
     ZkPreferredReplicaElection,
 )
 from klamm.controller.parts import ControllerParts
-from klamm.controller.slices import slices
+from klamm.controller.slices import CHEAP_SLICE
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.tasks import Slices
 
 Flow = Callable[[Any], Awaitable[object]]
 """Processes one event; raises ControllerMoved, ZooKeeperError and ZnodeError when it could not."""
@@ -114,7 +116,7 @@ async def _api_partition_reassignment(parts: ControllerParts, event: ApiPartitio
 
 
 async def _list_partition_reassignments(parts: ControllerParts, event: ListPartitionReassignments) -> None:
-    event.resolve(reassignment.list_partition_reassignments(parts.context, event.partitions))
+    event.resolve(await reassignment.list_partition_reassignments(parts.context, event.partitions))
 
 
 # -- responses of brokers ---------------------------------------------------------------------------------------------
@@ -132,10 +134,18 @@ async def _stop_replica_response_received(
         return
     failed: list[PartitionAndReplica] = []
     deleted: list[PartitionAndReplica] = []
-    async for piece in slices(tuple(event.partition_errors.items())):
-        for partition, code in piece:
-            is_deleted = event.request_error == code == ErrorCode.NONE
-            (deleted if is_deleted else failed).append((partition, event.sender.broker_id))
+    looked_at = Slices(CHEAP_SLICE)
+    for topic in event.topics:
+        told = dict(event.response.topics.get(topic.topic, ()))
+        for state in topic.partitions:
+            if state.delete:
+                # What an answer does not name, as when it refuses the request as a whole, is not deleted.
+                code = told.get(state.partition, ErrorCode.UNKNOWN_SERVER_ERROR)
+                is_deleted = event.response.error_code == code == ErrorCode.NONE
+                replica = (topic.topic, state.partition), event.sender.broker_id
+                (deleted if is_deleted else failed).append(replica)
+            if looked_at.is_over():
+                await asyncio.sleep(0)
     await parts.deletions.fail_replica_deletion(failed)
     if deleted:
         await parts.deletions.complete_replica_deletion(deleted)

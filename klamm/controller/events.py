@@ -19,6 +19,7 @@ from klamm.controller.feature_updates import FeatureResults, FeatureUpdate
 from klamm.controller.leader_election import ElectionResults, ElectionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrResponse
+from klamm.protocol.stop_replica import StopReplicaResponse, StopReplicaTopic
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import TopicPartition
 from klamm.zookeeper.errors import SessionExpired
@@ -314,9 +315,10 @@ class UpdateMetadataResponseReceived(ControllerEvent):
 
 @dataclass(frozen=True)
 class TopicDeletionStopReplicaResponseReceived(ControllerEvent):
-    """A broker has answered which replicas of topics in deletion it has deleted."""
+    """A broker has answered which replicas of topics in deletion it has deleted. `topics`: what it was told of those
+    topics that were in deletion when the answer came."""
 
     state = ControllerState.TOPIC_DELETION
     sender: ControllerRequestSender
-    request_error: int
-    partition_errors: Mapping[TopicPartition, int]
+    response: StopReplicaResponse
+    topics: Sequence[StopReplicaTopic]

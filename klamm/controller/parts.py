@@ -9,7 +9,7 @@ What must stay true:
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from klamm.config.broker import BrokerConfig
@@ -43,6 +43,7 @@ from klamm.controller.topic_deletion import TopicDeletionManager
 from klamm.environment import Environment
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.leader_and_isr import LeaderAndIsrResponse
+from klamm.protocol.stop_replica import StopReplicaResponse, StopReplicaTopic
 from klamm.protocol.update_metadata import UpdateMetadataResponse
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.controller_store import ControllerStore
@@ -192,8 +193,10 @@ class ControllerParts:
     def _on_update_metadata_response(self, broker_id: int, response: UpdateMetadataResponse) -> None:
         self._put(UpdateMetadataResponseReceived(self._sender(broker_id), response.error_code))
 
-    def _on_stop_replica_response(self, broker_id: int, error_code: int, errors: Mapping[TopicPartition, int]) -> None:
-        self._put(TopicDeletionStopReplicaResponseReceived(self._sender(broker_id), error_code, errors))
+    def _on_stop_replica_response(
+        self, broker_id: int, response: StopReplicaResponse, topics: Sequence[StopReplicaTopic]
+    ) -> None:
+        self._put(TopicDeletionStopReplicaResponseReceived(self._sender(broker_id), response, topics))
 
     # -- watches ----------------------------------------------------------------------------------------------------
 

@@ -9,10 +9,13 @@ What must stay true:
 - What is refused has changed nothing.
 - /admin/reassign_partitions names what is under way because of it, and nothing else. Whatever happens to it, it is
   looked at again.
+- Very many partitions are looked at in slices. Only events change what the controller knows, and they are processed one
+  by one: what a slice has found still holds in the next one.
 """
 
+import asyncio
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from klamm.controller.context import ControllerContext, PartitionAndReplica, ReplicaAssignment
 from klamm.controller.parts import ControllerParts
@@ -27,8 +30,9 @@ from klamm.controller.reassignment_steps import (
     refusal_of_loss,
     unknown_partition,
 )
-from klamm.controller.slices import slices
+from klamm.controller.slices import SLICE, each
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.tasks import Slices
 from klamm.znodes import store
 from klamm.znodes.topics import ENVELOPE_BYTES, TopicPartition, assignment_bytes
 
@@ -53,7 +57,7 @@ async def api_partition_reassignment(
     context = parts.context
     results: Results = {}
     begun: dict[TopicPartition, ReplicaAssignment] = {}
-    for partition, target in targets.items():
+    async for partition, target in each(targets.items()):
         assignment = context.partition_full_replica_assignment(partition)
         if target is None and not assignment.is_being_reassigned:
             results[partition] = KafkaError(
@@ -67,11 +71,11 @@ async def api_partition_reassignment(
         else:
             results[partition] = error
     refused = await _refused(parts, begun)
-    begun = {partition: assignment for partition, assignment in begun.items() if partition not in refused}
+    begun = await _without(begun, refused)
     # What was asked for last counts.
     await parts.store.remove_partition_reassignments(lambda partition, _target: partition in begun, parts.guard)
     results |= {**refused, **await on_partition_reassignment(parts, begun)}
-    return {partition: results[partition] for partition in targets}
+    return {partition: results[partition] async for partition in each(targets)}
 
 
 async def zk_partition_reassignment(parts: ControllerParts) -> set[TopicPartition]:
@@ -82,7 +86,7 @@ async def zk_partition_reassignment(parts: ControllerParts) -> set[TopicPartitio
     listed = await parts.store.partition_reassignment(parts.on_partition_reassignment)
     results: Results = {}
     begun: dict[TopicPartition, ReplicaAssignment] = {}
-    for partition, target in listed.items():
+    async for partition, target in each(listed.items()):
         assignment = parts.context.partition_full_replica_assignment(partition)
         if assignment.is_being_reassigned and assignment.target_replicas == target:
             continue
@@ -92,7 +96,7 @@ async def zk_partition_reassignment(parts: ControllerParts) -> set[TopicPartitio
         else:
             results[partition] = error
     refused = await _refused(parts, begun)
-    begun = {partition: assignment for partition, assignment in begun.items() if partition not in refused}
+    begun = await _without(begun, refused)
     results |= {**refused, **await on_partition_reassignment(parts, begun)}
     failed = {partition: error for partition, error in results.items() if error is not None}
     if failed:
@@ -112,15 +116,30 @@ def _log_refusals(failed: Mapping[TopicPartition, KafkaError]) -> None:
         _log.warning("the reassignment of %s%s through ZooKeeper cannot begin: %s", names, more, error)
 
 
-def list_partition_reassignments(
+async def list_partition_reassignments(
     context: ControllerContext, partitions: Iterable[TopicPartition] | None
 ) -> dict[TopicPartition, ReplicaAssignment]:
     """Those of these partitions (None: of all) that are being reassigned."""
-    assignments = {
-        partition: context.partition_full_replica_assignment(partition)
-        for partition in (sorted(context.partitions_being_reassigned) if partitions is None else partitions)
+    if partitions is None:
+        partitions = await _sorted(context.partitions_being_reassigned)
+    return {
+        partition: assignment
+        async for partition in each(partitions)
+        if (assignment := context.partition_full_replica_assignment(partition)).is_being_reassigned
     }
-    return {key: assignment for key, assignment in assignments.items() if assignment.is_being_reassigned}
+
+
+async def _sorted(partitions: Collection[TopicPartition]) -> list[TopicPartition]:
+    topics: dict[str, list[int]] = {}
+    async for topic, number in each(partitions):
+        topics.setdefault(topic, []).append(number)
+    return [(topic, number) async for topic in each(sorted(topics)) for number in sorted(topics[topic])]
+
+
+async def _without(
+    reassignments: Reassignments, refused: Collection[TopicPartition]
+) -> dict[TopicPartition, ReplicaAssignment]:
+    return {key: assignment async for key, assignment in each(reassignments.items()) if key not in refused}
 
 
 def _refusal(target: Sequence[int]) -> KafkaError | None:
@@ -150,17 +169,16 @@ async def _refused(parts: ControllerParts, reassignments: Reassignments) -> dict
     context = parts.context
     refused = {
         partition: unknown_partition(partition)
-        for partition in reassignments
+        async for partition in each(reassignments)
         if not context.partition_replica_assignment(partition) or context.is_topic_queued_up_for_deletion(partition[0])
     }
-    existing = [partition for partition in reassignments if partition not in refused]
+    existing = await _without(reassignments, refused)
     await refresh_leadership(parts, existing)
-    for partition in existing:
-        error = refusal_of_loss(context, partition, reassignments[partition])
+    async for partition, assignment in each(existing.items()):
+        error = refusal_of_loss(context, partition, assignment)
         if error is not None:
             refused[partition] = error
-    left = {key: assignment for key, assignment in reassignments.items() if key not in refused}
-    return refused | await _refusals_of_size(context, left)
+    return refused | await _refusals_of_size(context, await _without(existing, refused))
 
 
 async def _refusals_of_size(
@@ -171,16 +189,18 @@ async def _refusals_of_size(
     ZooKeeper answers such a write by closing the connection: it would be tried again and again, by every controller.
     """
     topics: dict[str, list[TopicPartition]] = {}
-    for partition in reassignments:
+    async for partition in each(reassignments):
         topics.setdefault(partition[0], []).append(partition)
     refused: dict[TopicPartition, KafkaError] = {}
+    looked_at = Slices(SLICE)
     for topic, partitions in topics.items():
         before = after = ENVELOPE_BYTES
-        async for piece in slices(tuple(context.partitions_for_topic(topic))):
-            for key in piece:
-                assignment = context.partition_full_replica_assignment(key)
-                before += assignment_bytes(key[1], *assignment)
-                after += assignment_bytes(key[1], *reassignments.get(key, assignment))
+        for key in context.partitions_for_topic(topic):
+            assignment = context.partition_full_replica_assignment(key)
+            before += assignment_bytes(key[1], *assignment)
+            after += assignment_bytes(key[1], *reassignments.get(key, assignment))
+            if looked_at.is_over():
+                await asyncio.sleep(0)
         if after > max(before, store.MAX_REASSIGNED_ZNODE_BYTES):
             error = KafkaError(
                 ErrorCode.INVALID_REQUEST,
@@ -205,11 +225,15 @@ async def resume_reassignments(parts: ControllerParts, replicas: Iterable[Partit
     under_way = parts.context.partitions_being_reassigned
     if under_way:
         full = parts.context.partition_full_replica_assignment
-        await _resume(parts, {key for key, id_ in replicas if key in under_way and id_ in full(key).target_replicas})
+        usable = each(replicas)
+        await _resume(
+            parts, {key async for key, id_ in usable if key in under_way and id_ in full(key).target_replicas}
+        )
 
 
-async def _resume(parts: ControllerParts, partitions: Iterable[TopicPartition]) -> None:
-    reassignments = {key: parts.context.partition_full_replica_assignment(key) for key in sorted(partitions)}
+async def _resume(parts: ControllerParts, partitions: Collection[TopicPartition]) -> None:
+    full = parts.context.partition_full_replica_assignment
+    reassignments = {key: full(key) async for key in each(await _sorted(partitions))}
     await refresh_leadership(parts, reassignments)
     results = await on_partition_reassignment(parts, reassignments)
     for error in results.values():
@@ -220,10 +244,11 @@ async def _resume(parts: ControllerParts, partitions: Iterable[TopicPartition]) 
 async def complete_reassignments(parts: ControllerParts, partitions: Iterable[TopicPartition]) -> None:
     """The ISRs of these partitions may have grown: the reassignments among them that can be completed are."""
     context = parts.context
-    under_way = sorted(context.partitions_being_reassigned.intersection(partitions))
+    under_way = await _sorted(context.partitions_being_reassigned.intersection(partitions))
     if not under_way:
         return
     await refresh_leadership(parts, under_way)
-    complete = {key: context.partition_full_replica_assignment(key) for key in under_way if is_complete(parts, key)}
+    full = context.partition_full_replica_assignment
+    complete = {key: full(key) async for key in each(under_way) if is_complete(parts, key)}
     if complete:
         await complete_reassignment(parts, complete)

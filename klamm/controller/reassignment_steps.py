@@ -37,17 +37,17 @@ What must stay true:
   therefore last, and where U3 has something to do, it comes before U1 (Kafka's comes after it).
 - A replica is stopped only when it is out of the ISR, and when a leader is left: no acknowledged record may go with it.
 - Whoever is stopped has an older leader epoch than the StopReplica: a broker obeys no other.
-- What is done here for one partition is done for many at once.
+- What is done here for one partition is done for many at once, in slices: the loop serves others in between.
 """
 
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from klamm.config.versions import ApiVersion
-from klamm.controller.context import ControllerContext, ReplicaAssignment
+from klamm.controller.context import ControllerContext, PartitionAndReplica, ReplicaAssignment
 from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
-from klamm.controller.slices import slices
+from klamm.controller.slices import Turns, each, for_slices
 from klamm.controller.state_change_log import NO_REPLICA
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -81,12 +81,12 @@ async def on_partition_reassignment(parts: ControllerParts, reassignments: Reass
     topics = {topic for topic, _ in reassignments}
     parts.deletions.mark_topics_ineligible_for_deletion(topics, "topic reassignment in progress")
     results = await _update_current_reassignments(parts, reassignments)
-    under_way = {key: assignment for key, assignment in reassignments.items() if results[key] is None}
-    incomplete = {key: assignment for key, assignment in under_way.items() if not is_complete(parts, key)}
+    under_way = {key: assignment async for key, assignment in each(reassignments.items()) if results[key] is None}
+    incomplete = {key: assignment async for key, assignment in each(under_way.items()) if not is_complete(parts, key)}
     if incomplete:
         await _start_new_replicas(parts, incomplete)
     # One that was never led may have got its leader, and its ISR, among the new replicas.
-    complete = {key: assignment for key, assignment in under_way.items() if is_complete(parts, key)}
+    complete = {key: assignment async for key, assignment in each(under_way.items()) if is_complete(parts, key)}
     if complete:
         await complete_reassignment(parts, complete)
     return results
@@ -96,10 +96,17 @@ async def refresh_leadership(parts: ControllerParts, partitions: Collection[Topi
     """The context gets leaders and ISRs from ZooKeeper: leaders before 2.7 change the ISR there by themselves."""
     is_alter_isr_enabled = parts.config.inter_broker_protocol_version >= ApiVersion.V2_7_IV2
     watch = None if is_alter_isr_enabled else parts.on_partition_state
-    for partition, state in (await parts.store.partition_states(partitions, watch)).items():
-        known = parts.context.partition_leadership_info(partition)
-        if isinstance(state, LeaderAndIsr) and (known is None or known.zk_version != state.zk_version):
-            parts.context.put_partition_leadership_info(partition, state)
+    turns = Turns()
+
+    async def refresh(piece: Sequence[TopicPartition]) -> None:
+        states = await parts.store.partition_states(piece, watch)
+        await turns.wait()
+        for partition, state in states.items():
+            known = parts.context.partition_leadership_info(partition)
+            if isinstance(state, LeaderAndIsr) and (known is None or known.zk_version != state.zk_version):
+                parts.context.put_partition_leadership_info(partition, state)
+
+    await for_slices(tuple(partitions), refresh)
 
 
 def is_complete(parts: ControllerParts, partition: TopicPartition) -> bool:
@@ -119,18 +126,19 @@ def is_complete(parts: ControllerParts, partition: TopicPartition) -> bool:
 async def _update_current_reassignments(parts: ControllerParts, reassignments: Reassignments) -> Results:
     context = parts.context
     results: Results = dict.fromkeys(reassignments)
-    before = {partition: context.partition_full_replica_assignment(partition) for partition in reassignments}
+    full = context.partition_full_replica_assignment
+    before = {partition: full(partition) async for partition in each(reassignments)}
     dropped: dict[TopicPartition, tuple[int, ...]] = {}
-    for partition, assignment in reassignments.items():
+    async for partition, assignment in each(reassignments.items()):
         unneeded = _unneeded(before[partition], assignment)
         if unneeded:
             dropped[partition] = unneeded
     if dropped:
         # U2, U3
-        for partition in dropped:
+        async for partition in each(dropped):
             context.update_partition_full_replica_assignment(partition, reassignments[partition])
         await _lead_without(parts, dropped)
-        for partition in await _stop_replicas(parts, dropped):
+        async for partition in each(await _stop_replicas(parts, dropped)):
             context.update_partition_full_replica_assignment(partition, before[partition])
             results[partition] = KafkaError(
                 ErrorCode.UNKNOWN_SERVER_ERROR,
@@ -139,11 +147,11 @@ async def _update_current_reassignments(parts: ControllerParts, reassignments: R
     # U1
     changed = {
         partition: assignment
-        for partition, assignment in reassignments.items()
+        async for partition, assignment in each(reassignments.items())
         if results[partition] is None and assignment != before[partition]
     }
     gone = await parts.store.update_partition_assignments(changed, parts.guard) if changed else set()
-    for partition, assignment in changed.items():
+    async for partition, assignment in each(changed.items()):
         if partition[0] in gone:
             results[partition] = unknown_partition(partition)
         else:
@@ -151,7 +159,9 @@ async def _update_current_reassignments(parts: ControllerParts, reassignments: R
             name = partition_name(partition)
             parts.announce(f"Successfully updated assignment of partition {name} to {_described(assignment)}")
             context.update_partition_full_replica_assignment(partition, assignment)
-    context.partitions_being_reassigned.update(partition for partition, error in results.items() if error is None)
+    context.partitions_being_reassigned.update(
+        [partition async for partition, error in each(results.items()) if error is None]
+    )
     return results
 
 
@@ -184,42 +194,53 @@ async def _start_new_replicas(parts: ControllerParts, incomplete: Reassignments)
     await _update_leader_epochs(parts, incomplete)
     # A2
     await _make_new(parts, incomplete)
-    never_led = [key for key in incomplete if context.partition_leadership_info(key) is None]
+    never_led = [key async for key in each(incomplete) if context.partition_leadership_info(key) is None]
     await parts.partitions.handle_state_changes(never_led, PartitionState.ONLINE, ElectionStrategy.OFFLINE)
 
 
 async def _make_new(parts: ControllerParts, reassignments: Reassignments) -> None:
     """Those that the controller knows already need no more than the new leader epoch."""
-    adding = [(key, id_) for key, assignment in reassignments.items() for id_ in assignment.adding_replicas]
-    new = [replica for replica in adding if parts.context.replica_state(replica) is ReplicaState.NON_EXISTENT]
+    adding = await _adding(reassignments)
+    new = [
+        replica async for replica in each(adding) if parts.context.replica_state(replica) is ReplicaState.NON_EXISTENT
+    ]
     await parts.replicas.handle_state_changes(new, ReplicaState.NEW)
+
+
+async def _adding(reassignments: Reassignments) -> list[PartitionAndReplica]:
+    return [
+        (partition, broker_id)
+        async for partition, assignment in each(reassignments.items())
+        for broker_id in assignment.adding_replicas
+    ]
 
 
 async def complete_reassignment(parts: ControllerParts, reassignments: Reassignments) -> None:
     context = parts.context
     # B1
     await _make_new(parts, reassignments)
-    adding = [(key, id_) for key, assignment in reassignments.items() for id_ in assignment.adding_replicas]
-    await parts.replicas.handle_state_changes(adding, ReplicaState.ONLINE)
+    await parts.replicas.handle_state_changes(await _adding(reassignments), ReplicaState.ONLINE)
     # B2
-    for partition, assignment in reassignments.items():
+    async for partition, assignment in each(reassignments.items()):
         completed = ReplicaAssignment(assignment.target_replicas)
         context.update_partition_full_replica_assignment(partition, completed)
     # B3
     await _move_leaders(parts, reassignments)
     # B4, B5
-    removing = {key: assignment.removing_replicas for key, assignment in reassignments.items()}
+    removing = {key: assignment.removing_replicas async for key, assignment in each(reassignments.items())}
     failed = await _stop_replicas(parts, removing)
-    for partition in failed:
+    async for partition in each(failed):
         context.update_partition_full_replica_assignment(partition, reassignments[partition])
-    targets = {key: assignment.target_replicas for key, assignment in reassignments.items() if key not in failed}
+    targets = {
+        key: assignment.target_replicas async for key, assignment in each(reassignments.items()) if key not in failed
+    }
     # B6
-    completed_assignments = {key: ReplicaAssignment(target) for key, target in targets.items()}
+    completed_assignments = {key: ReplicaAssignment(target) async for key, target in each(targets.items())}
     await parts.store.update_partition_assignments(completed_assignments, parts.guard)
     # B7
     await parts.store.remove_partition_reassignments(lambda key, target: targets.get(key) == target, parts.guard)
     context.partitions_being_reassigned.difference_update(targets)
-    for partition, target in targets.items():
+    async for partition, target in each(targets.items()):
         replicas = ",".join(map(str, target))
         parts.announce(f"Reassignment of partition {partition_name(partition)} to {replicas} is complete")
     # B8
@@ -235,7 +256,7 @@ async def _move_leaders(parts: ControllerParts, partitions: Iterable[TopicPartit
     context = parts.context
     stay: list[TopicPartition] = []
     move: list[TopicPartition] = []
-    for partition in partitions:
+    async for partition in each(partitions):
         state = context.partition_leadership_info(partition)
         if state is None:
             continue
@@ -250,7 +271,7 @@ async def _lead_without(parts: ControllerParts, dropped: Mapping[TopicPartition,
     context = parts.context
     stay: list[TopicPartition] = []
     move: list[TopicPartition] = []
-    for partition, broker_ids in dropped.items():
+    async for partition, broker_ids in each(dropped.items()):
         state = context.partition_leadership_info(partition)
         if state is not None:
             (move if state.leader in broker_ids else stay).append(partition)
@@ -262,27 +283,31 @@ async def _lead_without(parts: ControllerParts, dropped: Mapping[TopicPartition,
 async def _update_leader_epochs(parts: ControllerParts, partitions: Iterable[TopicPartition]) -> None:
     """Raises the leader epochs in ZooKeeper and tells all replicas, with the assignment that the context has."""
     context, batch = parts.context, parts.batch
-    states = {key: state for key in partitions if (state := context.partition_leadership_info(key)) is not None}
-    raised = await _write_next_epochs(parts, states)
+    turns = Turns()
+
+    async def raise_epochs(piece: Sequence[TopicPartition]) -> dict[TopicPartition, LeaderAndIsr]:
+        states = {key: state for key in piece if (state := context.partition_leadership_info(key)) is not None}
+        return await _write_next_epochs(parts, states, turns)
+
+    raised = await for_slices(tuple(partitions), raise_epochs)
     batch.new_batch()
-    async for piece in slices(list(raised)):
-        for partition in piece:
-            state, assignment = raised[partition], context.partition_full_replica_assignment(partition)
-            context.put_partition_leadership_info(partition, state)
-            partition_state = context.partition_state(partition)
-            parts.state_changes.record(context.epoch, partition, NO_REPLICA, partition_state, partition_state, state)
-            # A new replica may be put on any disk; one that was there before may be on one that does not work.
-            batch.add_leader_and_isr_request_for_brokers(
-                assignment.origin_replicas, partition, state, assignment, is_new=False
-            )
-            batch.add_leader_and_isr_request_for_brokers(
-                assignment.adding_replicas, partition, state, assignment, is_new=True
-            )
+    async for partition, state in each(item for piece in raised for item in piece.items()):
+        assignment = context.partition_full_replica_assignment(partition)
+        context.put_partition_leadership_info(partition, state)
+        partition_state = context.partition_state(partition)
+        parts.state_changes.record(context.epoch, partition, NO_REPLICA, partition_state, partition_state, state)
+        # A new replica may be put on any disk; one that was there before may be on one that does not work.
+        batch.add_leader_and_isr_request_for_brokers(
+            assignment.origin_replicas, partition, state, assignment, is_new=False
+        )
+        batch.add_leader_and_isr_request_for_brokers(
+            assignment.adding_replicas, partition, state, assignment, is_new=True
+        )
     batch.send_requests_to_brokers(context.epoch)
 
 
 async def _write_next_epochs(
-    parts: ControllerParts, states: Mapping[TopicPartition, LeaderAndIsr]
+    parts: ControllerParts, states: Mapping[TopicPartition, LeaderAndIsr], turns: Turns
 ) -> dict[TopicPartition, LeaderAndIsr]:
     """Those that were written. Begins with what the context has, and reads again what has changed since."""
     raised = {}
@@ -292,7 +317,9 @@ async def _write_next_epochs(
             for key, state in states.items()
         }
         changed = []
-        for partition, result in (await parts.store.update_partition_states(updates, parts.guard)).items():
+        written = await parts.store.update_partition_states(updates, parts.guard)
+        await turns.wait()
+        for partition, result in written.items():
             if isinstance(result, BadVersion):
                 changed.append(partition)
             elif isinstance(result, ZooKeeperError):
@@ -326,14 +353,14 @@ async def _stop_replicas(
     context = parts.context
     led = {
         key: ids
-        for key, ids in removed.items()
+        async for key, ids in each(removed.items())
         if (state := context.partition_leadership_info(key)) is None or state.leader not in ids
     }
     # B4
-    replicas = [(partition, broker_id) for partition, broker_ids in led.items() for broker_id in broker_ids]
+    replicas = [(partition, broker_id) async for partition, broker_ids in each(led.items()) for broker_id in broker_ids]
     await parts.replicas.handle_state_changes(replicas, ReplicaState.OFFLINE, fenced=led)
-    failed = {partition for partition in removed if partition not in led}
-    for partition, broker_id in replicas:
+    failed = {partition async for partition in each(removed) if partition not in led}
+    async for partition, broker_id in each(replicas):
         state = context.partition_leadership_info(partition)
         if state is not None and broker_id in state.isr:
             failed.add(partition)
@@ -345,7 +372,7 @@ async def _stop_replicas(
             context.partition_leadership_info(partition),
         )
     # B5
-    stopped = [replica for replica in replicas if replica[0] not in failed]
+    stopped = [replica async for replica in each(replicas) if replica[0] not in failed]
     for step in (ReplicaState.DELETION_STARTED, ReplicaState.DELETION_SUCCESSFUL, ReplicaState.NON_EXISTENT):
         await parts.replicas.handle_state_changes(stopped, step)
     return failed

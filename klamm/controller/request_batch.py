@@ -12,14 +12,13 @@ What must stay true:
 """
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from klamm.config.broker import BrokerConfig
 from klamm.controller.context import ControllerContext, ReplicaAssignment
 from klamm.controller.state_change_log import SentStates
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.errors import ErrorCode
 from klamm.protocol.inter_broker_versions import inter_broker_version
 from klamm.protocol.leader_and_isr import (
     LeaderAndIsrPartitionState,
@@ -74,8 +73,8 @@ class OnSent(Protocol):
 class ControllerBrokerRequestBatch:
     """See the module.
 
-    The callbacks only enqueue events. `on_stop_replica_response(broker_id, error_code, error_codes)` is called only
-    with partitions that were to be deleted, of topics whose deletion has started, and not when there are none.
+    The callbacks only enqueue events. `on_stop_replica_response(broker_id, response, topics)` is called only for
+    requests that delete, with those of their topics whose deletion has started, and not when there are none.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class ControllerBrokerRequestBatch:
         *,
         on_leader_and_isr_response: Callable[[int, LeaderAndIsrResponse], None],
         on_update_metadata_response: Callable[[int, UpdateMetadataResponse], None],
-        on_stop_replica_response: Callable[[int, int, Mapping[TopicPartition, int]], None],
+        on_stop_replica_response: Callable[[int, StopReplicaResponse, Sequence[StopReplicaTopic]], None],
         on_sent: OnSent = lambda *_, **__: None,
         announce: Callable[[str], None] = lambda _: None,
     ) -> None:
@@ -338,19 +337,9 @@ class ControllerBrokerRequestBatch:
 
     def _stop_replica_told(self, broker_id: int, topics: list[StopReplicaTopic]) -> OnResponse:
         def on_response(response: StopReplicaResponse) -> None:
-            error_codes: dict[TopicPartition, int] = {}
-            for topic in topics:
-                if not self._context.is_topic_deletion_in_progress(topic.topic):
-                    continue
-                told = dict(response.topics.get(topic.topic, ()))
-                # What an answer does not name, as when it refuses the request as a whole, is not deleted.
-                error_codes.update(
-                    ((topic.topic, state.partition), told.get(state.partition, ErrorCode.UNKNOWN_SERVER_ERROR))
-                    for state in topic.partitions
-                    if state.delete
-                )
-            if error_codes:
-                self._on_stop_replica_response(broker_id, response.error_code, error_codes)
+            in_deletion = [topic for topic in topics if self._context.is_topic_deletion_in_progress(topic.topic)]
+            if in_deletion:
+                self._on_stop_replica_response(broker_id, response, in_deletion)
 
         return on_response
 

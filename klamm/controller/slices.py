@@ -5,7 +5,7 @@ The slices are counted, not timed: under the simulator's clock work takes no tim
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -51,6 +51,13 @@ async def slices(items: Sequence[T], size: int | None = None) -> AsyncIterator[S
         if start:
             await asyncio.sleep(0)
         yield items[start : start + size]
+
+
+async def each(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items as they are now, one by one; the loop has a turn after every `SLICE` of them."""
+    async for piece in slices(tuple(items)):
+        for item in piece:
+            yield item
 
 
 async def for_slices(

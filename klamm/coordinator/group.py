@@ -532,9 +532,12 @@ class Group:
                 removed.append(partition)
         return removed
 
-    def expired_offsets(self, now_ms: int, retention_ms: int) -> list[TopicPartition]:
-        """What is kept no longer (KIP-211): of an Empty group all, `retention_ms` after it became so; of a Stable
-        group of consumers what nobody subscribes to, and of who only commits all, `retention_ms` after the commit."""
+    def expired_offsets(
+        self, partitions: Iterable[TopicPartition], now_ms: int, retention_ms: int
+    ) -> list[TopicPartition]:
+        """Those of the partitions whose offsets are kept no longer (KIP-211): of an Empty group all, `retention_ms`
+        after it became so; of a Stable group of consumers what nobody subscribes to, and of who only commits all,
+        `retention_ms` after the commit."""
         subscribed: Collection[str] = ()
         since_ms: int | None = None
         if self.protocol_type is not None:
@@ -556,8 +559,11 @@ class Group:
 
         return [
             partition
-            for partition, (_, offset) in self._offsets.items()
-            if partition[0] not in subscribed and partition not in self._pending_commits and is_expired(offset)
+            for partition in partitions
+            if partition[0] not in subscribed
+            and partition not in self._pending_commits
+            and (offset := self.offset(partition)) is not None
+            and is_expired(offset)
         ]
 
 

@@ -52,12 +52,12 @@ from klamm.coordinator.group import (
     SyncResult,
 )
 from klamm.coordinator.group_metadata_manager import GroupMetadataManager
-from klamm.coordinator.offset_expiration import OFFSETS_PER_STEP
+from klamm.coordinator.offset_expiration import OFFSETS_PER_STEP, pieces
 from klamm.coordinator.rebalance import Rebalances
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import Steps
-from klamm.tasks import OnFailure
+from klamm.tasks import OnFailure, Slices
 from klamm.znodes.topics import TopicPartition
 
 Result = TypeVar("Result")
@@ -367,7 +367,7 @@ class GroupCoordinator:
         }
         unsubscribed = [partition for partition, error in errors.items() if error is ErrorCode.NONE]
         if unsubscribed:
-            self._delete(group, dict.fromkeys(unsubscribed))
+            self._delete(group, unsubscribed, dict.fromkeys(unsubscribed))
         if any(map(group.has_offset, unsubscribed)):
             return ErrorCode.NOT_COORDINATOR, {}
         return ErrorCode.NONE, errors
@@ -375,14 +375,14 @@ class GroupCoordinator:
     def committed_partitions(self) -> Steps[dict[str, dict[int, None]]]:
         """The partitions of each topic that have offsets here, but for groups that are being loaded."""
         found: dict[str, dict[int, None]] = {}
-        looked_at = 0
+        slices = Slices(OFFSETS_PER_STEP)
         for group in self._manager.groups():
-            if looked_at >= OFFSETS_PER_STEP:
-                looked_at = 0
-                yield
             for topic, partition in group.partitions:
                 found.setdefault(topic, {})[partition] = None
-            looked_at += 1 + group.offset_count
+                if slices.is_over():
+                    yield
+            if slices.is_over():
+                yield
         return found
 
     def partitions_deleted(self, partitions: Collection[TopicPartition]) -> Steps[None]:
@@ -390,19 +390,19 @@ class GroupCoordinator:
         if not partitions:
             return
         deleted = dict.fromkeys(partitions)
+        each_deleted = list(deleted)
         self._manager.partitions_deleted(deleted)
-        looked_at = 0
+        slices = Slices(OFFSETS_PER_STEP)
         for group in self._manager.groups():
-            if looked_at >= OFFSETS_PER_STEP:
-                looked_at = 0
-                yield
-            looked_at += 1 + self._delete(group, deleted)
+            for piece in pieces(each_deleted if len(each_deleted) <= group.offset_count else group.partitions):
+                self._delete(group, piece, deleted)
+                if slices.is_over(1 + len(piece)):
+                    yield
 
-    def _delete(self, group: Group, partitions: Mapping[TopicPartition, object]) -> int:
-        """How many offsets were looked at."""
-        looked_at = partitions if len(partitions) <= group.offset_count else group.partitions
-        self._cleanup([group], lambda group: [one for one in looked_at if one in partitions and group.has_offset(one)])
-        return len(looked_at)
+    def _delete(
+        self, group: Group, partitions: Sequence[TopicPartition], deleted: Mapping[TopicPartition, object]
+    ) -> None:
+        self._cleanup([group], lambda group: [one for one in partitions if one in deleted and group.has_offset(one)])
 
     def _cleanup(self, groups: Sequence[Group], select: Callable[[Group], list[TopicPartition]]) -> None:
         self._manager.cleanup(groups, select)

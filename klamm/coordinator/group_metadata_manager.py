@@ -38,11 +38,11 @@ from klamm.coordinator.group_records import (
     offset_commit_key,
     offset_commit_value,
 )
-from klamm.coordinator.offset_expiration import expire_every
+from klamm.coordinator.offset_expiration import OFFSETS_PER_STEP, expire_every, pieces
 from klamm.coordinator.ports import Appended, KeyAndValue, OffsetsLog
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import MAX_STRING_BYTES
-from klamm.tasks import OnFailure, start_task
+from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
+from klamm.tasks import OnFailure, Slices, in_slices, start_task
 from klamm.znodes.topics import TopicPartition
 
 LOAD_RETRY_BACKOFF_MS = 500
@@ -290,13 +290,20 @@ class GroupMetadataManager:
                 on_loaded(group)
                 if done % GROUPS_PER_STEP == 0:
                     await asyncio.sleep(0)
-            deleted = self._deleted.pop(partition, {})
-            if deleted:
-                self.cleanup(list(groups.values()), lambda group: list(filter(group.has_offset, deleted)))
+            while deleted := self._deleted.pop(partition, None):
+                await in_slices(self._forget_deleted(list(groups.values()), deleted))
             took_ms = (self._loop.time() - began_s) * 1000
             _log.info("loaded %d groups of %s in %d ms", len(groups), _name(partition), took_ms)
         del self._loading[partition]
         self._on_partition_loaded()
+
+    def _forget_deleted(self, groups: Sequence[Group], deleted: Mapping[TopicPartition, None]) -> Steps[None]:
+        slices = Slices(OFFSETS_PER_STEP)
+        for group in groups:
+            for piece in pieces(group.partitions):
+                self.cleanup([group], lambda _: [one for one in piece if one in deleted])  # noqa: B023  # called at once
+                if slices.is_over(1 + len(piece)):
+                    yield
 
     def _belongs_elsewhere(self, group_id: str, partition: int) -> bool:
         """The topic had fewer partitions when this was written: what the group is now, another partition says."""

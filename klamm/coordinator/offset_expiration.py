@@ -1,17 +1,18 @@
 """Offsets that nobody needs any more go after `offsets.retention.minutes` (KIP-211), and groups without any with them.
 
-What must stay true: a look at all groups is taken in slices, and each group is judged by what it is at that moment.
+What must stay true: a look at all groups is taken in slices, of a group with very many offsets too, and each offset is
+judged by what its group is at that moment.
 
 Source: kafka.coordinator.group.GroupMetadataManager (cleanupGroupMetadata), GroupMetadata (removeExpiredOffsets).
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from klamm.coordinator.group import Group
-from klamm.tasks import in_slices
+from klamm.tasks import Slices, in_slices
 from klamm.znodes.topics import TopicPartition
 
 # What a step looks at, in offsets: about a millisecond.
@@ -42,11 +43,17 @@ async def expire_every(interval_ms: int, retention_ms: int, groups: Groups, cloc
 
 def expire(groups: Groups, now_ms: int, retention_ms: int) -> Generator[None, None, int]:
     """Removes what has expired by now, in steps; returns how many offsets that were."""
-    removed = looked_at = 0
+    removed = 0
+    slices = Slices(OFFSETS_PER_STEP)
     for group in groups.groups():
-        looked_at += 1 + group.offset_count
-        if looked_at >= OFFSETS_PER_STEP:
-            yield
-            looked_at = 0
-        removed += groups.cleanup([group], lambda group: group.expired_offsets(now_ms, retention_ms))
+        for piece in pieces(group.partitions):
+            removed += groups.cleanup([group], lambda group: group.expired_offsets(piece, now_ms, retention_ms))  # noqa: B023  # called at once
+            if slices.is_over(1 + len(piece)):
+                yield
     return removed
+
+
+def pieces(partitions: Sequence[TopicPartition]) -> Iterator[Sequence[TopicPartition]]:
+    """What is looked at in one step, of one group. There is one piece at least: a group without offsets goes, too."""
+    for start in range(0, max(len(partitions), 1), OFFSETS_PER_STEP):
+        yield partitions[start : start + OFFSETS_PER_STEP]

@@ -3,7 +3,7 @@
 Source: kafka.server.DelayedProduce, kafka.server.DelayedFetch.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -110,7 +110,9 @@ class DelayedFetch(DelayedOperation):
         self._readable_bytes = 0
         self._must_answer = False
         self._follower_now_ms = follower_now_ms
+        # Of those to wait for, by `keys`: the first so many of `wanted`.
         self._indexes: dict[TopicPartition, int] = {}
+        self._indexed = 0
         self.results: list[FetchResponsePartition] = []
         self.readable: dict[int, Readable] = {}
 
@@ -124,19 +126,26 @@ class DelayedFetch(DelayedOperation):
     def is_ready(self) -> bool:
         return self._must_answer or self._readable_bytes >= self._min_bytes
 
-    def keys(self) -> Mapping[TopicPartition, int]:
+    def keys(self) -> Collection[TopicPartition]:
         """What to wait for."""
-        if not self._indexes:
-            self._indexes = {(topic, want.partition): index for index, (topic, want) in enumerate(self._wanted)}
-        return self._indexes
+        return self.next_keys(len(self._wanted))
+
+    def next_keys(self, count: int) -> list[TopicPartition]:
+        """The next `count` of what to wait for; none when all were returned."""
+        start, self._indexed = self._indexed, self._indexed + count
+        keys = {
+            (topic, want.partition): index
+            for index, (topic, want) in enumerate(self._wanted[start : start + count], start)
+        }
+        self._indexes.update(keys)
+        return list(keys)
 
     def look_again(self, changed: dict[TopicPartition, None], count: int) -> bool:
         """Looks once more at up to `count` of the partitions in `changed` and takes them out; whether more are left."""
-        indexes = self.keys()
         while changed and count:
             count -= 1
             key = changed.popitem()[0]
-            if key in indexes:
+            if key in self._indexes:
                 self.has_become_ready(key)
         return bool(changed)
 

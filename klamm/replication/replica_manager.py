@@ -25,7 +25,7 @@ from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrRespo
 from klamm.protocol.primitives import Steps
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
-from klamm.purgatory import Purgatory
+from klamm.purgatory import Purgatory, Watch
 from klamm.replication.delayed_operations import (
     CONSUMER,
     Appended,
@@ -317,11 +317,14 @@ class ReplicaManager:
     async def _look_and_wait(
         self, purgatory: Purgatory[TopicPartition], delayed: DelayedFetch, max_wait_ms: int
     ) -> None:
-        """Looks at the rest of many partitions in slices. What changes meanwhile is looked at again before the wait."""
-        with purgatory.noting_changes() as changed:
-            await in_slices(_look(delayed, changed, may_wait=max_wait_ms > 0))
-        # Nothing has changed since that is not looked at, as no other has had the loop.
-        await _wait(purgatory, delayed, max_wait_ms)
+        """Looks at the rest of many partitions in slices, and registers for them in slices. What changes meanwhile is
+        looked at again before the wait."""
+        with purgatory.watching(delayed, max_wait_ms) as watch:
+            with purgatory.noting_changes() as changed:
+                await in_slices(_look(delayed, changed, watch if max_wait_ms > 0 else None))
+            # Nothing has changed since that is not looked at, as no other has had the loop.
+            if max_wait_ms > 0 and not delayed.is_ready():
+                await watch.future
 
     async def _read_records(self, delayed: DelayedFetch, wanted: Sequence[Wanted], max_bytes: int) -> None:
         """Puts records into the results of a fetch."""
@@ -403,13 +406,16 @@ class ReplicaManager:
             self._on_leadership(key, True, partition.leading_since_epoch)
 
 
-def _look(delayed: DelayedFetch, changed: dict[TopicPartition, None], *, may_wait: bool) -> Steps[None]:
+def _look(
+    delayed: DelayedFetch, changed: dict[TopicPartition, None], watch: Watch[TopicPartition] | None
+) -> Steps[None]:
     yield
     while delayed.look(PARTITIONS_PER_SLICE):
         yield
-    if may_wait and not delayed.is_ready():
-        delayed.keys()
-        yield
+    if watch is not None and not delayed.is_ready():
+        while not delayed.is_ready() and (keys := delayed.next_keys(PARTITIONS_PER_SLICE)):
+            watch.add(keys)
+            yield
         while not delayed.is_ready() and delayed.look_again(changed, PARTITIONS_PER_SLICE):
             yield
 

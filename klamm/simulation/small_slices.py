@@ -12,6 +12,7 @@ from contextlib import contextmanager
 # Module, name of the constant, what it is inside. A name that is gone is an error: the table follows the code.
 SMALL = (
     ("klamm.broker.metadata_updates", "TOPICS_PER_STEP", 1),
+    ("klamm.broker.handlers.alter_partition_reassignments", "PARTITIONS_PER_SLICE", 1),
     ("klamm.broker.handlers.create_topics", "TOPICS_PER_SLICE", 1),
     ("klamm.broker.handlers.delete_groups", "GROUPS_PER_SLICE", 1),
     ("klamm.broker.handlers.describe_configs", "RESOURCES_PER_SLICE", 1),
@@ -19,12 +20,15 @@ SMALL = (
     ("klamm.broker.handlers.describe_log_dirs", "LOGS_PER_SLICE", 1),
     ("klamm.broker.handlers.fetch", "PARTITIONS_PER_SLICE", 1),
     ("klamm.broker.handlers.list_offsets", "PARTITIONS_PER_SLICE", 1),
+    ("klamm.broker.handlers.list_partition_reassignments", "PARTITIONS_PER_SLICE", 1),
     ("klamm.broker.handlers.metadata", "PARTITIONS_PER_STEP", 1),
     ("klamm.broker.handlers.offset_fetch", "PARTITIONS_PER_SLICE", 1),
     ("klamm.broker.metadata_cache", "PARTITIONS_PER_STEP", 1),
     ("klamm.broker.topic_admin", "TOPICS_PER_SLICE", 1),
     ("klamm.broker.topic_configs", "TOPICS_PER_SLICE", 1),
     ("klamm.controller.broker_flows", "CHEAP_SLICE", 1),
+    ("klamm.controller.event_flows", "CHEAP_SLICE", 1),
+    ("klamm.controller.reassignment", "SLICE", 1),
     ("klamm.controller.replica_state_machine", "CHEAP_SLICE", 1),
     ("klamm.controller.slices", "SLICE", 1),
     ("klamm.controller.channel_manager", "SLICE", 1),
@@ -35,8 +39,10 @@ SMALL = (
     ("klamm.coordinator.group_coordinator", "OFFSETS_PER_STEP", 1),
     ("klamm.coordinator.group_loader", "RECORDS_PER_STEP", 2),
     ("klamm.coordinator.group_metadata_manager", "GROUPS_PER_STEP", 1),
+    ("klamm.coordinator.group_metadata_manager", "OFFSETS_PER_STEP", 1),
     ("klamm.coordinator.offset_expiration", "OFFSETS_PER_STEP", 1),
     ("klamm.net.server", "REQUESTS_PER_SLICE", 1),
+    ("klamm.purgatory", "KEYS_PER_SLICE", 1),
     ("klamm.replication.fetcher", "PARTITIONS_PER_SLICE", 1),
     ("klamm.replication.hosted_partitions", "PARTITIONS_PER_SLICE", 1),
     ("klamm.replication.replica_manager", "PARTITIONS_PER_SLICE", 1),
@@ -45,6 +51,8 @@ SMALL = (
     ("klamm.storage.log_manager", "_NAMES_IN_A_SLICE", 1),
     ("klamm.storage.log_manager", "_OFFSETS_IN_A_SLICE", 1),
     ("klamm.storage.truncation", "BATCHES_PER_SLICE", 10),
+    ("klamm.znodes.controller_store", "PARTITIONS_PER_SLICE", 1),
+    ("klamm.znodes.store", "PARTITIONS_PER_SLICE", 1),
 )
 
 

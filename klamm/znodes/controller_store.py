@@ -14,12 +14,13 @@ from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
 
+from klamm.tasks import Slices
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
 from klamm.znodes.batches import ControllerMoved
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.cluster import Controller, Features, FeatureStatus, FinalizedVersions
 from klamm.znodes.fields import ZnodeError
-from klamm.znodes.store import KafkaZooKeeper, LiveBroker, decode_state, notice
+from klamm.znodes.store import PARTITIONS_PER_SLICE, KafkaZooKeeper, LiveBroker, decode_state, notice
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, TopicPartition
 from klamm.zookeeper.client import retrying
 from klamm.zookeeper.errors import (
@@ -35,6 +36,9 @@ from klamm.zookeeper.jute import OPEN_ACL, Create, CreateMode, Delete, MultiOper
 
 NO_CONTROLLER = -1
 INITIAL_CONTROLLER_EPOCH = 0
+
+Reassigned = tuple[Sequence[int], Sequence[int], Sequence[int]]
+"""A partition's replicas, adding and removing replicas."""
 
 logger = logging.getLogger(__name__)
 
@@ -223,25 +227,30 @@ class ControllerStore(KafkaZooKeeper):
         return not await self._write_unless([write], guard, (NoNode, BadVersion))
 
     async def update_partition_assignments(
-        self, assignments: Mapping[TopicPartition, tuple[Sequence[int], Sequence[int], Sequence[int]]], guard: int
+        self, assignments: Mapping[TopicPartition, Reassigned], guard: int
     ) -> set[str]:
         """Gives these partitions these (replicas, adding and removing replicas); returns the topics that are gone.
 
         Everything else in a topic's znode stays as it is, also what somebody writes there at the same time.
         """
         gone: set[str] = set()
-        pending = list(dict.fromkeys(topic for topic, _ in assignments))
+        changes: dict[str, dict[int, Reassigned]] = {}
+        for (topic, number), change in assignments.items():
+            changes.setdefault(topic, {})[number] = change
+        pending = list(changes)
         while pending:
             found = await self.topic_assignments(pending)
             gone.update(topic for topic in pending if topic not in found)
-            changed = {topic: _reassigned(assignment, topic, assignments) for topic, assignment in found.items()}
-            results = await batches.write(
-                self.client,
-                [SetData(topics.topic_path(t), a.encode(), a.zk_version) for t, a in changed.items()],
-                guard,
-            )
+            writes = []
+            encoded = Slices(PARTITIONS_PER_SLICE)
+            for topic, assignment in found.items():
+                data = _reassigned(assignment, changes[topic]).encode()
+                writes.append(SetData(topics.topic_path(topic), data, assignment.zk_version))
+                if encoded.is_over(len(assignment.partitions)):
+                    await asyncio.sleep(0)
+            results = await batches.write(self.client, writes, guard)
             pending = []
-            for topic, result in zip(changed, results, strict=True):
+            for topic, result in zip(found, results, strict=True):
                 if isinstance(result, NoNode | BadVersion):
                     pending.append(topic)
                 elif isinstance(result, ZooKeeperError):
@@ -426,16 +435,11 @@ class ControllerStore(KafkaZooKeeper):
         return has_failed
 
 
-def _reassigned(
-    assignment: TopicAssignment,
-    topic: str,
-    changes: Mapping[TopicPartition, tuple[Sequence[int], Sequence[int], Sequence[int]]],
-) -> TopicAssignment:
-    """The assignment of a topic with those of `changes` that concern it."""
+def _reassigned(assignment: TopicAssignment, changes: Mapping[int, Reassigned]) -> TopicAssignment:
+    """The assignment of a topic with these of its partitions changed."""
     maps = dict(assignment.partitions), dict(assignment.adding_replicas), dict(assignment.removing_replicas)
-    for (changed_topic, number), change in changes.items():
-        if changed_topic == topic:
-            for replicas, of_partition in zip(maps, change, strict=True):
-                replicas[number] = of_partition
+    for number, change in changes.items():
+        for replicas, of_partition in zip(maps, change, strict=True):
+            replicas[number] = of_partition
     partitions, adding, removing = maps
     return replace(assignment, partitions=partitions, adding_replicas=adding, removing_replicas=removing)

@@ -6,7 +6,8 @@ What must stay true:
 - A watch is left before the data is read, and its callback gets no data: whoever is told reads again.
 - A read shows what this session's server knows, and that may be less than what others know already. Who reads because
   somebody else has said something calls `sync` first. docs/architecture.md lists which reads do.
-- Reads of many znodes are pipelined; a znode that is not there is left out of the result.
+- Reads of many znodes are pipelined; a znode that is not there is left out of the result. The assignments of very many
+  partitions are decoded in slices, so that the loop serves others in between.
 
 Errors: ZooKeeperErrors are raised as they come. A KafkaError is something that a client of the broker can cause.
 A ZnodeError is a znode that holds what Kafka never writes.
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.tasks import Slices
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.cluster import Features, FeatureStatus, FinalizedFeatures, ProducerIdBlock
@@ -55,6 +57,8 @@ MAX_REASSIGNED_ZNODE_BYTES = 1_040_000
 MAX_PARTITIONS_OF_ISR_CHANGE = 3_000
 # How many of its own session's time-outs a broker waits for the end of a former session.
 EXPIRIES_WAITED_FOR = 3
+# The assignments of so many partitions are decoded, or encoded, in some milliseconds.
+PARTITIONS_PER_SLICE = 1_000
 
 
 class LiveBroker(NamedTuple):
@@ -308,11 +312,15 @@ class KafkaZooKeeper:
         """
         found = await self._get_all({name: topics.topic_path(name) for name in names}, watch)
         assignments = {}
+        decoded = Slices(PARTITIONS_PER_SLICE)
         for topic, (data, stat) in found.items():
             try:
-                assignments[topic] = TopicAssignment.decode(topic, data, stat.version)
+                assignment = assignments[topic] = TopicAssignment.decode(topic, data, stat.version)
             except ZnodeError as error:
                 logger.error("topic %s is left out: %s", topic, error)
+                continue
+            if decoded.is_over(len(assignment.partitions)):
+                await asyncio.sleep(0)
         return assignments
 
     async def create_topic(

@@ -224,7 +224,7 @@ def test_commits_that_are_kept_for_a_strange_time(tmp_path, retention_time_ms):
         assert await committed(client) == {("t", 0): 5}
         coordinator(cluster)._manager.cleanup(
             coordinator(cluster)._manager.groups(),
-            lambda group: group.expired_offsets(cluster.environment.now_ms(), 2**40),
+            lambda group: group.expired_offsets(group.partitions, cluster.environment.now_ms(), 2**40),
         )
         assert await committed(client) == ({("t", 0): 5} if retention_time_ms > 0 else {})
 

@@ -10,6 +10,7 @@ from klamm.controller.events import ControllerRequestSender, ControllerState
 from klamm.controller.leader_election import ElectionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrResponse
+from klamm.protocol.stop_replica import StopReplicaResponse
 from klamm.zookeeper.errors import SessionExpired
 
 SENDER = ControllerRequestSender(1, 2, 3)
@@ -49,7 +50,7 @@ def test_the_states_have_kafkas_numbers_and_names() -> None:
         (events.TopicChange(), 3),
         (events.PartitionModifications("t"), 3),
         (events.TopicDeletion(), 4),
-        (events.TopicDeletionStopReplicaResponseReceived(SENDER, 0, {}), 4),
+        (events.TopicDeletionStopReplicaResponseReceived(SENDER, StopReplicaResponse(), ()), 4),
         (events.AutoPreferredReplicaLeaderElection(), 6),
         (events.ZkPreferredReplicaElection(), 7),
         (events.IsrChangeNotification(), 9),

@@ -285,7 +285,7 @@ def test_answers_name_the_broker_that_gave_them() -> None:
     assert collected.responses == [("leader_and_isr", 1, "LEADER_AND_ISR"), ("update_metadata", 1, "UPDATE_METADATA")]
 
 
-def test_of_a_stop_only_deletions_of_topics_that_are_being_deleted_are_heard() -> None:
+def test_of_a_stop_only_topics_that_are_being_deleted_are_heard() -> None:
     context, collected = batch_of(1)
     for partition, delete in ((T0, True), (T1, False), (U0, True)):
         collected.batch.add_stop_replica_request_for_brokers((1,), partition, delete_partition=delete)
@@ -297,7 +297,7 @@ def test_of_a_stop_only_deletions_of_topics_that_are_being_deleted_are_heard() -
     assert collected.responses == []
     context.begin_topic_deletion(["t"])
     on_response(answer)
-    assert collected.responses == [("stop_replica", 1, 0, {T0: 56})]
+    assert collected.responses == [("stop_replica", 1, answer, [collected.sent[0].body.topics[0]])]
 
 
 def test_nobody_waits_for_the_answer_to_a_stop_without_deletions() -> None:

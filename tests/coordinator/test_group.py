@@ -383,36 +383,36 @@ def test_offsets_of_an_empty_group_expire_together() -> None:
     group = a_group()
     group.protocol_type = "consumer"
     group.load_offset(T0, 5, an_offset(1, committed_ms=NOW_MS - 100))
-    assert group.expired_offsets(NOW_MS + 99, 100) == []
-    assert group.expired_offsets(NOW_MS + 100, 100) == [T0]
+    assert group.expired_offsets(group.partitions, NOW_MS + 99, 100) == []
+    assert group.expired_offsets(group.partitions, NOW_MS + 100, 100) == [T0]
     group.state_timestamp_ms = None
-    assert group.expired_offsets(NOW_MS, 100) == [T0]
+    assert group.expired_offsets(group.partitions, NOW_MS, 100) == [T0]
 
 
 def test_offsets_of_who_only_commits_expire_each_by_itself() -> None:
     group = a_group()
     group.load_offset(T0, 5, an_offset(1, committed_ms=NOW_MS - 100))
     group.load_offset(T1, 6, an_offset(1, committed_ms=NOW_MS - 99))
-    assert group.expired_offsets(NOW_MS, 100) == [T0]
+    assert group.expired_offsets(group.partitions, NOW_MS, 100) == [T0]
 
 
 def test_an_explicit_expiry_counts_before_all_others() -> None:
     group = a_group()
     group.load_offset(T0, 5, an_offset(1, committed_ms=0, expires_ms=NOW_MS))
-    assert group.expired_offsets(NOW_MS - 1, 100) == []
-    assert group.expired_offsets(NOW_MS, 10**15) == [T0]
+    assert group.expired_offsets(group.partitions, NOW_MS - 1, 100) == []
+    assert group.expired_offsets(group.partitions, NOW_MS, 10**15) == [T0]
 
 
 def test_offsets_of_a_stable_group_expire_where_nobody_subscribes() -> None:
     group = Group.load("g", 1, "consumer", "range", "a", 0, [a_member("a", ("range", b"\0\0\0\0\0\1\0\1t"))])
     group.load_offset(T0, 5, an_offset(1, committed_ms=0))
     group.load_offset(U0, 6, an_offset(1, committed_ms=0))
-    assert group.expired_offsets(NOW_MS, 100) == [U0]
+    assert group.expired_offsets(group.partitions, NOW_MS, 100) == [U0]
     group.prepare_commit({U0: an_offset(2)})
-    assert group.expired_offsets(NOW_MS, 100) == []
+    assert group.expired_offsets(group.partitions, NOW_MS, 100) == []
     group.remove_offsets([T0])
     group.transition_to(PREPARING, NOW_MS)
-    assert group.expired_offsets(NOW_MS, 100) == []
+    assert group.expired_offsets(group.partitions, NOW_MS, 100) == []
     other = Group.load("g", 1, "connect", "x", "a", 0, [a_member("a", ("x", b""), protocol_type="connect")])
     other.load_offset(T0, 5, an_offset(1, committed_ms=0))
-    assert other.expired_offsets(NOW_MS, 100) == []
+    assert other.expired_offsets(other.partitions, NOW_MS, 100) == []

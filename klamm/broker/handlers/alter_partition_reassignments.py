@@ -4,11 +4,19 @@ Answered when the reassignments have begun, not when they are complete. Only the
 request's timeout counts for nothing, as in Kafka: there is nothing to wait for.
 """
 
+from collections.abc import Mapping
+
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
+from klamm.tasks import Slices, in_slices
+from klamm.znodes.topics import TopicPartition
+
+# What is translated before others have the loop: about a millisecond.
+PARTITIONS_PER_SLICE = 1000
 
 Response = messages.response_class(ApiKey.ALTER_PARTITION_REASSIGNMENTS)
 TopicResult = Response.ReassignableTopicResponse
@@ -27,19 +35,35 @@ def error_response(request: Request, error: KafkaError) -> Body:
 )
 async def handle(request: Request) -> Body:
     request.require_cluster()
-    targets = {
-        (topic.name, partition.partition_index): None if partition.replicas is None else tuple(partition.replicas)
-        for topic in request.body.topics
-        for partition in topic.partitions
-    }
+    targets = await in_slices(_targets(request))
+    errors = await request.services.controller.alter_partition_reassignments(targets)
+    return await in_slices(_response(request, errors))
+
+
+def _targets(request: Request) -> Steps[dict[TopicPartition, tuple[int, ...] | None]]:
+    targets: dict[TopicPartition, tuple[int, ...] | None] = {}
+    slices = Slices(PARTITIONS_PER_SLICE)
+    for topic in request.body.topics:
+        for partition in topic.partitions:
+            replicas = partition.replicas
+            targets[topic.name, partition.partition_index] = None if replicas is None else tuple(replicas)
+            if slices.is_over():
+                yield
+    return targets
+
+
+def _response(request: Request, errors: Mapping[TopicPartition, KafkaError | None]) -> Steps[Body]:
     results: dict[str, list[Body]] = {}
-    for (topic, number), error in (await request.services.controller.alter_partition_reassignments(targets)).items():
+    slices = Slices(PARTITIONS_PER_SLICE)
+    for (topic, number), error in errors.items():
         result = PartitionResult(
             partition_index=number,
             error_code=ErrorCode.NONE if error is None else error.code,
             error_message=None if error is None else error.message,
         )
         results.setdefault(topic, []).append(result)
+        if slices.is_over():
+            yield
     return Response(
         version=request.version,
         error_code=ErrorCode.NONE,

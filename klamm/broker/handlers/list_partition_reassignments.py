@@ -3,11 +3,20 @@
 Partitions that are not being moved, and those that do not exist, are left out. Only the controller's broker serves it.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 from klamm.broker.registry import Body, Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
+from klamm.tasks import Slices, in_slices
+from klamm.znodes.topics import TopicPartition
+
+# What is translated before others have the loop: about two milliseconds.
+PARTITIONS_PER_SLICE = 1000
 
 Response = messages.response_class(ApiKey.LIST_PARTITION_REASSIGNMENTS)
 Topic = Response.OngoingTopicReassignment
@@ -30,8 +39,13 @@ async def handle(request: Request) -> Body:
     wanted = None
     if request.body.topics is not None:
         wanted = [(topic.name, number) for topic in request.body.topics for number in topic.partition_indexes]
-    found: dict[str, list[Body]] = {}
     listed = await request.services.controller.list_partition_reassignments(wanted)
+    return await in_slices(_response(request, listed))
+
+
+def _response(request: Request, listed: Mapping[TopicPartition, Any]) -> Steps[Body]:
+    found: dict[str, list[Body]] = {}
+    slices = Slices(PARTITIONS_PER_SLICE)
     for (topic, number), assignment in listed.items():
         partition = Partition(
             partition_index=number,
@@ -40,6 +54,8 @@ async def handle(request: Request) -> Body:
             removing_replicas=list(assignment.removing_replicas),
         )
         found.setdefault(topic, []).append(partition)
+        if slices.is_over():
+            yield
     return Response(
         version=request.version,
         error_code=ErrorCode.NONE,
