@@ -6,13 +6,16 @@ number of steps and go on later, so that a batch of a million records holds nobo
 What must stay true:
 - No length is believed before it has been compared with the bytes that are there. Whatever they are, a walk ends in
   what it has found or in a KafkaError.
-- A step is a record or one of its headers: each costs about the same, whatever a record's size.
+- A step is a record or one of its headers, and a walk can stop after each: they cost about the same, whatever a
+  record's size.
 - The numbers are Java's: 32 and 64 bits, which wrap around.
 
 Source: org.apache.kafka.common.record.DefaultRecord (readPartiallyFrom), kafka.log.LogValidator.
 """
 
+from collections.abc import Callable
 from enum import IntEnum
+from functools import cache
 from typing import NamedTuple
 
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -54,6 +57,16 @@ class Wanted(NamedTuple):
     from_offset: int = 0
 
 
+class Begun(NamedTuple):
+    """A record in whose headers a walk has stopped."""
+
+    end: int
+    headers_left: int
+    has_key: bool
+    timestamp_delta: int
+    offset_delta: int
+
+
 class RecordWalk:
     """A walk through `body`, the uncompressed records of the batch with this header.
 
@@ -62,6 +75,7 @@ class RecordWalk:
     """
 
     __slots__ = (
+        "begun",
         "body",
         "header",
         "index",
@@ -81,6 +95,7 @@ class RecordWalk:
         self.wanted = wanted
         self.position = 0
         self.index = 0
+        self.begun: Begun | None = None
         self.max_timestamp_ms = NO_TIMESTAMP
         self.match: tuple[int, int] | None = None
         self.refused: list[RefusedRecord] = []
@@ -101,36 +116,54 @@ class RecordWalk:
             while self.index < count:
                 if most_steps <= 0:
                     return False
-                length, position = _varint(body, self.position)
-                end = position + length
-                if length < 0 or end > size:
-                    raise _corrupt(f"record {self.index} does not fit into its batch")
-                delta, position = _varlong(body, position + 1)  # after the attributes, of which there are none
-                offset_delta, position = _varint(body, position)
-                key_length, position = _skip(body, position)
-                _, position = _skip(body, position)
-                headers, position = _varint(body, position)
-                if not 0 <= headers <= (end - position) // 2:
-                    raise _corrupt(f"record {self.index} cannot have {headers} headers")
-                most_steps -= 1 + headers
-                for _ in range(headers):
-                    name_length, position = _skip(body, position)
-                    if name_length < 0:
-                        raise _corrupt(f"a header of record {self.index} has no name")
+                if self.begun is None:
+                    most_steps -= 1
+                    length, position = _varint(body, self.position)
+                    end = position + length
+                    if length < 0 or end > size:
+                        raise _corrupt(f"record {self.index} does not fit into its batch")
+                    delta, position = _varlong(body, position + 1)  # after the attributes, of which there are none
+                    offset_delta, position = _varint(body, position)
+                    key_length, position = _skip(body, position)
+                    has_key = key_length >= 0
                     _, position = _skip(body, position)
+                    headers, position = _varint(body, position)
+                    if not 0 <= headers <= (end - position) // 2:
+                        raise _corrupt(f"record {self.index} cannot have {headers} headers")
+                else:
+                    position = self.position
+                    end, headers, has_key, delta, offset_delta = self.begun
+                    self.begun = None
+                if headers > 0:
+                    passed = min(headers, most_steps)
+                    position = self._pass_headers(position, passed)
+                    most_steps -= passed
+                    if passed < headers:
+                        self.position = position
+                        self.begun = Begun(end, headers - passed, has_key, delta, offset_delta)
+                        return False
                 if position != end:
                     raise _corrupt(f"the fields of record {self.index} do not end where its length says")
                 self.position = position
                 timestamp_ms = append_time
                 if timestamp_ms is None:
                     timestamp_ms = wrapped_int64(header.base_timestamp + delta)
-                if self._is_over_after(key_length >= 0, timestamp_ms, offset_delta):
+                if self._is_over_after(has_key, timestamp_ms, offset_delta):
                     return True
         except IndexError:
             raise _corrupt("the records end within a number") from None
         if self.position != size:
             raise _corrupt(f"{size - self.position} bytes follow the last record")
         return True
+
+    def _pass_headers(self, position: int, count: int) -> int:
+        body = self.body
+        for _ in range(count):
+            name_length, position = _skip(body, position)
+            if name_length < 0:
+                raise _corrupt(f"a header of record {self.index} has no name")
+            _, position = _skip(body, position)
+        return position
 
     def _is_over_after(self, has_key: bool, timestamp_ms: int, offset_delta: int) -> bool:
         """Takes note of one record; whether it is the one that was looked for."""
@@ -199,12 +232,20 @@ def _corrupt(message: str) -> KafkaError:
 
 
 def advance_fast(walk: RecordWalk, most_steps: int) -> bool:
-    """As `walk.advance`, but compiled where very many records are left, numba is installed, and this is a process that
-    may import it: the worker."""
-    if walk.header.record_count - walk.index < COMPILED_FROM_RECORDS:
-        return walk.advance(most_steps)
+    """As `walk.advance`, but compiled where very many records are left, numba works, and this is a process that may
+    import it: the worker."""
+    if walk.header.record_count - walk.index >= COMPILED_FROM_RECORDS and walk.begun is None:
+        advance = _compiled_advance()
+        if advance is not None:
+            return advance(walk, most_steps * COMPILED_SPEEDUP)
+    return walk.advance(most_steps)
+
+
+@cache
+def _compiled_advance() -> Callable[[RecordWalk, int], bool] | None:
+    """None where it cannot be had: numba is not installed or does not fit to numpy, its cache cannot be written, ..."""
     try:
         from klamm.protocol.record_kernels import advance  # numba takes half a second and much memory
-    except ImportError:
-        return walk.advance(most_steps)
-    return advance(walk, most_steps * COMPILED_SPEEDUP)
+    except Exception:
+        return None
+    return advance

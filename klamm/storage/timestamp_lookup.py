@@ -12,7 +12,7 @@ What must stay true:
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import Any, NamedTuple
 
 from klamm.environment import Environment, File, WorkerFailed
@@ -55,7 +55,8 @@ class TimestampLookup:
 
     def forget(self) -> None:
         """The log has been truncated: there may be other batches at the offsets that are known."""
-        self._true_maximums.clear()
+        # A search under way goes on to write down in the former ones what it finds in the former batches.
+        self._true_maximums = {}
 
     async def share(
         self, key: tuple[int, ...], search: Callable[[], Coroutine[Any, Any, Found | None]]
@@ -75,9 +76,11 @@ class TimestampLookup:
 
     async def find_in(self, file: File, position: int, end: int, timestamp_ms: int, start_offset: int) -> Found | None:
         """Of the batches in [position, end). Raises OSError, and KafkaError where they are damaged."""
-        looks_left = MAX_LOOKS
+        looks_left, true_maximums = MAX_LOOKS, self._true_maximums
         while True:
-            position, header = await self._next_candidate(file, position, end, timestamp_ms, start_offset)
+            position, header = await self._next_candidate(
+                file, position, end, timestamp_ms, start_offset, true_maximums
+            )
             if header is None:
                 return None
             if looks_left == 0:
@@ -93,12 +96,18 @@ class TimestampLookup:
             if look.match is not None:
                 return *look.match, header.partition_leader_epoch
             looks_left -= 1
-            if header.base_offset >= start_offset and len(self._true_maximums) < MAX_REMEMBERED:
-                self._true_maximums[header.base_offset] = look.max_timestamp_ms
+            if header.base_offset >= start_offset and len(true_maximums) < MAX_REMEMBERED:
+                true_maximums[header.base_offset] = look.max_timestamp_ms
             position += header.size_bytes
 
     async def _next_candidate(
-        self, file: File, position: int, end: int, timestamp_ms: int, start_offset: int
+        self,
+        file: File,
+        position: int,
+        end: int,
+        timestamp_ms: int,
+        start_offset: int,
+        true_maximums: Mapping[int, int],
     ) -> tuple[int, BatchHeader | None]:
         while position < end:
             scan = batch_scan.next_candidate, position, end, timestamp_ms, start_offset, HEADERS_PER_SLICE
@@ -108,7 +117,7 @@ class TimestampLookup:
             except batch_scan.NotCachedError:
                 position, header = await self._environment.run_blocking(scan[0], file.read, *scan[1:])
             if header is not None:
-                if self._true_maximums.get(header.base_offset, timestamp_ms) >= timestamp_ms:
+                if true_maximums.get(header.base_offset, timestamp_ms) >= timestamp_ms:
                     return position, header
                 position += header.size_bytes
         return end, None

@@ -19,7 +19,7 @@ from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.produce import ProduceRequest
-from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.record_batch import CompressionType, Record, build_batch
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 
@@ -130,6 +130,26 @@ def test_a_deleted_topic_ends_a_long_poll(tmp_path: Path) -> None:
         response = await admin.ask(ApiKey.DELETE_TOPICS, topics=topics, timeout_ms=10_000)
         assert response.responses[0].error_code == ErrorCode.NONE
         assert (await waiting).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    run(tmp_path, scenario)
+
+
+def test_clients_that_do_not_know_zstd_read_no_topic_of_that_codec(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        for topic, codec in ("zstd", "zstd"), ("producer", "producer"):
+            await client.create_topic(topic, compression_type=codec)
+            await client.produce(topic, 0, batch(b"a", codec=CompressionType.ZSTD))
+        answers = [
+            (topic, version, (await client.fetch(topic, 0, 0, version=version, max_wait_ms=60_000)).error_code)
+            for topic in ("zstd", "producer")
+            for version in (9, 10)
+        ]
+        assert answers == [
+            ("zstd", 9, ErrorCode.UNSUPPORTED_COMPRESSION_TYPE),
+            ("zstd", 10, ErrorCode.NONE),
+            ("producer", 9, ErrorCode.NONE),
+            ("producer", 10, ErrorCode.NONE),
+        ]
 
     run(tmp_path, scenario)
 

@@ -1,11 +1,16 @@
 """The walk through a batch's records finds what decoding them all would find."""
 
+import builtins
+import errno
+from functools import cache
+
 import pytest
 from hostile_bytes import Hostile, seeds
 
 from klamm.protocol import record_batch as rb
-from klamm.protocol import record_kernels
+from klamm.protocol import record_kernels, record_walk
 from klamm.protocol.errors import KafkaError
+from klamm.protocol.record_batch import Record, build_batch
 from klamm.protocol.record_walk import RecordWalk, Refusal, RefusedRecord, Wanted
 
 
@@ -66,3 +71,34 @@ def test_hostile_batches_are_walked_as_they_are_decoded(advance) -> None:
                     ((r.timestamp_ms, r.offset) for r in records if r.timestamp_ms >= timestamp_ms and r.offset >= 1),
                     None,
                 )
+
+
+@pytest.mark.parametrize("error", [ModuleNotFoundError("no numba"), OSError(errno.ENOSPC, "no room for its cache")])
+def test_a_walk_does_without_numba_where_that_does_not_work(monkeypatch, error):
+    import_really = builtins.__import__
+    tried = []
+
+    def import_(name, *arguments):
+        if name == "klamm.protocol.record_kernels":
+            tried.append(name)
+            raise error
+        return import_really(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", import_)
+    monkeypatch.setattr(record_walk, "COMPILED_FROM_RECORDS", 1)
+    monkeypatch.setattr(record_walk, "_compiled_advance", cache(record_walk._compiled_advance.__wrapped__))
+    batch = build_batch([Record(b"k", b"v", 1)] * 10)
+    walk = RecordWalk(memoryview(batch)[61:], rb.parse_header(batch), Wanted())
+    assert [record_walk.advance_fast(walk, 4) for _ in range(3)] == [False, False, True]
+    assert len(tried) == 1
+
+
+def test_a_walk_stops_also_within_the_headers_of_one_record() -> None:
+    record = Record(b"k", b"v", 1, headers=(("", None),) * 50_000)
+    batch = build_batch([record, record])
+    walk = RecordWalk(memoryview(batch)[61:], rb.parse_header(batch), Wanted())
+    slices = 1
+    while not walk.advance(1_000):
+        slices += 1
+    assert slices > 100
+    assert (walk.index, walk.max_timestamp_ms, walk.is_numbered) == (2, 1, True)

@@ -99,6 +99,23 @@ def test_a_truncation_forgets_what_was_found(environment):
     assert find(log, 5000) == (5000, 0, 0)
 
 
+def test_a_search_under_way_remembers_nothing_of_what_a_truncation_cuts(environment):
+    log = open_log(environment)
+    add_batch(log, 1000, claimed_ms=LATE_MS)
+
+    async def scenario():
+        environment.may_work = asyncio.Event()
+        searching = asyncio.create_task(log.offset_for_timestamp(5000))
+        await until(lambda: environment.worked)
+        log.truncate_to(0)
+        add_batch(log, 5000, claimed_ms=LATE_MS)
+        environment.may_work.set()
+        await asyncio.wait([searching])
+        assert await log.offset_for_timestamp(5000) == (5000, 0, 0)
+
+    asyncio.run(scenario())
+
+
 def test_many_who_ask_for_the_same_share_one_search_that_ends_with_the_last(environment):
     log = open_log(environment)
     add_batch(log, 1000)

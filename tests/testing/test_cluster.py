@@ -1,6 +1,7 @@
 """klamm.testing.Cluster: what it promises, with one broker and with three."""
 
 import os
+import re
 import select
 import signal
 import socket
@@ -95,6 +96,37 @@ def test_topics(one: Cluster) -> None:
     assert consume(one, "orders", 1) == [b"first"]
     one.delete_topic("orders")
     assert "orders" not in one.topics()
+
+
+def test_the_worker_process_of_a_broker_is_all_that_may_hold_numba_and_it_holds_nothing_else(
+    klamm_helper: Helper,
+) -> None:
+    def produce_large(cluster: Cluster) -> int:
+        """The broker's process for walks through large batches."""
+        producer = KafkaProducer(bootstrap_servers=cluster.bootstrap, linger_ms=1000, batch_size=1 << 20)
+        sent = [producer.send("t", key=b"k", value=b"v", partition=0) for _ in range(1000)]
+        producer.flush()
+        assert all(one.succeeded() for one in sent)
+        producer.close()
+        broker = cluster.broker(0).pid
+        assert re.search("numpy|numba|llvmlite", Path(f"/proc/{broker}/maps").read_text()) is None
+        (worker,) = [
+            child
+            for thread in Path(f"/proc/{broker}/task").iterdir()
+            for child in (thread / "children").read_text().split()
+        ]
+        return int(worker)
+
+    with Cluster(1, helper=klamm_helper) as cluster:
+        cluster.create_topic("t", configs={"cleanup.policy": "compact"})
+        first = produce_large(cluster)
+        os.kill(first, signal.SIGSTOP)
+        cluster.kill(0)
+        cluster.start(0)
+        second = produce_large(cluster)
+        os.kill(first, signal.SIGCONT)
+        assert ended(first)
+    assert ended(second)
 
 
 def test_what_the_controller_refuses(one: Cluster) -> None:

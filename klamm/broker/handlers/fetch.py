@@ -12,9 +12,12 @@ from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchResponse, FetchResponsePartition
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.record_batch import CompressionType
 from klamm.replication.replica_manager import PARTITIONS_PER_SLICE, Wanted
 from klamm.tasks import in_slices
 
+# Clients of earlier versions do not know zstd.
+FIRST_VERSION_WITH_ZSTD = 10
 # From this version on a response has room for an error of the session itself.
 FIRST_VERSION_WITH_SESSIONS = 7
 
@@ -49,21 +52,21 @@ async def handle(request: Request) -> FetchResponse:
             is_follower=is_follower,
         )
     )
-    denied, code = _denied_topics(request, exchange.wanted, is_follower)
-    # What is denied would be answered at once, so it must not wait either.
+    refused = _refused_topics(request, exchange.wanted, is_follower)
+    # What is refused would be answered at once, so it must not wait either.
     results = await services.replica_manager.fetch(
-        [wanted for wanted in exchange.wanted if wanted[0] not in denied],
+        [wanted for wanted in exchange.wanted if wanted[0] not in refused],
         replica_id=body.replica_id,
         isolation_level=body.isolation_level,
-        max_wait_ms=0 if denied else body.max_wait_ms,
+        max_wait_ms=0 if refused else body.max_wait_ms,
         min_bytes=body.min_bytes,
         max_bytes=min(body.max_bytes, services.config.fetch_max_bytes),
     )
     request.connection.has_read(sum(len(result.records) for result in results if result.records))
-    if denied:
+    if refused:
         allowed = iter(results)
         results = [
-            FetchResponsePartition(want.partition, code) if topic in denied else next(allowed)
+            FetchResponsePartition(want.partition, refused[topic]) if topic in refused else next(allowed)
             for topic, want in exchange.wanted
         ]
     topics: dict[str, list[FetchResponsePartition]] = {}
@@ -75,10 +78,21 @@ async def handle(request: Request) -> FetchResponse:
     return FetchResponse(session_id=exchange.session_id, topics=list(topics.items()))
 
 
-def _denied_topics(request: Request, wanted: Sequence[Wanted], is_follower: bool) -> tuple[dict[str, None], ErrorCode]:
+def _refused_topics(request: Request, wanted: Sequence[Wanted], is_follower: bool) -> dict[str, ErrorCode]:
     """The topics that must not be read, and what is answered for them."""
     topics = dict.fromkeys(topic for topic, _ in wanted)
     if is_follower:
         allowed = request.allows(CLUSTER_NAME, Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
-        return {} if allowed else topics, ErrorCode.TOPIC_AUTHORIZATION_FAILED
-    return {topic: None for topic in topics if not request.allows(topic)}, request.denied
+        return {} if allowed else dict.fromkeys(topics, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    refused = dict.fromkeys((topic for topic in topics if not request.allows(topic)), request.denied)
+    if request.version < FIRST_VERSION_WITH_ZSTD:
+        for topic, want in wanted:
+            if topic not in refused and _is_zstd(request, topic, want.partition):
+                refused[topic] = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    return refused
+
+
+def _is_zstd(request: Request, topic: str, number: int) -> bool:
+    """Whether all that is in the partition is to be compressed so. Of single batches nobody asks, as in Kafka."""
+    hosted = request.services.replica_manager.hosted_partition((topic, number))
+    return hosted is not None and hosted.log.config.codec is CompressionType.ZSTD
