@@ -37,6 +37,8 @@ class ProduceResult:
     # nothing is waited for any more.
     required_offset: int = -1
     leader_epoch: int = -1
+    # Whether the append has synced its log (flush.messages); it took as long as the disk did.
+    has_waited_for_disk: bool = False
 
 
 Appended = Sequence[tuple[str, int, ProduceResult]]

@@ -321,9 +321,12 @@ class ReplicaFetcher:
                 if result.records and fetch.partition.log.is_truncation_unsynced:
                     after_sync.append((topic_partition, result))
                     continue
+                flushed_to = fetch.partition.log.recovery_point
                 self._process_partition(topic_partition, fetch, result, out_of_range, diverging)
                 done += APPEND_PIECES if result.records else 1
                 done_bytes += len(result.records or b"")
+                if fetch.partition.log.recovery_point > flushed_to:  # flush.messages: the append waited for the disk.
+                    done = PARTITIONS_PER_SLICE
                 if done >= PARTITIONS_PER_SLICE or done_bytes >= BYTES_PER_SLICE:
                     done = done_bytes = 0
                     await asyncio.sleep(0)
@@ -351,6 +354,7 @@ class ReplicaFetcher:
                 fetch = self._fetches.get(topic_partition)
                 if fetch is not None:
                     self._process_partition(topic_partition, fetch, result, out_of_range, diverging)
+                    await asyncio.sleep(0)
 
     def _process_partition(
         self,

@@ -77,6 +77,8 @@ def handle(request: Request) -> object:
     try:
         for topic, number, records in batches[:BATCHES_PER_SLICE] if not unsynced else ():
             appended.append((topic, number, _append(request, topic, number, records)))
+            if appended[-1][2].has_waited_for_disk:
+                break
     except LargeBatch:
         pass
     if len(appended) < len(batches):
@@ -102,7 +104,7 @@ async def _append_with_pauses(
     try:
         await asyncio.gather(*(log.flush_before_append() for log in unsynced))
         for topic, number, records in batches[len(appended) :]:
-            if slices.is_over():
+            if slices.is_over() or (appended and appended[-1][2].has_waited_for_disk):
                 await asyncio.sleep(0)
             appended.append((topic, number, await _append_inspected(request, topic, number, records)))
     finally:
