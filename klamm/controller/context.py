@@ -376,8 +376,11 @@ class ControllerContext:
         """The replicas of these partitions on one broker."""
         states = self._replica_states.setdefault(broker_id, {})
         if state is ReplicaState.NON_EXISTENT:
+            offline = self.replicas_on_offline_dirs.get(broker_id, set())
             for partition in partitions:
                 states.pop(partition, None)
+                # One that comes back later has another log.
+                offline.discard(partition)
         else:
             states.update(dict.fromkeys(partitions, state))
 

@@ -268,3 +268,12 @@ def test_the_counts_are_right_after_every_change(changes: list[tuple[object, ...
                     context.put_partition_state((topic, number), PartitionState.NON_EXISTENT)
         counts = context.offline_partition_count, context.preferred_replica_imbalance_count
         assert counts == context.recount()
+
+
+def test_a_replica_that_is_gone_is_on_no_failed_disk_any_more() -> None:
+    """A reassignment took it from a broker whose disk had failed, and may give it back."""
+    context = context_with({("t", 0): (1, 2), ("t", 1): (1, 2)}, 1, 2)
+    context.replicas_on_offline_dirs[2] = {("t", 0), ("t", 1)}
+    context.put_replica_state((("t", 0), 2), ReplicaState.NON_EXISTENT)
+    assert context.replicas_on_offline_dirs == {2: {("t", 1)}}
+    assert context.is_replica_online(2, ("t", 0))
