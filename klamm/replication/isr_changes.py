@@ -1,14 +1,15 @@
 """Leaders' ISR proposals on their way to where they are decided: what AlterIsr and ZooKeeper have in common.
 
 What must stay true:
-- One round is under way at a time; it carries everything that is pending then.
-- A proposal goes out until it is decided or has become void.
+- One round is under way at a time; it carries what has waited longest, and no more than a step of the loop can take.
+- A proposal goes out until it is decided or has become void. One that a round has left undecided lets the others pass.
 - An answer reaches the proposal that was sent, never a later one of the same partition.
 """
 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import islice
 
 from klamm.protocol.errors import ErrorCode
 from klamm.replication.ports import IsrChange, WrittenIsr
@@ -16,6 +17,7 @@ from klamm.tasks import OnFailure, start_task
 from klamm.znodes.topics import TopicPartition
 
 RETRY_BACKOFF_MS = 50
+MAX_CHANGES_IN_ROUND = 1_000
 
 
 class BatchedIsrChanges(ABC):
@@ -56,9 +58,16 @@ class BatchedIsrChanges(ABC):
         # Everything that is proposed in the same step of the loop goes together.
         await asyncio.sleep(0)
         while self._pending:
-            if not await self._send(list(self._pending.values())):
+            changes = list(islice(self._pending.values(), MAX_CHANGES_IN_ROUND))
+            if not await self._send(changes):
+                self._put_behind_others(changes)
                 await asyncio.sleep(RETRY_BACKOFF_MS / 1000)
         self._sender = None
+
+    def _put_behind_others(self, changes: Sequence[IsrChange]) -> None:
+        for change in changes:
+            if self._is_pending(change):
+                self._pending[change.topic_partition] = self._pending.pop(change.topic_partition)
 
     def _is_pending(self, change: IsrChange) -> bool:
         """False once it has become void."""

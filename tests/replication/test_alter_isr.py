@@ -106,6 +106,23 @@ async def test_what_is_pending_goes_together_one_request_at_a_time(controller, m
     assert controller.times[1] == controller.times[0]
 
 
+@scenario
+async def test_very_many_changes_go_in_rounds_and_those_left_undecided_let_the_others_pass(
+    controller, manager, results
+):
+    for partition in range(2_500):
+        manager.submit(change(results, partition))
+    await settle()
+    assert [sent[1] for sent in controller.sent()] == list(range(1_000))
+    retried = ("t", 0, ErrorCode.REQUEST_TIMED_OUT, -1, (), -1)
+    await controller.answer(retried, *[("t", partition, 0, 0, (1, 2), 1) for partition in range(1, 1_000)])
+    assert [partition for partition, _ in results] == list(range(1, 1_000))
+    await asyncio.sleep(0.05)
+    assert [sent[1] for sent in controller.sent()] == list(range(1_000, 2_000))
+    await controller.answer(*[("t", partition, 0, 0, (1, 2), 1) for partition in range(1_000, 2_000)])
+    assert [sent[1] for sent in controller.sent()] == [*range(2_000, 2_500), 0]
+
+
 @pytest.mark.parametrize(
     "code",
     [ErrorCode.INVALID_UPDATE_VERSION, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION],
