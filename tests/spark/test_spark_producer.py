@@ -16,6 +16,7 @@ from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.produce import PartitionProduceResponse, ProduceResponse
 from klamm.protocol.record_batch import CompressionType, Record, build_batch, decode_records, parse_header
+from klamm.simulation.administration import Administrator
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.random_faults import RandomFaults
 from klamm.simulation.workload import FIRST_TIMESTAMP_MS, Consumer, create_topic
@@ -72,16 +73,17 @@ async def produce_under_faults(world: World, *, rounds: int = 60, steps: int = 8
         return batches
 
     producing = node.run(produce())
-    faults = RandomFaults(cluster, client, None, topics_flush=False)
-    await faults.run(steps)
+    administrator = Administrator(cluster, "unclean", min_insync_replicas=2)
+    await RandomFaults(cluster, administrator, None, topics_flush=False).run(steps)
     await cluster.heal()
     batches = await producing
-    await faults.settle()
+    await administrator.finish()
     for partition, values in batches.values.items():
         consumer = Consumer(cluster.client, (TOPIC, partition))
         consumer.stop_at = len(values)
         await node.run(consumer.run())
         assert [value for _, value in consumer.records] == values
+    await node.run(administrator.close())
     await cluster.close()
 
 
