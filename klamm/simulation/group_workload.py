@@ -159,19 +159,23 @@ class GroupMember:
                 await self._work(positions)
             except _MustRejoin:
                 self.owned = []
+                await self._count_failure()
             except _Retry:
                 self.owned = []
-                await self._back_off()
+                await asyncio.sleep(BACK_OFF_S * (1 + self._random.random()))
+                self._coordinator = None
+                await self._count_failure()
         await self._leave()
         await self._client.close()
 
-    async def _back_off(self) -> None:
-        await asyncio.sleep(BACK_OFF_S * (1 + self._random.random()))
-        self._coordinator = None
+    async def _count_failure(self) -> None:
+        """A coordinator that is cut off from the other brokers lets members join again for ever, and still takes itself
+        for the coordinator: after some failures without a commit between them somebody else is asked."""
         self._failures += 1
         if self._failures % FAILURES_UNTIL_NEW_CLIENT == 0:
             await self._client.close()
             self._client = self._new_client()
+            self._coordinator = None
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -205,7 +209,6 @@ class GroupMember:
     def _check(self, code: int) -> None:
         """Raises what an error code means for a member; AssertionError for one that nothing excuses."""
         if code == ErrorCode.NONE:
-            self._failures = 0
             return
         if code in FORGOTTEN:
             self._member_id, self._generation = "", -1
@@ -310,6 +313,7 @@ class GroupMember:
         response = await self._ask(ApiKey.OFFSET_COMMIT, lambda _version: request)
         ((_, ((_, error_code),)),) = response.topics
         self._check(error_code)
+        self._failures = 0
         self._ledger.committed(partition, offset)
 
     async def _leave(self) -> None:
