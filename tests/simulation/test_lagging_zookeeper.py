@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from klamm.broker.broker import Broker
+from klamm.broker.metadata_cache import MetadataSnapshot
 from klamm.net.cluster import ClusterClient
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
@@ -29,6 +30,7 @@ async def lagging_cluster(world: World) -> AsyncIterator[tuple[SimulatedCluster,
         broker.start()
         await broker.until_up()
     assert cluster.controller_id() == 0
+    await everywhere(cluster, lambda snapshot: len(snapshot.brokers) == 3)
     client = cluster.client()
     await world.node("client").run(client.refresh_metadata())
     cluster.zookeeper.lag.is_held = True
@@ -43,11 +45,16 @@ def brokers(cluster: SimulatedCluster) -> list[Broker]:
 
 async def known(cluster: SimulatedCluster, topic: str) -> None:
     """Returns when all brokers have heard of the topic."""
+    await everywhere(cluster, lambda snapshot: topic in snapshot.topics)
+
+
+async def everywhere(cluster: SimulatedCluster, is_told: Callable[[MetadataSnapshot], bool]) -> None:
+    """Returns when all brokers have been told so."""
     for _ in range(1000):
-        if all(topic in broker._metadata_cache.snapshot.topics for broker in brokers(cluster)):
+        if all(is_told(broker._metadata_cache.snapshot) for broker in brokers(cluster)):
             return
         await asyncio.sleep(0.01)
-    raise AssertionError(f"{topic} is not known everywhere")
+    raise AssertionError("not all brokers have been told")
 
 
 async def a_topic_has_its_configuration_from_the_beginning(world: World) -> None:
