@@ -466,6 +466,8 @@ class Cluster:
             zookeeper=self.zookeeper,
             overrides={
                 "zookeeper.session.timeout.ms": str(self._session_timeout_ms),
+                # Leaders move only when the test moves them; the controller's own check would come 5 s after the start.
+                "auto.leader.rebalance.enable": "false",
                 **self._properties,
                 **self._broker_properties.get(broker, {}),
             },

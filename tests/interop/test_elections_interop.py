@@ -16,7 +16,7 @@ TOPIC, PARTITIONS = "elected", 3
 @pytest.fixture(scope="module")
 def cluster(klamm_helper: Helper) -> Iterator[Cluster]:
     """Three brokers that give no leadership back by themselves; each partition of TOPIC has all three."""
-    with Cluster(3, helper=klamm_helper, properties={"auto.leader.rebalance.enable": "false"}) as running:
+    with Cluster(3, helper=klamm_helper) as running:
         running.create_topic(TOPIC, partitions=PARTITIONS, replication_factor=3)
         yield running
 

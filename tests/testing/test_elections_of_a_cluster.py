@@ -29,7 +29,7 @@ def take_leaderships_away(cluster: Cluster, broker: int, end: Callable[[Server],
 
 
 def test_leaderships_come_back_on_request(klamm_helper: Helper) -> None:
-    with Cluster(BROKERS, helper=klamm_helper, properties={"auto.leader.rebalance.enable": "false"}) as cluster:
+    with Cluster(BROKERS, helper=klamm_helper) as cluster:
         cluster.create_topic("t", partitions=BROKERS, replication_factor=BROKERS)
         wanted = preferred(cluster)
         assert leaders(cluster) == wanted
@@ -54,7 +54,7 @@ def test_leaderships_come_back_on_request(klamm_helper: Helper) -> None:
 
 
 def test_leaderships_come_back_by_themselves(klamm_helper: Helper) -> None:
-    properties = {"leader.imbalance.check.interval.seconds": 1}
+    properties = {"auto.leader.rebalance.enable": True, "leader.imbalance.check.interval.seconds": 1}
     with Cluster(BROKERS, helper=klamm_helper, properties=properties) as cluster:
         cluster.create_topic("t", partitions=BROKERS, replication_factor=BROKERS)
         wanted = preferred(cluster)
