@@ -8,6 +8,7 @@ What must stay true:
 """
 
 from collections.abc import Awaitable, Coroutine, Mapping
+from functools import partial
 from types import CoroutineType
 from typing import Any
 
@@ -55,7 +56,7 @@ class Dispatcher:
             steps = messages.request_steps(api.key, header.api_version, frame, header.body_position)
             if steps is not None:
                 in_steps = self._dispatch_in_steps(connection, api, header, len(frame), steps)
-                return AnswerOnly(lambda: in_steps) if api.ends_with_client else in_steps
+                return _answer_only(in_steps) if api.ends_with_client else in_steps
         try:
             body = messages.decode_request(api.key, header.api_version, frame, header.body_position)
         except InvalidFrame as error:
@@ -97,7 +98,7 @@ class Dispatcher:
             result = api.error_response(request, error)
         if isinstance(result, CoroutineType):
             finishing = self._finish(request, request_bytes, result)
-            return AnswerOnly(lambda: finishing) if api.ends_with_client else finishing
+            return _answer_only(finishing) if api.ends_with_client else finishing
         return self._answer(request, request_bytes, result)
 
     async def _finish(
@@ -110,24 +111,24 @@ class Dispatcher:
         return self._answer(request, request_bytes, result)
 
     def _answer(self, request: Request, request_bytes: int, result: Body | AnswerOnly[Body] | None) -> Answer:
+        """The response of a handler, or what comes to one; a large one is encoded in steps."""
         if isinstance(result, AnswerOnly):
-            return AnswerOnly(lambda: self._finish(request, request_bytes, result.answer()))
-        return self._respond(request, request_bytes, result)
-
-    def _respond(self, request: Request, request_bytes: int, body: Body | None) -> Answer:
-        """The response of a handler; a large one is encoded in steps."""
+            return AnswerOnly(partial(self._answer_later, request, request_bytes, result))
         throttle_time_ms = self._services.quotas.throttle_time_ms(
             request.api.key, request.client, request.client_id, request_bytes
         )
-        if body is None:
+        if result is None:
             return Response(None, throttle_time_ms) if throttle_time_ms else NO_RESPONSE
         if throttle_time_ms:
-            body.throttle_time_ms = throttle_time_ms
-        message = (request.api.key, request.version, request.correlation_id, body)
-        steps = messages.encode_response_steps(*message)
+            result.throttle_time_ms = throttle_time_ms
+        key, version, correlation_id = request.api.key, request.version, request.correlation_id
+        steps = messages.encode_response_steps(key, version, correlation_id, result)
         if steps is not None:
-            return AnswerOnly(lambda: _encode_in_steps(steps, throttle_time_ms))
-        return Response(messages.encode_response(*message), throttle_time_ms)
+            return AnswerOnly(partial(_encode_in_steps, steps, throttle_time_ms))
+        return Response(messages.encode_response(key, version, correlation_id, result), throttle_time_ms)
+
+    async def _answer_later(self, request: Request, request_bytes: int, later: AnswerOnly[Body]) -> Answer:
+        return await self._finish(request, request_bytes, later.answer())
 
     def _unsupported_version(self, api: Api, header: messages.RequestHeader) -> Response:
         """A client that asks for ApiVersions in a version from the future learns, in version 0, which it may use."""
@@ -139,6 +140,10 @@ class Dispatcher:
         supported = response.ApiVersion(api_key=api.key, min_version=api.min_version, max_version=api.max_version)
         body = response(version=0, error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[supported])
         return Response(messages.encode_response(api.key, 0, header.correlation_id, body))
+
+
+def _answer_only(answer: Coroutine[Any, Any, Answer]) -> AnswerOnly[Response]:
+    return AnswerOnly(lambda: answer)
 
 
 async def _encode_in_steps(steps: Steps[list[Buffer]], throttle_time_ms: int) -> Response:

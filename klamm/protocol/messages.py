@@ -303,6 +303,8 @@ def encode_response_steps(
     api_key: ApiKey, version: int, correlation_id: int, message: Any
 ) -> Steps[list[Buffer]] | None:
     """As `encode_response`, in steps; None for a response that is not large enough for that."""
+    if api_key is ApiKey.PRODUCE:
+        return None
     _check_version(api_key, version)
     if api_key is ApiKey.FETCH:
         steps = fetch.encode_response_steps(version, message) if fetch.is_large(message) else None

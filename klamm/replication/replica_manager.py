@@ -208,10 +208,14 @@ class ReplicaManager:
 
     # -- produce --------------------------------------------------------------------------------------------------
 
-    def unsynced_logs(self, keys: Iterable[TopicPartition]) -> list[Log]:
-        """The logs of these partitions that have to be made durable before anything is appended (see `Log`)."""
-        hosted = [self._hosted.get(key) for key in keys]
-        return [one.log for one in hosted if one is not None and one.log.is_truncation_unsynced]
+    def unsynced_logs(self, batches: Iterable[tuple[str, int, object]]) -> list[Log]:
+        """The logs that have to be made durable before these (topic, partition, batch) are appended (see `Log`)."""
+        found = []
+        for topic, partition, _ in batches:
+            hosted = self._hosted.get((topic, partition))
+            if hosted is not None and hosted.log.is_truncation_unsynced:
+                found.append(hosted.log)
+        return found
 
     def append_records(
         self,

@@ -1,6 +1,7 @@
 """What a log needs to know of its topic's configuration."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from klamm.protocol.record_batch import CompressionType
 
@@ -15,9 +16,12 @@ _CODECS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LogConfig:
-    """The topic configurations that a log acts on, under Kafka's names (dots are underscores) and with its defaults."""
+    """The topic configurations that a log acts on, under Kafka's names (dots are underscores) and with its defaults.
+
+    What follows from them is worked out once, as each append asks for it.
+    """
 
     segment_bytes: int = 1024**3
     segment_ms: int = 7 * 24 * 3600 * 1000
@@ -35,15 +39,15 @@ class LogConfig:
     cleanup_policy: tuple[str, ...] = ("delete",)
     compression_type: str = "producer"
 
-    @property
+    @cached_property
     def is_compacted(self) -> bool:
         return "compact" in self.cleanup_policy
 
-    @property
+    @cached_property
     def codec(self) -> CompressionType | None:
         """How batches are to be compressed; None: as their producer did."""
         return _CODECS[self.compression_type]
 
-    @property
+    @cached_property
     def uses_log_append_time(self) -> bool:
         return self.message_timestamp_type == "LogAppendTime"

@@ -80,9 +80,8 @@ def _validate_client_batch(records: Buffer, header: BatchHeader, config: LogConf
 def demands_on(header: BatchHeader, config: LogConfig, origin: AppendOrigin, now_ms: int) -> Demands | None:
     """What the topic asks of the records of a batch, or of its compression; None where it asks nothing."""
     codec = config.codec
-    if codec == header.codec or header.is_control:
+    if codec is not None and (codec == header.codec or header.is_control):
         codec = None
-    wanted = Wanted()
     if origin is AppendOrigin.CLIENT:
         limit_ms = config.message_timestamp_difference_max_ms
         has_limit = limit_ms != _NO_LIMIT_MS and not config.uses_log_append_time
@@ -91,7 +90,7 @@ def demands_on(header: BatchHeader, config: LogConfig, origin: AppendOrigin, now
             if has_limit:
                 wanted = wanted._replace(earliest_ms=now_ms - limit_ms, latest_ms=now_ms + limit_ms)
             return Demands(wanted, codec)
-    return Demands(wanted, codec) if codec is not None else None
+    return Demands(Wanted(), codec) if codec is not None else None
 
 
 def check_inspection(found: Inspection, demands: Demands, config: LogConfig) -> None:

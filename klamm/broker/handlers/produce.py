@@ -10,6 +10,7 @@ MAX_NAMED_RECORDS of them.
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
@@ -62,29 +63,28 @@ def error_response(request: Request, error: KafkaError) -> ProduceResponse:
 )
 def handle(request: Request) -> object:
     body = request.body
-    for _, entries in body.topics:
-        for _, records in entries:
-            if records is not None and is_transactional(records):
-                raise KafkaError(
-                    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-                    "this version of klamm has no transaction coordinator",
-                )
+    batches = [(topic, number, records) for topic, entries in body.topics for number, records in entries]
+    for _, _, records in batches:
+        if records is not None and is_transactional(records):
+            raise KafkaError(
+                ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "this version of klamm has no transaction coordinator"
+            )
     if body.acks not in ACKS:
         raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={body.acks}: allowed are 0, 1 and -1 (all)")
-    batches = [(topic, number, records) for topic, entries in body.topics for number, records in entries]
     appended: list[tuple[str, int, ProduceResult]] = []
-    unsynced = request.services.replica_manager.unsynced_logs((topic, number) for topic, number, _ in batches)
+    unsynced = request.services.replica_manager.unsynced_logs(batches)
     try:
         for topic, number, records in batches[:BATCHES_PER_SLICE] if not unsynced else ():
-            appended.append((topic, number, _append(request, topic, number, records)))
-            if appended[-1][2].has_waited_for_disk:
+            result = _append(request, topic, number, records)
+            appended.append((topic, number, result))
+            if result.has_waited_for_disk:
                 break
     except LargeBatch:
         pass
     if len(appended) < len(batches):
         # The produces that follow on the connection must not overtake it.
         release = request.connection.hold_followers()
-        return AnswerOnly(lambda: _append_with_pauses(request, batches, appended, unsynced, release))
+        return AnswerOnly(partial(_append_with_pauses, request, batches, appended, unsynced, release))
     return _answer(request, appended)
 
 
@@ -130,7 +130,7 @@ def _answer(request: Request, appended: Appended) -> object:
         _check_unacknowledged(appended)
         return None
     if acks == ACKS_ALL and not request.services.replica_manager.is_replicated(appended):
-        return AnswerOnly(lambda: _wait_replicated(request, appended))
+        return AnswerOnly(partial(_wait_replicated, request, appended))
     return _respond(appended)
 
 
