@@ -210,6 +210,12 @@ class ServerConnection(FrameReader):
 
         return release
 
+    def end_slice(self) -> None:
+        """For `dispatch`: the request has taken all the time of a step. What follows on the connection starts later."""
+        if self._started < REQUESTS_PER_SLICE:
+            self._started = REQUESTS_PER_SLICE
+            asyncio.get_running_loop().call_soon(self._next_slice)
+
     def has_read(self, size_bytes: int) -> None:
         """So many bytes are in memory for the response of the request that is being worked on."""
         self._server.response_memory.read(self, size_bytes)
@@ -242,9 +248,10 @@ class ServerConnection(FrameReader):
 
     def _start_requests(self) -> None:
         while self._waiting and self._may_start(self._waiting[0]):
-            self._started += 1
-            if self._started == REQUESTS_PER_SLICE:
-                asyncio.get_running_loop().call_soon(self._next_slice)
+            if self._started == REQUESTS_PER_SLICE - 1:
+                self.end_slice()
+            else:
+                self._started += 1
             frame = self._waiting.popleft()
             exchange = _Exchange(len(frame), self._server.is_pipelined(frame))
             self._exchanges.append(exchange)

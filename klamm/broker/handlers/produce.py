@@ -78,6 +78,7 @@ def handle(request: Request) -> object:
             result = _append(request, topic, number, records)
             appended.append((topic, number, result))
             if result.has_waited_for_disk:
+                request.connection.end_slice()
                 break
     except LargeBatch:
         pass
@@ -104,9 +105,11 @@ async def _append_with_pauses(
     try:
         await asyncio.gather(*(log.flush_before_append() for log in unsynced))
         for topic, number, records in batches[len(appended) :]:
-            if slices.is_over() or (appended and appended[-1][2].has_waited_for_disk):
+            if slices.is_over():
                 await asyncio.sleep(0)
             appended.append((topic, number, await _append_inspected(request, topic, number, records)))
+            if appended[-1][2].has_waited_for_disk:
+                await asyncio.sleep(0)
     finally:
         on_appended()
     return _answer(request, appended)

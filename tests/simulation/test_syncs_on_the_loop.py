@@ -1,0 +1,77 @@
+"""Appends that sync their log (`flush.messages`) leave the loop to others after each, however they were asked for.
+
+The step meter of the simulator ends a run in which one step syncs one log after another.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from klamm.net.client import Connection
+from klamm.net.cluster import ClusterClient
+from klamm.protocol.errors import ErrorCode
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.produce import ProduceRequest
+from klamm.protocol.record_batch import Record, build_batch
+from klamm.simulation.cluster import SimulatedCluster
+from klamm.simulation.workload import create_topic
+from klamm.simulation.world import World
+
+TOPIC = "events"
+PARTITIONS = 30
+PRODUCE_TIMEOUT_MS = 5_000
+
+
+@asynccontextmanager
+async def connected(world: World) -> AsyncIterator[tuple[ClusterClient, Connection]]:
+    """A connection to a cluster's only broker, whose logs are all synced with each append."""
+    cluster = SimulatedCluster(world, brokers=1, properties={"log.flush.interval.messages": "1"})
+    await cluster.start()
+    client = cluster.client()
+    await create_topic(client, TOPIC, partitions=PARTITIONS, replication_factor=1)
+    yield client, await client.connection_to(0)
+    await client.close()
+    await cluster.close()
+
+
+async def produce(connection: Connection, partitions: list[int], acks: int = 1) -> None:
+    batch = build_batch([Record(None, b"value", 0)])
+    request = ProduceRequest(None, acks, PRODUCE_TIMEOUT_MS, [(TOPIC, [(number, batch) for number in partitions])])
+    response = await connection.send(ApiKey.PRODUCE, lambda _version: request, timeout_ms=20_000)
+    codes = {partition.error_code for _, results in response.topics for partition in results}
+    assert codes == {ErrorCode.NONE}
+
+
+async def one_produce_to_many_logs(world: World) -> None:
+    async with connected(world) as (_, connection):
+        await produce(connection, list(range(PARTITIONS)))
+
+
+async def many_produces_one_after_another_on_one_connection(world: World) -> None:
+    async with connected(world) as (_, connection):
+        await asyncio.gather(*(produce(connection, [number]) for number in range(PARTITIONS)))
+
+
+async def many_produces_to_two_logs_each(world: World) -> None:
+    async with connected(world) as (_, connection):
+        await asyncio.gather(*(produce(connection, [number, 29 - number]) for number in range(PARTITIONS // 2)))
+
+
+SCENARIOS: list[Callable[[World], Coroutine[Any, Any, None]]] = [
+    one_produce_to_many_logs,
+    many_produces_one_after_another_on_one_connection,
+    many_produces_to_two_logs_each,
+]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_logs_are_not_synced_one_after_another_in_one_step(scenario) -> None:
+    world = World(seed=1)
+
+    async def in_client() -> None:
+        await world.node("client").run(scenario(world))
+
+    world.run(in_client(), time_limit_s=600)
