@@ -400,7 +400,7 @@ class Broker:
         def config() -> BrokerConfig:
             return self._broker_config.current
 
-        log = OffsetsLog(config, self._environment, replica_manager)
+        log = OffsetsLog(config, self._environment, replica_manager, self._fail)
         groups = self._groups = GroupMetadataManager(
             self._config,
             log,

@@ -4,9 +4,11 @@ What must stay true:
 - An append is answered when all in-sync replicas have its records (`offsets.commit.required.acks`, by default all), or
   with the reason why that is not known.
 - Appends to one partition are in the log, and are answered, in the order of the calls.
-- What different callers append in the same turn of the loop becomes one batch, so that many small commits cost little
-  more than one. The records of one caller always stay in one batch, and a batch that is too large has one caller only:
-  what one client sends never fails another's commit.
+- What was to be appended is appended only while this broker leads without a break: since then somebody else may have
+  written what must not be undone.
+- What different callers append in the same turn of the loop becomes one batch, so that many small commits, or the
+  tombstones of many groups, cost little more than one. The records of one caller always stay in one batch, and a batch
+  that is too large has one caller only: what one client sends never fails another's commit.
 - A reader gets what a transaction has written when it finds the transaction's commit, and never gets what was aborted.
 - A reader decompresses no large batch on the loop, and decodes it in parts.
 
@@ -14,6 +16,7 @@ Source: kafka.coordinator.group.GroupMetadataManager (`appendForGroup`, `doLoadG
 """
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -35,8 +38,10 @@ from klamm.protocol.record_batch import (
     decompress,
     iterate_batches,
 )
+from klamm.replication.partition import NO_EPOCH, Partition
 from klamm.replication.replica_manager import ProduceResult, ReplicaManager
 from klamm.storage.producer_state import AppendOrigin
+from klamm.tasks import OnFailure
 
 # Records of different callers share a batch up to this size, and up to half of what the topic allows.
 SHARED_BATCH_MAX_BYTES = 64 * 1024
@@ -51,27 +56,45 @@ SLICE_MS = 10
 DECOMPRESSED_AT_ONCE_BYTES = 256 * 1024
 
 
+class _Term(NamedTuple):
+    """A time during which this broker leads without a break."""
+
+    hosted: Partition | None
+    since_epoch: int
+
+
 class _Append(NamedTuple):
-    """Records that wait for the end of this turn of the loop."""
+    """Records that wait for their step of the loop. Nobody waits for those without a `result`."""
 
     records: Sequence[KeyAndValue]
-    result: "asyncio.Future[Appended]"
+    result: "asyncio.Future[Appended] | None"
+    term: _Term
+
+    def goes_with(self, other: "_Append") -> bool:
+        """Whether the two may share a batch: somebody waits for both, or for neither."""
+        return (self.result is None) is (other.result is None) and self.term == other.term
 
 
 class OffsetsLog:
     """Appends to and reads from the partitions that this broker hosts. Made while the loop runs.
 
-    `config()` is what the broker runs with now.
+    `config()` is what the broker runs with now. `on_failure` hears of faults that nobody waits for.
     """
 
     def __init__(
-        self, config: Callable[[], BrokerConfig], environment: Environment, replica_manager: ReplicaManager
+        self,
+        config: Callable[[], BrokerConfig],
+        environment: Environment,
+        replica_manager: ReplicaManager,
+        on_failure: OnFailure,
     ) -> None:
         self._config = config
         self._environment = environment
         self._replica_manager = replica_manager
+        self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
-        self._queued: dict[int, list[_Append]] = {}
+        # By partition, oldest first; each has a call of `_append_queued` to come.
+        self._queued: dict[int, deque[_Append]] = {}
 
     def is_leader(self, partition: int) -> bool:
         hosted = self._replica_manager.hosted_partition((OFFSETS_TOPIC, partition))
@@ -81,58 +104,75 @@ class OffsetsLog:
 
     def append(self, partition: int, records: Sequence[KeyAndValue]) -> "asyncio.Future[Appended]":
         result: asyncio.Future[Appended] = self._loop.create_future()
-        queued = self._queued.get(partition)
-        if queued is None:
-            queued = self._queued[partition] = []
-            self._loop.call_soon(self._append_queued, partition)
-        queued.append(_Append(records, result))
+        self._queue(partition, _Append(records, result, self._term(partition)))
         return result
 
     def append_unacknowledged(self, partition: int, records: Sequence[KeyAndValue]) -> None:
-        self._append_queued(partition)
-        limit_bytes = self._shared_batch_max_bytes(partition)
-        for part in _parts(records, limit_bytes):
-            self._append_batch(partition, part, ACKS_NONE)
+        term = self._term(partition)
+        for part in _parts(records, self._shared_batch_max_bytes(partition)):
+            self._queue(partition, _Append(part, None, term))
+
+    def _term(self, partition: int) -> _Term:
+        hosted = self._replica_manager.hosted_partition((OFFSETS_TOPIC, partition))
+        return _Term(hosted, NO_EPOCH if hosted is None else hosted.leading_since_epoch)
+
+    def _queue(self, partition: int, append: _Append) -> None:
+        queued = self._queued.get(partition)
+        if queued is None:
+            queued = self._queued[partition] = deque()
+            self._loop.call_soon(self._append_queued, partition)
+        queued.append(append)
 
     def _append_queued(self, partition: int) -> None:
-        queued = self._queued.pop(partition, None)
-        if queued is None:
-            return
-        try:
-            self._append_in_batches(partition, queued)
-        except Exception as error:
-            # A fault of the program. The loop would only log it; those who wait pass it on.
-            for append in queued:
-                if not append.result.done():
-                    append.result.set_exception(error)
+        """Appends one batch after the other. One that has synced the log (flush.messages) is the last of its step."""
+        queued = self._queued[partition]
+        while queued:
+            batch = self._next_batch(partition, queued)
+            try:
+                has_waited_for_disk = self._append_together(partition, batch)
+            except Exception as error:
+                # A fault of the program. The loop would only log it; those who wait pass it on.
+                self._fail(batch, error)
+                continue
+            if has_waited_for_disk:
+                self._loop.call_soon(self._append_queued, partition)
+                return
+        del self._queued[partition]
 
-    def _append_in_batches(self, partition: int, queued: Sequence[_Append]) -> None:
-        if len(queued) == 1:
-            self._append_together(partition, queued)
-            return
-        limit_bytes = self._shared_batch_max_bytes(partition)
-        batch: list[_Append] = []
-        size_bytes = 0
-        for append in queued:
-            append_bytes = _size_bytes(append.records)
-            if batch and size_bytes + append_bytes > limit_bytes:
-                self._append_together(partition, batch)
-                batch, size_bytes = [], 0
-            batch.append(append)
-            size_bytes += append_bytes
-        self._append_together(partition, batch)
+    def _next_batch(self, partition: int, queued: deque[_Append]) -> list[_Append]:
+        """What comes next and goes together."""
+        batch = [queued.popleft()]
+        if queued:
+            limit_bytes = self._shared_batch_max_bytes(partition) - _size_bytes(batch[0].records)
+            while queued and queued[0].goes_with(batch[0]):
+                limit_bytes -= _size_bytes(queued[0].records)
+                if limit_bytes < 0:
+                    break
+                batch.append(queued.popleft())
+        return batch
 
-    def _append_together(self, partition: int, appends: Sequence[_Append]) -> None:
+    def _fail(self, batch: Sequence[_Append], error: Exception) -> None:
+        for append in batch:
+            if append.result is None:
+                self._on_failure(error)
+            elif not append.result.done():
+                append.result.set_exception(error)
+
+    def _append_together(self, partition: int, appends: Sequence[_Append]) -> bool:
+        """Whether the append has waited for the disk."""
         config = self._config()
-        acks = config.offsets_commit_required_acks
+        acks = ACKS_NONE if appends[0].result is None else config.offsets_commit_required_acks
         records = appends[0].records if len(appends) == 1 else [one for append in appends for one in append.records]
-        result = self._append_batch(partition, records, acks)
+        if appends[0].term == self._term(partition):
+            result = self._append_batch(partition, records, acks)
+        else:
+            result = ProduceResult(ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
         def answer() -> None:
             offset = result.base_offset
             for append in appends:
                 # Whoever waited may have gone.
-                if not append.result.done():
+                if append.result is not None and not append.result.done():
                     has_failed = result.error_code is not ErrorCode.NONE
                     append.result.set_result(Appended(result.error_code, -1 if has_failed else offset))
                 offset += len(append.records)
@@ -142,6 +182,7 @@ class OffsetsLog:
             self._replica_manager.when_replicated(appended, config.offsets_commit_timeout_ms, answer)
         else:
             answer()
+        return result.has_waited_for_disk
 
     def _append_batch(self, partition: int, records: Sequence[KeyAndValue], acks: int) -> ProduceResult:
         now_ms = self._environment.now_ms()
@@ -159,8 +200,9 @@ class OffsetsLog:
     # -- read -----------------------------------------------------------------------------------------------------
 
     async def read(self, partition: int) -> AsyncIterator[LogBatch]:
-        # What an earlier term as leader has left behind counts too.
-        self._append_queued(partition)
+        # What was to be appended before is there then, or has been refused.
+        while partition in self._queued:  # noqa: ASYNC110  # Each step of the loop appends some of it.
+            await asyncio.sleep(0)
         log = self._replica_manager.partition(OFFSETS_TOPIC, partition).log
         if log.is_truncation_unsynced:
             # The first append, which comes when all is read, would do it on the loop.

@@ -30,9 +30,13 @@ def run_log(tmp_path: Any, scenario: Any, **properties: Any) -> None:
     async def prepared(cluster: OneBroker, client: Client) -> None:
         await find_coordinator(client)
         replica_manager = cluster.broker._replica_manager
-        log = OffsetsLog(lambda: cluster.broker._broker_config.current, cluster.environment, replica_manager)
+        failures: list[BaseException] = []
+        log = OffsetsLog(
+            lambda: cluster.broker._broker_config.current, cluster.environment, replica_manager, failures.append
+        )
         await until(lambda: log.is_leader(0))
         await scenario(cluster, log)
+        assert failures == []
 
     run(tmp_path, prepared, offsets_topic_num_partitions=1, offsets_topic_replication_factor=1, **properties)
 
@@ -95,6 +99,31 @@ def test_tombstones_come_after_what_was_appended_before_and_are_split(tmp_path):
         assert len(await batches(cluster)) > 4
 
     run_log(tmp_path, scenario, message_max_bytes=500)
+
+
+def test_tombstones_of_one_turn_are_one_batch_and_share_none_with_commits(tmp_path):
+    async def scenario(cluster, log):
+        for number in range(10):
+            log.append_unacknowledged(0, [(b"%d" % number, None)])
+        assert await log.append(0, [(b"after", b"1")]) == Appended(NONE, 10)
+        assert [count for _, count, _ in await batches(cluster)] == [10, 1]
+
+    run_log(tmp_path, scenario)
+
+
+def test_what_was_to_be_appended_before_another_led_is_refused(tmp_path):
+    """It may contradict what the other has written: a tombstone would end an offset that was committed there."""
+
+    async def scenario(cluster, log):
+        log.append_unacknowledged(0, [(b"tombstone", None)])
+        before = log.append(0, [(b"before", b"1")])
+        partition = hosted(cluster)
+        partition.leader_epoch = partition.leading_since_epoch = 2
+        assert await log.append(0, [(b"after", b"2")]) == Appended(NONE, 0)
+        assert await before == Appended(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        assert [key for _, key, _ in await all_records(log)] == [b"after"]
+
+    run_log(tmp_path, scenario)
 
 
 def test_compression(tmp_path):

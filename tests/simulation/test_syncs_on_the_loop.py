@@ -13,22 +13,26 @@ import pytest
 from klamm.net.client import Connection
 from klamm.net.cluster import ClusterClient
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.messages import ApiKey
+from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
 from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.simulation.cluster import SimulatedCluster
-from klamm.simulation.workload import create_topic
+from klamm.simulation.group_workload import GROUP_KEY_TYPE
+from klamm.simulation.workload import ONLY_LEADER, create_topic, delete_topic
 from klamm.simulation.world import World
 
 TOPIC = "events"
 PARTITIONS = 30
-PRODUCE_TIMEOUT_MS = 5_000
+TIMEOUT_MS = 20_000
 
 
 @asynccontextmanager
 async def connected(world: World) -> AsyncIterator[tuple[ClusterClient, Connection]]:
     """A connection to a cluster's only broker, whose logs are all synced with each append."""
-    cluster = SimulatedCluster(world, brokers=1, properties={"log.flush.interval.messages": "1"})
+    cluster = SimulatedCluster(
+        world, brokers=1, properties={"log.flush.interval.messages": "1", "offsets.topic.replication.factor": "1"}
+    )
     await cluster.start()
     client = cluster.client()
     await create_topic(client, TOPIC, partitions=PARTITIONS, replication_factor=1)
@@ -37,10 +41,10 @@ async def connected(world: World) -> AsyncIterator[tuple[ClusterClient, Connecti
     await cluster.close()
 
 
-async def produce(connection: Connection, partitions: list[int], acks: int = 1) -> None:
+async def produce(connection: Connection, partitions: list[int]) -> None:
     batch = build_batch([Record(None, b"value", 0)])
-    request = ProduceRequest(None, acks, PRODUCE_TIMEOUT_MS, [(TOPIC, [(number, batch) for number in partitions])])
-    response = await connection.send(ApiKey.PRODUCE, lambda _version: request, timeout_ms=20_000)
+    request = ProduceRequest(None, ONLY_LEADER, TIMEOUT_MS, [(TOPIC, [(number, batch) for number in partitions])])
+    response = await connection.send(ApiKey.PRODUCE, lambda _version: request, timeout_ms=TIMEOUT_MS)
     codes = {partition.error_code for _, results in response.topics for partition in results}
     assert codes == {ErrorCode.NONE}
 
@@ -60,10 +64,34 @@ async def many_produces_to_two_logs_each(world: World) -> None:
         await asyncio.gather(*(produce(connection, [number, 29 - number]) for number in range(PARTITIONS // 2)))
 
 
+async def commit(client: ClusterClient, connection: Connection, group: str) -> None:
+    """Asks until the group's coordinator has loaded its partition."""
+    find = request_class(ApiKey.FIND_COORDINATOR)
+    request = OffsetCommitRequest(group, [(TOPIC, [PartitionOffset(0, 1)])])
+    while True:
+        await client.send_to_any(
+            ApiKey.FIND_COORDINATOR, lambda version: find(version=version, key=group, key_type=GROUP_KEY_TYPE)
+        )
+        response = await connection.send(ApiKey.OFFSET_COMMIT, lambda _version: request, timeout_ms=TIMEOUT_MS)
+        ((_, ((_, error_code),)),) = response.topics
+        if error_code == ErrorCode.NONE:
+            return
+        await asyncio.sleep(0.1)
+
+
+async def offsets_of_many_groups_go_with_their_topic(world: World) -> None:
+    async with connected(world) as (client, connection):
+        for number in range(40):
+            await commit(client, connection, f"group-{number}")
+        await delete_topic(client, TOPIC)
+        await asyncio.sleep(10)
+
+
 SCENARIOS: list[Callable[[World], Coroutine[Any, Any, None]]] = [
     one_produce_to_many_logs,
     many_produces_one_after_another_on_one_connection,
     many_produces_to_two_logs_each,
+    offsets_of_many_groups_go_with_their_topic,
 ]
 
 
