@@ -6,7 +6,7 @@ is assigned to it, goes on from there and commits. Members are on machines of th
 What must stay true, and is checked with every answer (a contradiction is an AssertionError and ends the run):
 - In one generation of a group a partition has one owner.
 - Who gets a partition finds at least what was acknowledged to be committed before it asked, and nothing that nobody
-  has committed.
+  has committed. So does whoever asks when all have left.
 """
 
 import asyncio
@@ -151,11 +151,27 @@ class GroupMember:
             except ProcessDead:
                 return
 
+    async def check_committed(self) -> None:
+        """Asks for all that was committed, as no member of the group. It has left."""
+        if not self.node.process.alive:
+            self.node.restart()
+        await self.node.run(self._check_committed())
+
+    async def _check_committed(self) -> None:
+        self._client, self._coordinator = self._new_client(), None
+        while True:
+            try:
+                await self._positions(self._ledger.partitions)
+                break
+            except _Retry:
+                await asyncio.sleep(BACK_OFF_S)
+        await self._client.close()
+
     async def _run(self) -> None:
         while not self._stop.is_set():
             try:
                 await self._join()
-                positions = await self._positions()
+                positions = await self._positions(self.owned)
                 await self._work(positions)
             except _MustRejoin:
                 self.owned = []
@@ -260,13 +276,13 @@ class GroupMember:
             for place, member_id in enumerate(member_ids)
         ]
 
-    async def _positions(self) -> dict[TopicPartition, int]:
+    async def _positions(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Where to go on: as clients do, what is still being committed is waited for (KIP-447)."""
         fetch = request_class(ApiKey.OFFSET_FETCH)
-        before = {partition: self._ledger.acknowledged[partition] for partition in self.owned}
+        before = {partition: self._ledger.acknowledged[partition] for partition in partitions}
         topics = [
-            fetch.OffsetFetchRequestTopic(name=topic, partition_indexes=[number for _, number in partitions])
-            for topic, partitions in itertools.groupby(sorted(self.owned), key=lambda partition: partition[0])
+            fetch.OffsetFetchRequestTopic(name=topic, partition_indexes=[number for _, number in numbers])
+            for topic, numbers in itertools.groupby(sorted(partitions), key=lambda partition: partition[0])
         ]
         while True:
             response = await self._send(ApiKey.OFFSET_FETCH, topics=topics, require_stable=True)
@@ -278,9 +294,9 @@ class GroupMember:
             assert codes <= {ErrorCode.NONE, ErrorCode.UNSTABLE_OFFSET_COMMIT}, response
             await self._heartbeat()
             await asyncio.sleep(BACK_OFF_S)
-        for partition in self.owned:
+        for partition in partitions:
             self._ledger.fetched(partition, found[partition].committed_offset, before[partition])
-        return {partition: found[partition].committed_offset for partition in self.owned}
+        return {partition: found[partition].committed_offset for partition in partitions}
 
     async def _work(self, positions: dict[TopicPartition, int]) -> None:
         """Commits, and sends heartbeats in between, until the generation is over or the member stops."""
@@ -367,3 +383,7 @@ class GroupWorkload:
             if member.node.process.alive and member.node.process.stalled:
                 member.node.resume()
         await asyncio.gather(*[member.stop() for member in self.members])
+
+    async def check_committed(self) -> None:
+        """All have left and the cluster is whole: it knows where the group was."""
+        await self.members[0].check_committed()

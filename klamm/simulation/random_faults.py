@@ -345,6 +345,8 @@ async def _run(world: World, shape: RunShape, steps: int) -> str:
         await group.stop()
     await administrator.finish()
     whole = await converge(cluster)
+    if group is not None:
+        await group.check_committed()
     await workload.produce_more(BATCHES_OF_A_WHOLE_CLUSTER)
     counts = await judge(cluster, workload, whole)
     await come_to_rest(cluster)

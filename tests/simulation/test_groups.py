@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from klamm.coordinator.group import Group, Member, SyncResult
+from klamm.coordinator.group import Group, GroupState, Member, SyncResult
 from klamm.coordinator.group_metadata_manager import partition_for
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.determinism import assert_same_trace
@@ -45,6 +45,7 @@ async def working_group(world: World, members: int = 3) -> AsyncIterator[tuple[S
     await group.ledger.until_commits(20)
     await group.stop()
     await converge(cluster)
+    await group.check_committed()
     await world.node("client").run(client.close())
     await cluster.close()
 
@@ -227,3 +228,17 @@ def test_two_owners_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Group, "answer_sync", generous)
     with pytest.raises(SimulationFailure, match=r"generation 1: workers-\d and workers-\d own"):
         _run(members_come_and_go, 1)
+
+
+def test_offsets_that_go_with_the_last_member_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted fault: nobody joins again who could miss them."""
+    transition_to = Group.transition_to
+
+    def hasty(self: Group, state: GroupState, now_ms: int) -> None:
+        transition_to(self, state, now_ms)
+        if state is GroupState.EMPTY:
+            self.remove_offsets(self.partitions)
+
+    monkeypatch.setattr(Group, "transition_to", hasty)
+    with pytest.raises(AssertionError, match=r"is at -1; \d+ had been acknowledged"):
+        _run(members_die, 1)
