@@ -88,9 +88,9 @@ class Registrar:
             timestamp_ms=self._environment.now_ms(),
             version=self._version,
         )
-        replaceable = await self._note_session(store, directory)
-        await store.delete_leftover_controller(replaceable)
         try:
+            replaceable = await self._note_session(store, directory)
+            await store.delete_leftover_controller(replaceable)
             self.broker_epoch = await store.register_broker(registration, replaceable)
         except KafkaError as error:
             raise BrokerStartError(error.message) from None
@@ -102,7 +102,7 @@ class Registrar:
         boot_id, session_id = self._environment.boot_id(), store.client.session_id
         noted = await run_blocking(read_sessions, file_system, directory, boot_id)
         own = dict.fromkeys([*self._session_ids, *(noted.ids if noted.are_of_this_boot else ())])
-        # Before the file forgets them: this start may be killed while it waits.
+        # Before the file forgets them: this start may be killed while it waits, or wait in vain.
         await store.wait_for_expiry(self._broker_id, [other for other in noted.ids if other not in own])
         replaceable = [other for other in own if other != session_id]
         self._session_ids = [session_id, *replaceable[:1]]

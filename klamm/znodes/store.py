@@ -79,6 +79,14 @@ class _Notice:
         self.callback(*self.arguments)
 
 
+def _id_taken(broker_id: int, session_id: int) -> KafkaError:
+    return KafkaError(
+        ErrorCode.DUPLICATE_BROKER_REGISTRATION,
+        f"broker id {broker_id} is taken: session 0x{session_id:x} owns {brokers.broker_path(broker_id)}. Every broker"
+        " needs a broker.id of its own; one that has just died frees its id when its ZooKeeper session expires",
+    )
+
+
 def notice(callback: Callable[..., None] | None, *arguments: Any) -> Watch | None:
     """The watch that calls `callback(*arguments)`, whatever has happened."""
     return None if callback is None else _Notice(callback, arguments)
@@ -131,9 +139,10 @@ class KafkaZooKeeper:
 
     async def wait_for_expiry(self, broker_id: int, session_ids: Sequence[int]) -> None:
         """Returns when the broker's registration is not that of one of these dead sessions: at once, or when that has
-        expired, or when it should have."""
+        expired. Raises KafkaError DUPLICATE_BROKER_REGISTRATION when it should have, and has not."""
         path = brokers.broker_path(broker_id)
-        with contextlib.suppress(TimeoutError):
+        owner = None
+        try:
             # A server that has been started anew gives every session its whole time again.
             async with asyncio.timeout(EXPIRIES_WAITED_FOR * self.client.session_timeout_ms / 1000):
                 while True:
@@ -141,12 +150,16 @@ class KafkaZooKeeper:
                     stat = await retrying(self.client.exists, path, notice(has_changed.set))
                     if stat is None or stat.ephemeral_owner not in session_ids:
                         return
+                    owner = stat.ephemeral_owner
                     logger.info(
                         "waiting for the end of session 0x%x, which owns %s: the machine may have lost power since",
-                        stat.ephemeral_owner,
+                        owner,
                         path,
                     )
                     await has_changed.wait()
+        except TimeoutError:
+            if owner is not None:
+                raise _id_taken(broker_id, owner) from None
 
     async def register_broker(self, registration: BrokerRegistration, previous_session_ids: Sequence[int] = ()) -> int:
         """Creates the broker's ephemeral znode; returns the broker's epoch.
@@ -174,12 +187,7 @@ class KafkaZooKeeper:
             if stat.ephemeral_owner == self.client.session_id:
                 return stat.czxid
             if stat.ephemeral_owner not in previous_session_ids:
-                raise KafkaError(
-                    ErrorCode.DUPLICATE_BROKER_REGISTRATION,
-                    f"broker id {registration.broker_id} is taken: session 0x{stat.ephemeral_owner:x} owns {path}."
-                    " Every broker needs a broker.id of its own; one that has just died frees its id when its"
-                    " ZooKeeper session expires",
-                )
+                raise _id_taken(registration.broker_id, stat.ephemeral_owner)
             await self._delete_if_there(path)
 
     async def controller_id(self) -> int | None:

@@ -12,6 +12,7 @@ from one_broker import OneBroker
 from klamm.broker.broker import Broker, BrokerStartError
 from klamm.broker.session_file import FILE_NAME, NotedSessions, read_sessions, write_sessions
 from klamm.environment import SystemEnvironment, SystemFileSystem
+from klamm.znodes import store
 from klamm.zookeeper.tree import Caller
 
 BOOT = "6e5f1c1e-50a3-4fb4-a9a5-6b2ae2d6a2b5"
@@ -86,6 +87,26 @@ def test_after_a_power_failure_a_start_waits_for_the_end_of_the_former_session(t
             assert not set(owners(cluster)) & set(former)
             assert successor.is_controller
             await successor.stop()
+
+    asyncio.run(scenario())
+
+
+def test_a_start_that_has_waited_in_vain_is_refused_and_the_next_one_waits_again(tmp_path: Path, monkeypatch) -> None:
+    """The former session may have been a longer one."""
+
+    async def scenario() -> None:
+        async with OneBroker(tmp_path, zookeeper_session_timeout_ms=40_000) as cluster:
+            former = owners(cluster)
+            await cluster.kill_broker()
+            monkeypatch.setattr(store, "EXPIRIES_WAITED_FOR", 0.002)
+            for _ in range(2):
+                successor = Broker(cluster.config(), OtherBoot())
+                with pytest.raises(BrokerStartError, match="broker id 0 is taken"):
+                    await successor.start()
+                await successor.stop()
+                directory = cluster.config().log_dirs[0]
+                assert read_sessions(SystemFileSystem(), directory, BOOT) == NotedSessions([former[0]], False)
+            assert owners(cluster) == former
 
     asyncio.run(scenario())
 
