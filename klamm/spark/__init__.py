@@ -11,13 +11,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def register(spark: "SparkSession", *, push_filters: bool = False) -> None:
-    """Makes the format `klamm` known to a session, also one of Spark Connect.
-
-    `push_filters` also sets spark.sql.python.filterPushdown.enabled, which the option pushFilters=true needs.
-    """
+def register(spark: "SparkSession") -> None:
+    """Makes the format `klamm` known to a session, also one of Spark Connect."""
     from klamm.spark.source import KlammDataSource
 
     spark.dataSource.register(KlammDataSource)
-    if push_filters:
-        spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")

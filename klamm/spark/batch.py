@@ -3,29 +3,18 @@
 What must stay true:
 - Planning imports nothing that decodes: no pyarrow, no numba.
 - A reader is picklable, and `read` changes nothing in it: Spark may run a partition twice.
-- `KlammReader` has no `pushFilters`: PySpark refuses every read of a reader that has one, unless
-  spark.sql.python.filterPushdown.enabled is set. Only the option pushFilters=true chooses the reader that has one.
+- `KlammReader` takes no filters (it has no `pushFilters`): PySpark 4.3 keeps the plan of the last condition for all
+  uses of a frame, so a frame that is used again would lack rows.
 """
 
-from collections.abc import Iterable, Iterator
-from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import (
-    DataSourceReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    InputPartition,
-    LessThan,
-    LessThanOrEqual,
-)
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from klamm.spark.options import OptionError, ReadOptions
-from klamm.spark.planning import Narrowing, plan_batch
+from klamm.spark.planning import plan_batch
 from klamm.spark.schema import HEADERS
 from klamm.spark.source import TYPES
 
@@ -46,21 +35,6 @@ class KlammReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         return read_partition(self._options, self._schema, partition)
-
-
-class FilteringReader(KlammReader):
-    """Leaves out what the filters on topic, partition, offset and timestamp exclude; Spark applies them all again."""
-
-    def __init__(self, options: ReadOptions, schema: StructType) -> None:
-        super().__init__(options, schema)
-        self._narrowing = Narrowing()
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._narrowing = narrowing_of(filters)
-        return filters
-
-    def partitions(self) -> list[InputPartition]:
-        return [InputPartition(records) for records in plan_batch(self._options, self._narrowing)]
 
 
 def check_columns(schema: StructType) -> None:
@@ -96,52 +70,3 @@ def read_partition(options: ReadOptions, schema: StructType, partition: InputPar
     wanted = to_arrow_schema(schema, timezone="UTC")
     for batch in read_range(options.fetch, partition.value, schema.fieldNames()):
         yield batch if batch.schema == wanted else pa.RecordBatch.from_arrays(batch.columns, schema=wanted)
-
-
-def narrowing_of(filters: Iterable[Filter]) -> Narrowing:
-    """What filters, all of which hold, say about topics, partitions, offsets and the earliest timestamp."""
-    topics: list[frozenset[str]] = []
-    partitions: list[frozenset[int]] = []
-    first, last, since = [0], [2**63 - 1], [0]
-    for pushed in filters:
-        column, value = _column_and_value(pushed)
-        match column, pushed:
-            case "topic", EqualTo() | In():
-                topics.append(frozenset(_values(pushed)))
-            case "partition", EqualTo() | In():
-                partitions.append(frozenset(_values(pushed)))
-            case "offset", EqualTo():
-                first.append(value)
-                last.append(value)
-            case "offset", GreaterThan():
-                first.append(value + 1)
-            case "offset", GreaterThanOrEqual():
-                first.append(value)
-            case "offset", LessThan():
-                last.append(value - 1)
-            case "offset", LessThanOrEqual():
-                last.append(value)
-            case "timestamp", EqualTo() | GreaterThan() | GreaterThanOrEqual() if _can_be_looked_up(value):
-                since.append(int(value.timestamp() * 1000) - 1)
-    return Narrowing(
-        frozenset.intersection(*topics) if topics else None,
-        frozenset.intersection(*partitions) if partitions else None,
-        max(first),
-        min(last) if len(last) > 1 else None,
-        max(since) if len(since) > 1 else None,
-    )
-
-
-def _column_and_value(pushed: Filter) -> tuple[str | None, Any]:
-    path: tuple[str, ...] = getattr(pushed, "attribute", ())
-    value = getattr(pushed, "value", None)
-    return (path[0] if len(path) == 1 and value is not None else None), value
-
-
-def _values(pushed: EqualTo | In) -> tuple[Any, ...]:
-    return pushed.value if isinstance(pushed, In) else (pushed.value,)
-
-
-def _can_be_looked_up(value: Any) -> bool:
-    """Brokers look for no time before 1970, and records without a timestamp seem to be older."""
-    return isinstance(value, datetime) and value.tzinfo is not None and value.timestamp() >= 0

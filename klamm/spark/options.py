@@ -98,7 +98,6 @@ class ReadOptions:
     max_trigger_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
     fetch_offset_retries: int = 3
     fetch_offset_retry_interval_ms: int = 10
-    push_filters: bool = False
     commit_to_group: str | None = None
 
     @property
@@ -141,7 +140,6 @@ _READ_NAMES = (
     "fetchOffset.numRetries",
     "fetchOffset.retryIntervalMs",
     "groupIdPrefix",
-    "pushFilters",
     "commitOffsets",
 )
 _WRITE_NAMES = ("topic", "checkpointLocation")
@@ -265,7 +263,6 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_offsets_per_trigger=maximum,
         min_offsets_per_trigger=minimum,
         max_trigger_delay_ms=given.duration_ms("maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),
-        push_filters=given.boolean("pushFilters", False),
         commit_to_group=group if commit_offsets else None,
     )
     return replace(

@@ -16,7 +16,7 @@ Source: org.apache.spark.sql.kafka010.KafkaOffsetReaderAdmin, KafkaMicroBatchStr
 import asyncio
 import logging
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -98,24 +98,10 @@ def _offsets_from_json(json: Mapping[str, Mapping[str, int]]) -> Offsets:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Narrowing:
-    """Which rows a query asks for, as far as that is known; a plan may leave out ranges that have none of them.
-
-    `since_ms`: rows with this timestamp or a later one.
-    """
-
-    topics: frozenset[str] | None = None
-    partitions: frozenset[int] | None = None
-    first_offset: int = 0
-    last_offset: int | None = None
-    since_ms: int | None = None
-
-
 # -- batch queries ----------------------------------------------------------------------------------------------------
 
 
-def plan_batch(options: ReadOptions, narrowing: Narrowing | None = None) -> list[PartitionRange]:
+def plan_batch(options: ReadOptions) -> list[PartitionRange]:
     """The ranges that a batch query reads, by topic and partition.
 
     Raises OptionError when the options do not fit the topics, DataLoss when a partition ends before the offset where it
@@ -128,9 +114,7 @@ def plan_batch(options: ReadOptions, narrowing: Narrowing | None = None) -> list
         starting = await _resolve(client, options, options.starting, partitions)
         ending = await _resolve(client, options, options.ending, partitions, is_end=True)
         await _check_beginnings(client, options, starting, ending)
-        ids = _topic_ids(described)
-        ranges = _ranges(starting, ending, ids)
-        return ranges if narrowing is None else await _narrow(client, options, ranges, narrowing)
+        return _ranges(starting, ending, _topic_ids(described))
 
     return split(call(options.client, plan), options)
 
@@ -162,35 +146,6 @@ async def _check_beginnings(client: ClusterClient, options: ReadOptions, startin
 def _begins_at_earliest(limit: Limit, partition: TopicPartition) -> bool:
     value = limit.all if limit.each is None else dict(limit.each)[partition]
     return limit.bound is Bound.OFFSETS and value == EARLIEST
-
-
-async def _narrow(
-    client: ClusterClient, options: ReadOptions, ranges: Iterable[PartitionRange], wanted: Narrowing
-) -> list[PartitionRange]:
-    kept = [
-        replace(
-            records,
-            start_offset=max(records.start_offset, wanted.first_offset),
-            end_offset=records.end_offset
-            if wanted.last_offset is None
-            else min(records.end_offset, wanted.last_offset + 1),
-        )
-        for records in ranges
-        if (wanted.topics is None or records.topic in wanted.topics)
-        and (wanted.partitions is None or records.partition in wanted.partitions)
-    ]
-    kept = [records for records in kept if records.start_offset < records.end_offset]
-    if wanted.since_ms is None:
-        return kept
-    # Only where reading begins can be told by time: behind it, later offsets may have earlier timestamps.
-    since = {TopicPartition(records.topic, records.partition): wanted.since_ms for records in kept}
-    first = await _list_offsets(client, options, since)
-    narrowed = []
-    for records in kept:
-        offset = first[TopicPartition(records.topic, records.partition)]
-        if NO_OFFSET < offset < records.end_offset:
-            narrowed.append(replace(records, start_offset=max(records.start_offset, offset)))
-    return narrowed
 
 
 # -- streaming queries ------------------------------------------------------------------------------------------------

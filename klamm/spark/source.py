@@ -57,10 +57,9 @@ class KlammDataSource(DataSource):
         return StructType([StructField(name, TYPES[name]) for name in names])
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from klamm.spark.batch import FilteringReader, KlammReader
+        from klamm.spark.batch import KlammReader
 
-        options = read_options(self.options, streaming=False)
-        return (FilteringReader if options.push_filters else KlammReader)(options, schema)
+        return KlammReader(read_options(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         from klamm.spark.stream import KlammStreamReader

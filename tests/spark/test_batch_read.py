@@ -1,5 +1,6 @@
 """Batch queries through Spark, against a klamm cluster."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,6 @@ import pytest
 from producing import numbered, produce
 from pyspark.errors import PySparkException
 
-import klamm.spark
 from klamm.testing.cluster import Cluster
 
 if TYPE_CHECKING:
@@ -100,40 +100,36 @@ def test_a_topic_without_records_and_one_that_is_cut_into_many_tasks(
     assert sorted(map(tuple, frame.collect())) == [*((0, n) for n in range(100)), *((1, n) for n in range(7))]
 
 
-def test_filters_are_pushed_only_where_it_is_asked_for(
+def test_options_choose_partitions_offsets_and_timestamps(
     spark: "SparkSession", cluster: Cluster, topic: MakeTopic
 ) -> None:
+    """What docs/spark.md shows under *Reading a part of a topic*."""
     name = topic(partitions=3)
     produce(cluster.bootstrap, name, [record for number in range(3) for record in numbered(10, number)])
-    condition = "partition IN (0, 2) AND offset >= 4 AND offset < 8 AND timestamp >= timestamp_millis(1006)"
-    expected = [(partition, offset) for partition in (0, 2) for offset in (6, 7)]
 
-    def rows(**options: str) -> tuple[list[tuple[int, int]], int]:
-        frame = read(spark, cluster, name, "partition INT, offset BIGINT, timestamp TIMESTAMP", **options)
-        chosen = frame.where(condition).select("partition", "offset")
-        return sorted(map(tuple, chosen.collect())), chosen.rdd.getNumPartitions()
+    def rows(**options: object) -> tuple[list[tuple[int, int]], int]:
+        reader = spark.read.format("klamm").schema("partition INT, offset BIGINT")
+        frame = reader.option("kafka.bootstrap.servers", cluster.bootstrap).options(**options).load()
+        return sorted(map(tuple, frame.collect())), frame.rdd.getNumPartitions()
 
-    assert rows() == (expected, 3)
-    with pytest.raises(PySparkException, match=r"spark\.sql\.python\.filterPushdown\.enabled"):
-        rows(pushFilters="true")
-    klamm.spark.register(spark, push_filters=True)
-    try:
-        assert rows(pushFilters="true") == (expected, 2)
-    finally:
-        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+    partitions = json.dumps({name: [0, 2]})
+    assert rows(assign=partitions) == ([(number, offset) for number in (0, 2) for offset in range(10)], 2)
+    first, behind_last = json.dumps({name: {"0": 4, "2": 6}}), json.dumps({name: {"0": 6, "2": 7}})
+    by_offset = rows(assign=partitions, startingOffsets=first, endingOffsets=behind_last)
+    assert by_offset == ([(0, 4), (0, 5), (2, 6)], 2)
+    by_time = rows(assign=partitions, startingTimestamp=1006, endingTimestamp=1008)
+    assert by_time == ([(0, 6), (0, 7), (2, 6), (2, 7)], 2)
 
 
-def test_pyspark_keeps_the_plan_of_the_last_condition(
-    spark: "SparkSession", cluster: Cluster, topic: MakeTopic
-) -> None:
-    """Why docs/spark.md and docs/unsupported.md warn of pushFilters; when this fails, they need not any more."""
+def test_a_frame_that_is_used_again_has_all_its_rows(spark: "SparkSession", cluster: Cluster, topic: MakeTopic) -> None:
+    """Whatever PySpark is told of filters: a data source that takes them would lose rows here."""
     name = topic()
     produce(cluster.bootstrap, name, numbered(10))
-    klamm.spark.register(spark, push_filters=True)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     try:
-        frame = read(spark, cluster, name, "offset BIGINT", pushFilters="true")
-        assert (frame.where("offset < 3").count(), frame.count()) == (3, 3)
-        assert read(spark, cluster, name, "offset BIGINT", pushFilters="true").count() == 10
+        frame = read(spark, cluster, name, "offset BIGINT")
+        assert (frame.where("offset < 3").count(), frame.count()) == (3, 10)
+        assert frame.where("offset < 3").unionAll(frame).count() == 13
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
 
@@ -152,6 +148,7 @@ def test_a_frame_is_planned_once(spark: "SparkSession", cluster: Cluster, topic:
     [
         ({"startingOffsets": "latest"}, None, "a batch query cannot begin at latest"),
         ({"startingOfsets": "latest"}, None, "did you mean startingOffsets?"),
+        ({"pushFilters": "true"}, None, "unknown option pushfilters; allowed: assign, "),
         ({"includeHeaders": "maybe"}, None, "allowed: true, false"),
         ({}, "value STRING", "the schema has value string; allowed: key binary, value binary, topic string"),
         ({}, "values BINARY", "the schema has a column values; allowed: key binary"),

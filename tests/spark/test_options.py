@@ -38,7 +38,6 @@ def test_defaults_are_those_of_sparks_connector() -> None:
     assert batch.fail_on_data_loss
     assert not batch.fetch.read_committed
     assert not batch.include_headers
-    assert not batch.push_filters
     assert batch.min_partitions is batch.max_records_per_partition is None
     assert batch.max_offsets_per_trigger is batch.min_offsets_per_trigger is batch.commit_to_group is None
     assert batch.max_trigger_delay_ms == 900_000
@@ -62,7 +61,6 @@ def test_names_are_case_insensitive_and_values_are_used() -> None:
             "fetchOffset.numRetries": "0",
             "fetchOffset.retryIntervalMs": "1",
             "startingOffsetsByTimestampStrategy": "latest",
-            "pushFilters": "true",
             "commitOffsets": "true",
             "groupIdPrefix": "p",
             "kafka.group.id": "g",
@@ -97,7 +95,6 @@ def test_names_are_case_insensitive_and_values_are_used() -> None:
     assert (options.max_offsets_per_trigger, options.min_offsets_per_trigger) == (20, 10)
     assert (options.max_trigger_delay_ms, options.no_match_is_latest) == (120_000, True)
     assert (options.fetch_offset_retries, options.fetch_offset_retry_interval_ms) == (0, 1)
-    assert options.push_filters
     assert options.commit_to_group == "g"
     assert pickle.loads(pickle.dumps(options)) == options
     assert hash(options.client) == hash(pickle.loads(pickle.dumps(options.client)))

@@ -16,7 +16,7 @@ from klamm.net.cluster import ClusterClient
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.spark import planning
 from klamm.spark.options import EARLIEST, OptionError, ReadOptions, TopicPartition, read_options
-from klamm.spark.planning import Narrowing, Position, count_offsets, limit_position, plan_batch, plan_micro_batch, split
+from klamm.spark.planning import Position, count_offsets, limit_position, plan_batch, plan_micro_batch, split
 from klamm.spark.settings import DataLoss, PartitionRange
 from klamm.testing.cluster import Cluster
 
@@ -270,22 +270,6 @@ def test_a_topic_or_partition_that_does_not_exist(
         plan_batch(options(cluster.bootstrap, assign={name: [7]}))
     with pytest.raises(OptionError, match=f"must name exactly the partitions that are read.*: {name}-1"):
         plan_batch(options(cluster.bootstrap, subscribe=name, startingOffsets={name: {"0": 0}}))
-
-
-@pytest.mark.parametrize(
-    ("narrowing", "expected"),
-    [
-        (Narrowing(partitions=frozenset({1})), [(1, 0, 5)]),
-        (Narrowing(topics=frozenset({"another"})), []),
-        (Narrowing(first_offset=3, last_offset=6), [(0, 3, 7), (1, 3, 5)]),
-        (Narrowing(since_ms=1007), [(0, 7, 10), (1, 0, 5)]),
-        (Narrowing(since_ms=1012), [(1, 2, 5)]),
-    ],
-)
-def test_a_plan_leaves_out_what_a_query_does_not_want(
-    cluster: Cluster, filled: str, narrowing: Narrowing, expected: list[tuple[int, int, int]]
-) -> None:
-    assert spans(plan_batch(options(cluster.bootstrap, subscribe=filled), narrowing)) == expected
 
 
 def test_positions_of_a_stream(cluster: Cluster, filled: str) -> None:

@@ -69,6 +69,5 @@ def test_the_whole_tutorial(spark: "SparkSession") -> None:
             printed = shell.run(cell)
             assert matches(expected, printed), f"{cell}\nprints\n\n{printed}\n\nand not\n\n{expected}"
     finally:
-        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
         if "cluster" in shell.locals:
             shell.locals["cluster"].close()  # type: ignore[attr-defined]
