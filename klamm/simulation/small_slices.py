@@ -45,6 +45,7 @@ SMALL = (
     ("klamm.purgatory", "KEYS_PER_SLICE", 1),
     ("klamm.replication.fetcher", "PARTITIONS_PER_SLICE", 1),
     ("klamm.replication.hosted_partitions", "PARTITIONS_PER_SLICE", 1),
+    ("klamm.replication.isr_changes", "MAX_CHANGES_IN_ROUND", 1),
     ("klamm.replication.replica_manager", "PARTITIONS_PER_SLICE", 1),
     ("klamm.replication.state_changes", "SLICE_MS", 0),
     ("klamm.storage.log_manager", "_LOGS_IN_A_SLICE", 1),

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient, ConfigResource
 from kafka import KafkaConsumer, KafkaProducer, TopicPartition
 from kazoo.client import KazooClient
 
@@ -422,3 +423,10 @@ def test_a_reserved_port_is_given_to_nobody_but_who_names_it() -> None:
     with socket.create_server(("127.0.0.1", reserved.number)) as again:
         assert again.getsockname()[1] == reserved.number
     reserved.release()
+
+
+def test_its_brokers_give_no_leadership_back_by_themselves(one: Cluster) -> None:
+    admin = AdminClient({"bootstrap.servers": one.bootstrap})
+    broker = ConfigResource(ConfigResource.Type.BROKER, "0")
+    configs = admin.describe_configs([broker])[broker].result(30)
+    assert configs["auto.leader.rebalance.enable"].value == "false"
