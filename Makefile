@@ -1,4 +1,5 @@
-# klamm's commands. Each builds the virtual environment on first need, from the locked requirement files.
+# klamm's commands. Each builds the virtual environment on first need, from the locked requirement files: `make run` with
+# what klamm needs to run, the others with all that checks and tests need as well.
 PYTEST_WORKERS ?= 2
 PORT ?= 9092
 SEEDS ?= 500
@@ -11,13 +12,17 @@ PYTHON := $(BIN)/python
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-venv: .venv/.stamp  ## build or renew .venv from requirements/dev.txt
+venv: .venv/.dev  ## build or renew .venv from requirements/dev.txt
 
-.venv/.stamp: requirements/dev.txt pyproject.toml scripts/make-venv
-	@scripts/make-venv
+.venv/.base: requirements/base.txt pyproject.toml scripts/make-venv
+	@scripts/make-venv base
 	@touch $@
 
-run: venv  ## three brokers with embedded ZooKeeper on ports from $(PORT), data in ./klamm-data
+.venv/.dev: requirements/dev.txt pyproject.toml scripts/make-venv
+	@scripts/make-venv dev
+	@touch .venv/.base $@
+
+run: .venv/.base  ## three brokers with embedded ZooKeeper on ports from $(PORT), data in ./klamm-data
 	@exec $(BIN)/klamm up --port $(PORT)
 
 check: venv  ## lint, format, types, layers
