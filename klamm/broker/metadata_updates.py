@@ -161,12 +161,11 @@ class MetadataUpdates:
         store = self._zookeeper()
         await store.sync()
         marked = dict.fromkeys(await store.topic_deletions())
-        # One that is marked and not known here (any more) is being deleted: nobody tells when that is done.
-        existing = [
-            topic
-            for topic in await store.existing_topics(suspects)
-            if topic in known.snapshot.topics or topic not in marked
-        ]
+        found = await store.existing_topics(suspects)
+        # One that is marked and not known here (any more) is being deleted: nobody tells when that is done. Its leaders
+        # lead until they are stopped, as a reassignment that the deletion waits for needs them.
+        led = dict.fromkeys(found)
+        existing = [topic for topic in found if topic in known.snapshot.topics or topic not in marked]
         assignments: dict[str, TopicAssignment] = {}
         if look is Look.ASSIGNMENTS:
             for first in range(0, len(existing), TOPICS_PER_STEP):
@@ -175,10 +174,12 @@ class MetadataUpdates:
         for topic in existing:
             del gone[topic]
         if gone or assignments:
-            await self._replica_manager.in_turn(lambda: self._forget(known, gone, assignments))
+            await self._replica_manager.in_turn(lambda: self._forget(known, gone, led, assignments))
 
-    def _forget(self, known: "_Known", gone: Collection[str], assignments: dict[str, TopicAssignment]) -> Steps[None]:
-        """`assignments` has what exists, as far as it was read."""
+    def _forget(
+        self, known: "_Known", gone: Collection[str], led: Collection[str], assignments: dict[str, TopicAssignment]
+    ) -> Steps[None]:
+        """`assignments` has what exists, as far as it was read; `led` has what may have leaders, whether gone or not."""
         now = self._metadata_cache.snapshot.topics
         topics: dict[str, TopicAssignment | None] = {**dict.fromkeys(gone), **assignments}
         partitions: list[TopicPartition] = []
@@ -203,7 +204,9 @@ class MetadataUpdates:
         slices = Slices(TOPICS_PER_STEP)
         for topic, assignment in topics.items():
             for partition, leader_epoch in known.hosted.get(topic, ()):
-                is_another = assignment is None or _differ(partition.log.topic_id, assignment.topic_id)
+                is_another = (
+                    topic not in led if assignment is None else _differ(partition.log.topic_id, assignment.topic_id)
+                )
                 if is_another and partition.leader_epoch == leader_epoch:
                     self._replica_manager.leave(partition)
                 if slices.is_over():

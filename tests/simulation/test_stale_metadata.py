@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from klamm.broker.broker import Broker
+from klamm.broker.metadata_updates import Look
 from klamm.coordinator.group_metadata_manager import partition_for
 from klamm.net.client import connect
 from klamm.net.cluster import ClusterClient
@@ -301,6 +302,26 @@ async def a_deletion_that_a_controller_takes_along(world: World) -> None:
         assert known_partitions(cluster, away) == []
 
 
+async def a_leader_that_looks_while_a_deletion_waits_for_a_reassignment(world: World) -> None:
+    """It knows from the controller that the topic is being deleted, and leads all the same: the reassignment cannot end
+    without it."""
+    async with quiet_cluster(world, min_insync_replicas="1") as (cluster, client):
+        leader, added = [id_ for id_ in cluster.brokers if id_ != cluster.controller_id()][:2]
+        await create(client, TOPIC, [leader])
+        cluster.world.network.cut(cluster.brokers[leader].node.name, cluster.brokers[added].node.name)
+        await reassign(client, TOPIC, [added, leader])
+        await delete_topic(client, TOPIC)
+        cluster.brokers[leader].kill()
+        cluster.brokers[leader].start()
+        await cluster.brokers[leader].until_up()
+        await asyncio.sleep(SETTLED_S)
+        assert known_partitions(cluster, leader) == []
+        broker_of(cluster, leader)._metadata_updates.look_for_deleted_topics(Look.NAMES)
+        await asyncio.sleep(SETTLED_S)
+        cluster.world.network.heal_all()
+        await cluster.until(lambda: TOPIC not in cluster.state.topics())
+
+
 async def offsets_of_a_topic_whose_deletion_waits_for_a_broker(world: World) -> None:
     """The coordinator dies just before the deletion. Its successor loads the offsets when all have been told of the
     deletion; it is told again when the deletion goes on, but knows the topic no more."""
@@ -384,6 +405,7 @@ SCENARIOS = [
     topics_that_were_created_anew_are_known_as_they_are,
     topics_that_were_created_anew_under_an_older_protocol,
     a_deletion_that_a_controller_takes_along,
+    a_leader_that_looks_while_a_deletion_waits_for_a_reassignment,
     offsets_of_a_topic_whose_deletion_waits_for_a_broker,
     offsets_of_a_topic_that_is_deleted_without_a_coordinator,
     offsets_of_a_topic_that_gets_a_coordinator_during_its_deletion,
