@@ -25,19 +25,39 @@ def start_task(work: Coroutine[Any, Any, None], on_failure: OnFailure) -> "async
     return task
 
 
-class Slices:
-    """Counts the pieces of long work, and says after every so many that it is time to let others have the loop."""
+# Others wait so long at most for work that goes by the clock.
+SLICE_MS = 5
 
-    def __init__(self, pieces: int) -> None:
+
+class Slices:
+    """Counts the pieces of long work, and says after every so many that it is time to let others have the loop.
+
+    Pieces of which one may take a thousand times as long as another, as those that may need the disk, also go by the
+    `clock_s` of the loop. Under virtual time nothing takes long, and only their number counts.
+    """
+
+    def __init__(self, pieces: int, clock_s: Callable[[], float] | None = None) -> None:
         self._pieces = self._left = pieces
+        self._clock_s = clock_s
+        self._end_s = None if clock_s is None else clock_s() + SLICE_MS / 1000
 
     def is_over(self, pieces: int = 1) -> bool:
         """So many more are done; whether the slice is over. The next one begins then."""
         self._left -= pieces
-        if self._left > 0:
+        if self._left > 0 and not self._is_late():
             return False
         self._left = self._pieces
+        # The next slice begins when others have had the loop, so its first piece says when.
+        self._end_s = None
         return True
+
+    def _is_late(self) -> bool:
+        if self._clock_s is None:
+            return False
+        now_s = self._clock_s()
+        if self._end_s is None:
+            self._end_s = now_s + SLICE_MS / 1000
+        return now_s >= self._end_s
 
 
 async def in_slices(steps: Generator[None, None, T]) -> T:

@@ -179,7 +179,7 @@ class MetadataUpdates:
     def _forget(
         self, known: "_Known", gone: Collection[str], led: Collection[str], assignments: dict[str, TopicAssignment]
     ) -> Steps[None]:
-        """`assignments` has what exists, as far as it was read; `led` has what may have leaders, whether gone or not."""
+        """`assignments` has what exists, as far as it was read; `led` has what may have leaders, also if gone."""
         now = self._metadata_cache.snapshot.topics
         topics: dict[str, TopicAssignment | None] = {**dict.fromkeys(gone), **assignments}
         partitions: list[TopicPartition] = []

@@ -45,15 +45,15 @@ from klamm.replication.leader_endpoint import (
     LeaderOffset,
 )
 from klamm.storage.leader_epoch_cache import NO_EPOCH
-from klamm.tasks import OnFailure, start_task
+from klamm.tasks import OnFailure, Slices, start_task
 from klamm.znodes.topics import TopicPartition
 
 FIRST_BACKOFF_MS = 20
-# Work on more partitions, or more bytes, than this lets others have their turn in between.
+# Work on more partitions than this lets others have their turn in between.
 PARTITIONS_PER_SLICE = 500
-# An append takes as long as that many partitions without records.
+# An append takes as long as that many partitions without records, and so many of its bytes as one.
 APPEND_PIECES = 10
-BYTES_PER_SLICE = 4 * 1024 * 1024
+BYTES_PER_PIECE = 8 * 1024
 # A fetch without an answer for so long is waiting at the leader. With more partitions than this, naming all of them
 # anew costs more than to wait for its end.
 LONG_POLL_MS = 5
@@ -311,7 +311,7 @@ class ReplicaFetcher:
         after_sync: list[tuple[TopicPartition, FetchResponsePartition]] = []
         out_of_range: Fetches = {}
         diverging: list[_Diverging] = []
-        done = done_bytes = 0
+        slices = Slices(PARTITIONS_PER_SLICE, asyncio.get_running_loop().time)
         for topic, results in response.topics:
             for result in results:
                 topic_partition = (topic, result.partition)
@@ -323,12 +323,10 @@ class ReplicaFetcher:
                     continue
                 flushed_to = fetch.partition.log.recovery_point
                 self._process_partition(topic_partition, fetch, result, out_of_range, diverging)
-                done += APPEND_PIECES if result.records else 1
-                done_bytes += len(result.records or b"")
+                pieces = APPEND_PIECES + len(result.records) // BYTES_PER_PIECE if result.records else 1
                 if fetch.partition.log.recovery_point > flushed_to:  # flush.messages: the append waited for the disk.
-                    done = PARTITIONS_PER_SLICE
-                if done >= PARTITIONS_PER_SLICE or done_bytes >= BYTES_PER_SLICE:
-                    done = done_bytes = 0
+                    pieces = PARTITIONS_PER_SLICE
+                if slices.is_over(pieces):
                     await asyncio.sleep(0)
         if after_sync:
             await self._process_after_sync(after_sync, out_of_range, diverging)

@@ -6,7 +6,7 @@ Liveness phase: everything is healed and must become whole again. Then the verdi
 they speak and what is promised is drawn by the seed, too (`run_shape`).
 
 What must stay true: only faults that klamm promises to survive are injected. Processes die in any number and order.
-Machines, which lose unsynced writes, do so only in runs whose topics flush before they acknowledge; in the others one
+Machines, which lose unsynced writes, do so only in runs whose logs flush before they acknowledge; in the others one
 machine dies at a time. It dies while every replica is in sync, and until it is out of all ISRs one more process may
 die, no second one: some other member of each ISR stays up. `docs/operations.md` says the same to operators.
 """
@@ -57,12 +57,12 @@ class RandomFaults:
         administrator: Administrator,
         group: GroupWorkload | None,
         *,
-        topics_flush: bool,
+        logs_flush: bool,
     ) -> None:
         self.cluster = cluster
         self.world = cluster.world
         self.random = cluster.world.random
-        self.topics_flush = topics_flush
+        self.logs_flush = logs_flush
         self._administrator = administrator
         self._faults: list[tuple[str, Callable[[], Awaitable[None]]]] = [
             ("kill-broker", self._kill_broker),
@@ -87,7 +87,7 @@ class RandomFaults:
             ("cut-from-zookeeper", self._cut_from_zookeeper),
         ]
         self._running: list[asyncio.Task[None]] = []
-        if not topics_flush and cluster.replication_factor > 1:
+        if not logs_flush and cluster.replication_factor > 1:
             self._faults += [("kill-one-machine", self._kill_one_machine)] * 2
         if group is not None:
             self._members = group.members
@@ -120,7 +120,7 @@ class RandomFaults:
         return self.random.choice(list(self.cluster.brokers.values()))
 
     def _machine(self) -> bool:
-        return self.topics_flush and self.random.random() < 0.5
+        return self.logs_flush and self.random.random() < 0.5
 
     async def _outage(self) -> None:
         await asyncio.sleep(self.random.choice(OUTAGES_S) * self.random.uniform(0.8, 1.2))
@@ -324,29 +324,26 @@ async def _run(world: World, shape: RunShape, steps: int) -> str:
         lagging=shape.lagging,
         replication_factor=shape.replication_factor,
         min_insync_replicas=shape.min_insync_replicas,
+        properties={"log.flush.interval.messages": "1"} if shape.logs_flush else {},
     )
     await cluster.start()
     node = world.node("client")
     await node.run(_create_topics(cluster, shape))
     workload = Workload(world, cluster.client, IS_IDEMPOTENT, only_leader=[ONLY_LEADER], unread=[(UNCLEAN_TOPIC, 0)])
     workload.start(pause_s=PRODUCER_PAUSE_S)
-    # The topic of committed offsets does not flush before it acknowledges.
-    group = None if shape.topics_flush else GroupWorkload(world, cluster.client, GROUP, list(IS_IDEMPOTENT))
-    if group is not None:
-        group.start()
+    group = GroupWorkload(world, cluster.client, GROUP, list(IS_IDEMPOTENT))
+    group.start()
     administrator = Administrator(cluster, UNCLEAN_TOPIC, shape.min_insync_replicas)
-    await RandomFaults(cluster, administrator, group, topics_flush=shape.topics_flush).run(steps)
+    await RandomFaults(cluster, administrator, group, logs_flush=shape.logs_flush).run(steps)
     world.trace.add("faults", "heal")
     await cluster.heal()
     await workload.stop_producing()
-    if group is not None:
-        await group.until_stable()
-        await group.ledger.until_commits(len(IS_IDEMPOTENT))
-        await group.stop()
+    await group.until_stable()
+    await group.ledger.until_commits(len(IS_IDEMPOTENT))
+    await group.stop()
     await administrator.finish()
     whole = await converge(cluster)
-    if group is not None:
-        await group.check_committed()
+    await group.check_committed()
     await workload.produce_more(BATCHES_OF_A_WHOLE_CLUSTER)
     counts = await judge(cluster, workload, whole)
     await come_to_rest(cluster)
@@ -356,11 +353,10 @@ async def _run(world: World, shape: RunShape, steps: int) -> str:
 
 
 async def _create_topics(cluster: SimulatedCluster, shape: RunShape) -> None:
-    flush = {"flush.messages": "1"} if shape.topics_flush else {}
     client = cluster.client()
     for topic, partitions, configs in (
-        (TOPIC, len(IS_IDEMPOTENT) + 1, flush),
-        (UNCLEAN_TOPIC, 1, flush | {"unclean.leader.election.enable": "true"}),
+        (TOPIC, len(IS_IDEMPOTENT) + 1, {}),
+        (UNCLEAN_TOPIC, 1, {"unclean.leader.election.enable": "true"}),
     ):
         await create_topic(
             client, topic, partitions=partitions, replication_factor=shape.replication_factor, configs=configs

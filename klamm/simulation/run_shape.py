@@ -1,6 +1,6 @@
 """What one run of random faults looks like, drawn from its seed: how many brokers, which protocols, which promises.
 
-What must stay true: no shape asks for more than klamm promises: machines may die at will only where topics flush before
+What must stay true: no shape asks for more than klamm promises: machines may die at will only where logs flush before
 they acknowledge.
 """
 
@@ -24,7 +24,7 @@ class RunShape:
     replication_factor: int
     min_insync_replicas: int
     protocols: Sequence[str]
-    topics_flush: bool
+    logs_flush: bool
     # Brokers that are served by a member of the ZooKeeper ensemble that lags behind.
     lagging: Sequence[int]
     # Long work yields after every element, and a yield takes time: what comes between two slices does come.
@@ -42,7 +42,7 @@ def draw_shape(
     drawn_brokers, drawn_protocols = chance.choice(BROKERS), chance.choice(PROTOCOLS)
     replication_factor = chance.choice(REPLICATION_FACTORS)
     min_insync_replicas = chance.choice(MIN_INSYNC_REPLICAS)
-    topics_flush, small_slices = chance.random() < 0.5, chance.random() < 0.5
+    logs_flush, small_slices = chance.random() < 0.5, chance.random() < 0.5
     lagging_share = chance.choice(LAGGING_SHARES)
     # Last, since the number of brokers decides how much is drawn.
     brokers = brokers or drawn_brokers
@@ -52,7 +52,7 @@ def draw_shape(
         replication_factor=min(brokers, replication_factor),
         min_insync_replicas=min(brokers, min_insync_replicas),
         protocols=tuple(protocols or drawn_protocols),
-        topics_flush=topics_flush,
+        logs_flush=logs_flush,
         lagging=lagging,
         small_slices=small_slices,
     )

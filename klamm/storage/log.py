@@ -304,6 +304,9 @@ class Log:
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """Appends what the leader has sent: whole batches with their offsets, and maybe a part of one more.
 
+        Of what fills several segments only the first is appended when that has synced the log (flush.messages): the
+        others would wait for the disk as well, and are fetched again.
+
         Raises KafkaError: CORRUPT_MESSAGE; OFFSET_OUT_OF_RANGE when they do not follow what is there.
         """
         self._check_usable()
@@ -313,17 +316,22 @@ class Log:
             end = self._log_end_offset
             return AppendInfo(end, end - 1, NO_TIMESTAMP, -1, self._log_start_offset, False, 0)
         view = memoryview(records)
+        appended: list[_Batch] = []
+        flushed_to = self.recovery_point
         for group in self._groups_by_segment(batches):
             start, last = group[0].position, group[-1]
             self._append(view[start : last.position + last.header.size_bytes], group, now_ms)
+            appended += group
+            if self.recovery_point > flushed_to:
+                break
         return AppendInfo(
-            batches[0].header.base_offset,
-            batches[-1].header.last_offset,
-            max(batch.header.max_timestamp for batch in batches),
+            appended[0].header.base_offset,
+            appended[-1].header.last_offset,
+            max(batch.header.max_timestamp for batch in appended),
             -1,
             self._log_start_offset,
             False,
-            batches[-1].position + batches[-1].header.size_bytes,
+            appended[-1].position + appended[-1].header.size_bytes,
         )
 
     def _duplicate(self, batch: BatchMetadata) -> AppendInfo:

@@ -25,7 +25,7 @@ SHAPES = [draw_shape(random.Random(seed)) for seed in range(300)]
         ("replication_factor", {2, 3}),
         ("min_insync_replicas", {1, 2}),
         ("protocols", {("2.8",), ("2.4",), ("2.7",), ("2.4", "2.8")}),
-        ("topics_flush", {False, True}),
+        ("logs_flush", {False, True}),
         ("small_slices", {False, True}),
     ],
 )
@@ -38,7 +38,7 @@ def test_a_forced_choice_leaves_the_others_as_they_are() -> None:
         drawn = draw_shape(random.Random(seed))
         forced = draw_shape(random.Random(seed), brokers=5, protocols=["2.4"])
         assert (forced.brokers, forced.protocols) == (5, ("2.4",))
-        assert (forced.topics_flush, forced.small_slices) == (drawn.topics_flush, drawn.small_slices)
+        assert (forced.logs_flush, forced.small_slices) == (drawn.logs_flush, drawn.small_slices)
 
 
 def test_slices_are_small_for_a_while() -> None:

@@ -74,7 +74,7 @@ async def produce_under_faults(world: World, *, rounds: int = 60, steps: int = 8
 
     producing = node.run(produce())
     administrator = Administrator(cluster, "unclean", min_insync_replicas=2)
-    await RandomFaults(cluster, administrator, None, topics_flush=False).run(steps)
+    await RandomFaults(cluster, administrator, None, logs_flush=False).run(steps)
     await cluster.heal()
     batches = await producing
     await administrator.finish()

@@ -422,6 +422,18 @@ def test_a_record_that_could_not_be_synced_is_not_acknowledged(environment):
     assert len(log.failures) == 1
 
 
+def test_a_follower_syncs_one_segment_at_a_time(environment):
+    sent = [batch(bytes(100), base_offset=offset) for offset in range(6)]
+    log = open_log(environment, LogConfig(flush_messages=1, segment_bytes=2 * len(sent[0])))
+    ends = []
+    while log.log_end_offset < len(sent):
+        info = log.append_as_follower(b"".join(sent[log.log_end_offset :]))
+        assert info.size_bytes == (info.last_offset + 1 - info.first_offset) * len(sent[0])
+        assert log.recovery_point == log.log_end_offset == info.last_offset + 1
+        ends.append(log.log_end_offset)
+    assert ends[0] == 2
+
+
 def test_what_was_appended_without_room_for_its_index_is_durable_all_the_same(environment):
     """A follower acknowledges all that it has; so does a leader a batch that is sent again."""
     config = LogConfig(flush_messages=1, index_interval_bytes=1)

@@ -74,11 +74,14 @@ def handle(request: Request) -> object:
     appended: list[tuple[str, int, ProduceResult]] = []
     unsynced = request.services.replica_manager.unsynced_logs(batches)
     try:
-        for topic, number, records in batches[:BATCHES_PER_SLICE] if not unsynced else ():
+        slices = Slices(BATCHES_PER_SLICE, asyncio.get_running_loop().time) if len(batches) > 1 else None
+        for topic, number, records in batches if not unsynced else ():
             result = _append(request, topic, number, records)
             appended.append((topic, number, result))
             if result.has_waited_for_disk:
                 request.connection.end_slice()
+                break
+            if slices is not None and slices.is_over():
                 break
     except LargeBatch:
         pass
@@ -101,7 +104,7 @@ async def _append_with_pauses(
     One batch after the other is looked into, so that a client has one at a time in the worker; other clients' batches
     are appended meanwhile, to the same partition too.
     """
-    slices = Slices(BATCHES_PER_SLICE)
+    slices = Slices(BATCHES_PER_SLICE, asyncio.get_running_loop().time)
     try:
         await asyncio.gather(*(log.flush_before_append() for log in unsynced))
         for topic, number, records in batches[len(appended) :]:
