@@ -220,7 +220,8 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
         for partition, code in topic_errors.partitions:
             if code == ErrorCode.KAFKA_STORAGE_ERROR:
                 offline[topic, partition] = None
-            elif code == ErrorCode.NONE:
+            # A request is stale when it is sent again because its answer was lost; only replicas that work answer so.
+            elif code in (ErrorCode.NONE, ErrorCode.STALE_CONTROLLER_EPOCH):
                 online.append((topic, partition))
     # A replica may have been removed since its broker was asked.
     offline = {key: None for key in offline if broker_id in context.partition_replica_assignment(key)}

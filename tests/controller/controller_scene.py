@@ -184,6 +184,7 @@ class Scene:
         self.silent: set[int] = set()
         self.held: list[Callable[[], None]] = []
         self.offline: set[tuple[TopicPartition, int]] = set()
+        self.online_code = ErrorCode.NONE
         self.undeletable: set[tuple[TopicPartition, int]] = set()
         self.store: ControllerStore  # The tests' own.
 
@@ -321,7 +322,7 @@ class Scene:
                         state.partition,
                         ErrorCode.KAFKA_STORAGE_ERROR
                         if ((topic.topic, state.partition), broker_id) in self.offline
-                        else ErrorCode.NONE,
+                        else self.online_code,
                     )
                     for state in topic.partitions
                 ],

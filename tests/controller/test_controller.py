@@ -768,7 +768,9 @@ def test_a_failed_log_directory(tmp_path: Path) -> None:
     play(tmp_path, scenario)
 
 
-def test_a_log_directory_that_works_again(tmp_path: Path) -> None:
+# A broker whose first answer was lost hears the same once more, and says that it knows.
+@pytest.mark.parametrize("online_code", [ErrorCode.NONE, ErrorCode.STALE_CONTROLLER_EPOCH])
+def test_a_log_directory_that_works_again(tmp_path: Path, online_code: ErrorCode) -> None:
     async def scenario(scene: Scene) -> None:
         await scene.start(1, 2)
         await scene.create("t", [2])
@@ -777,7 +779,7 @@ def test_a_log_directory_that_works_again(tmp_path: Path) -> None:
         await scene.until(lambda: scene.controller.context.replicas_on_offline_dirs)
         await scene.settled()
         assert await scene.state("t") == (-1, 1, (2,))
-        scene.offline = set()
+        scene.offline, scene.online_code = set(), online_code
         await scene.store.report_log_dir_failure(2)
         await scene.until(lambda: not scene.controller.context.replicas_on_offline_dirs)
         await scene.settled()
