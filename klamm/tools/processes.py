@@ -123,8 +123,12 @@ class ServerProcess:
         self.stop()
         if arguments is not None:
             self.arguments = dict(arguments)
-        self._begin()
+        self.begin_again()
         return self.wait_ready(timeout_s)
+
+    def begin_again(self) -> None:
+        """Starts a server that has ended once more, and returns at once. Raises ServerFailed without a helper."""
+        self._begin()
 
     def log_tail(self, lines: int = 10) -> str:
         """The last lines that it wrote since it was started."""

@@ -1,12 +1,17 @@
 """`klamm up`: a whole cluster on this machine: embedded ZooKeeper and brokers, each a process of its own.
 
 Everything it keeps stands in one directory: `zookeeper/` and `broker-N/` hold the data, `NAME.log` what each process
-says. Called again with the same directory, the cluster is back with all its data.
+says, `broker-N.properties` how `klamm broker` runs that broker by itself. Called again with the same directory, the
+cluster is back with all its data.
+
+What must stay true: a start that is refused because of its options or of a port in use has made no directory.
 """
 
 import signal
+import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -15,8 +20,10 @@ import typer
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.definition import ConfigError
+from klamm.config.listeners import Listener
+from klamm.config.properties import format_properties
 from klamm.tools.clients import AsJson
-from klamm.tools.errors import ToolError
+from klamm.tools.errors import ToolError, describe_os_error
 from klamm.tools.local_cluster import HOST, address_of, broker_arguments, broker_properties
 from klamm.tools.processes import (
     BROKER,
@@ -43,6 +50,9 @@ def up(
         list[str] | None,
         typer.Option("--override", metavar="KEY=VALUE", help="A broker property for all brokers; may be repeated."),
     ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Start a broker, or ZooKeeper, again when its process has died.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Run a cluster until Ctrl-C; then stop it cleanly. Called again it continues with the same data."""
@@ -53,7 +63,7 @@ def up(
         )
     overrides = parse_pairs("--override", override or [])
     directory = directory.absolute()
-    check_overrides(overrides, directory, brokers)
+    check_ports(check_overrides(overrides, directory, brokers, port), zookeeper_port)
     signal.signal(signal.SIGTERM, _interrupt)
     processes = Processes(directory)
     view = make_view(as_json)
@@ -68,7 +78,7 @@ def up(
             seconds=round(time.monotonic() - started_at, 3),
         )
         with view.watching(cluster.bootstrap):
-            watch(cluster, view)
+            watch(cluster, view, restart=restart)
     except ServerFailed as error:
         raise ToolError(str(error)) from error
     except KeyboardInterrupt:
@@ -90,7 +100,10 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 
 
 class Cluster:
-    """The servers of `klamm up`."""
+    """The servers of `klamm up`.
+
+    `dead` are the servers that have ended for good, `restarting` those that have been started again and are not ready.
+    """
 
     def __init__(
         self,
@@ -106,6 +119,7 @@ class Cluster:
         self.controller_id: int | None = None
         self.ready = False
         self.dead: dict[str, ServerProcess] = {}
+        self.restarting: dict[str, ServerProcess] = {}
         self._count, self._port, self._zookeeper_port = brokers, port, zookeeper_port
         self._overrides = overrides
 
@@ -119,8 +133,10 @@ class Cluster:
             {"directory": str(directory / "zookeeper"), "host": HOST, "port": self._zookeeper_port},
         )
         details = zookeeper.wait_ready()
+        # Started again it has the port that the brokers know.
+        zookeeper.arguments["port"] = details["port"]
         self.zookeeper_address = f"{details['host']}:{details['port']}"
-        view.told("zookeeper_ready", address=self.zookeeper_address, pid=zookeeper.pid)
+        _tell_ready(view, zookeeper)
         for broker_id in range(self._count):
             properties = broker_properties(
                 broker_id,
@@ -141,14 +157,15 @@ class Cluster:
         )
         for broker in sorted(self.brokers, key=lambda broker: broker.running):
             broker.wait_ready(timeout_s=0)
-        for broker_id, broker in enumerate(self.brokers):
-            view.told(
-                "broker_ready",
-                broker_id=broker_id,
-                address=text_of(broker),
-                pid=broker.pid,
-                metrics=metrics_url(broker),
+        for broker in self.brokers:
+            self._keep_port(broker)
+            self.file_of(broker).write_bytes(
+                format_properties(
+                    broker.arguments["properties"],
+                    ["Each start of klamm up writes this file anew. klamm broker FILE runs the broker by itself."],
+                )
             )
+            _tell_ready(view, broker)
         self.controller_id = self._wait_until_ready()
         self.ready = True
 
@@ -162,6 +179,15 @@ class Cluster:
             return asyncio.run(wait_until_ready(addresses, READY_TIMEOUT_S, self._check_alive))
         except NotReady as error:
             raise ServerFailed(str(error)) from error
+
+    def _keep_port(self, broker: ServerProcess) -> None:
+        """Has a broker that took any free port take the same one when it is started again."""
+        if "listeners" not in self._overrides:
+            broker.arguments["properties"]["listeners"] = f"PLAINTEXT://{text_of(broker)}"
+
+    def file_of(self, broker: ServerProcess) -> Path:
+        """The properties of a broker as a file, for `klamm broker`."""
+        return self.processes.directory / f"{broker.name}.properties"
 
     def _check_alive(self) -> None:
         for broker in self.brokers:
@@ -179,23 +205,53 @@ class Cluster:
             server for server in self.processes.servers.values() if not server.running and server.name not in self.dead
         ]
 
+    def ready_again(self) -> list[ServerProcess]:
+        """The servers of `restarting` that have become ready."""
+        return [server for server in self.restarting.values() if server.details is not None]
 
-def check_overrides(overrides: Mapping[str, str], directory: Path, brokers: int) -> None:
-    """Tells of bad overrides before anything is started. Raises ToolError."""
+
+def check_overrides(overrides: Mapping[str, str], directory: Path, brokers: int, port: int) -> list[Listener]:
+    """The listeners of all brokers. Tells of bad overrides before anything is started. Raises ToolError."""
     own = [key for key in ("broker.id", "zookeeper.connect", "log.dirs", "log.dir") if key in overrides]
     if own:
         raise ToolError(f"{own[0]} cannot be overridden: klamm up sets it for each broker (use klamm broker instead)")
-    try:
-        config = BrokerConfig.from_properties(
-            broker_properties(0, brokers, port=0, directory=directory, zookeeper=HOST, overrides=overrides)
+    listeners: list[Listener] = []
+    for broker_id in range(brokers):
+        properties = broker_properties(
+            broker_id,
+            brokers,
+            port=port + broker_id if port else 0,
+            directory=directory,
+            zookeeper=HOST,
+            overrides=overrides,
         )
-    except ConfigError as error:
-        raise ToolError(str(error)) from error
+        try:
+            config = BrokerConfig.from_properties(properties)
+        except ConfigError as error:
+            raise ToolError(str(error)) from error
+        listeners += config.listeners
     unknown = [key for key in overrides if key in config.unknown_keys]
     if unknown:
         raise ToolError(f"{unknown[0]} is not a property of a broker")
     if reasons := config.unsupported_reasons():
         raise ToolError("; ".join(reasons))
+    return listeners
+
+
+def check_ports(listeners: Iterable[Listener], zookeeper_port: int) -> None:
+    """Tells of ports that are in use before anything is started. Raises ToolError."""
+    wanted = [(f"--zookeeper-port {zookeeper_port}", HOST, zookeeper_port)]
+    wanted += [(f"listener {listener}", listener.host, listener.port) for listener in listeners]
+    with ExitStack() as opened:
+        for what, host, port in wanted:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            try:
+                taken = opened.enter_context(socket.socket(family))
+                taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                taken.bind((host, port))
+                taken.listen()
+            except OSError as error:
+                raise ToolError(f"{what}: {describe_os_error(error)}") from error
 
 
 def text_of(broker: ServerProcess) -> str:
@@ -211,8 +267,25 @@ def metrics_url(broker: ServerProcess) -> str | None:
     return None if port is None else f"http://{address_of(broker)[0]}:{port}/metrics"
 
 
-def watch(cluster: Cluster, view: View) -> None:
+def _tell_ready(view: View, server: ServerProcess) -> None:
+    assert server.details is not None
+    if "broker_id" not in server.details:
+        address = f"{server.details['host']}:{server.details['port']}"
+        view.told("zookeeper_ready", address=address, pid=server.pid)
+        return
+    view.told(
+        "broker_ready",
+        broker_id=server.details["broker_id"],
+        address=text_of(server),
+        pid=server.pid,
+        metrics=metrics_url(server),
+    )
+
+
+def watch(cluster: Cluster, view: View, *, restart: bool) -> None:
     """Shows the cluster's life until Ctrl-C raises KeyboardInterrupt. A server that dies is reported.
+
+    With `restart` it is started again; one that dies once more before it is ready stays dead.
 
     Raises ServerFailed when the cluster cannot go on: ZooKeeper is gone, or the last broker.
     """
@@ -221,10 +294,26 @@ def watch(cluster: Cluster, view: View) -> None:
             brokers_up=sum(broker.running for broker in cluster.brokers),
             brokers_down=[broker.name for broker in cluster.brokers if not broker.running],
         )
-        cluster.processes.wait(lambda: bool(cluster.newly_dead()), REFRESH_S)
+        cluster.processes.wait(lambda: bool(cluster.newly_dead() or cluster.ready_again()), REFRESH_S)
+        for server in cluster.ready_again():
+            del cluster.restarting[server.name]
+            _tell_ready(view, server)
         for server in cluster.newly_dead():
-            cluster.dead[server.name] = server
-            view.told("died", name=server.name, exit_code=server.exit_code, reason=server.obituary())
+            restarts = restart and server.name not in cluster.restarting
+            may_return = server in cluster.brokers and any(broker.running for broker in cluster.brokers)
+            view.told(
+                "died",
+                name=server.name,
+                exit_code=server.exit_code,
+                reason=server.obituary(),
+                restarts=restarts,
+                command=f"klamm broker {cluster.file_of(server)}" if may_return and not restarts else None,
+            )
+            if restarts:
+                cluster.restarting[server.name] = server
+                server.begin_again()
+            else:
+                cluster.dead[server.name] = server
         if "zookeeper" in cluster.dead or not any(broker.running for broker in cluster.brokers):
             raise ServerFailed("the cluster cannot go on without " + ", ".join(cluster.dead))
 

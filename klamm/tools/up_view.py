@@ -169,7 +169,12 @@ def sentence(event: str, details: dict[str, Any]) -> str:
                 f" (the controller is broker {details['controller']}; after {details['seconds']} s)"
             )
         case "died":
-            return f"{details['name']} HAS DIED: {details['reason']}"
+            told = f"{details['name']} HAS DIED: {details['reason']}"
+            if details["restarts"]:
+                return f"{told}\nStarting {details['name']} again."
+            if details["command"]:
+                return f"{told}\nTo start it again: {details['command']} (`klamm up --restart` does so by itself)"
+            return told
         case "status":
             down = f", down: {', '.join(details['brokers_down'])}" if details["brokers_down"] else ""
             topics = (

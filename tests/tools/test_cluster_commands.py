@@ -27,7 +27,7 @@ class Up:
 
     def __init__(self, directory: Path, *options: str) -> None:
         self.directory = directory
-        log = directory.with_suffix(".out")
+        log = directory.parents[0 if directory.parent.exists() else 1] / f"{directory.name}.out"
         command = [*KLAMM, "up", "--json", "--dir", directory, "--brokers", "1", *options]
         self.process = ManagedProcess("up", command, log)
 
@@ -359,13 +359,37 @@ def test_ctrl_c_before_it_is_ready_is_an_interruption(up: Callable[..., Up]) -> 
     assert "Traceback" not in cluster.process.output()
 
 
-def test_one_of_several_brokers_dies(up: Callable[..., Up]) -> None:
+def test_one_of_several_brokers_dies(up: Callable[..., Up], tmp_path: Path) -> None:
     cluster = up("--port", "0", "--brokers", "2").start()
     assert len(cluster.bootstrap.split(",")) == 2
     os.kill(cluster.event("broker_ready")["pid"], signal.SIGKILL)
-    assert cluster.event("died")["name"] == "broker-0"
+    died = cluster.event("died")
+    file = cluster.directory / "broker-0.properties"
+    assert (died["name"], died["restarts"], died["command"]) == ("broker-0", False, f"klamm broker {file}")
+    broker = ManagedProcess("broker", [*KLAMM, "broker", file], tmp_path / "broker.out")
+    try:
+        broker.wait_for(f"broker 0 of cluster .* serves .*{cluster.bootstrap.partition(',')[0].partition(':')[2]}")
+    finally:
+        broker.kill()
     assert cluster.process.stop() == 1
     assert "klamm: these servers had died: broker-0" in cluster.process.output()
+
+
+def test_servers_that_die_are_started_again_where_that_is_wanted(up: Callable[..., Up]) -> None:
+    cluster = up("--port", "0", "--restart").start()
+    first = cluster.event("broker_ready")
+    os.kill(first["pid"], signal.SIGKILL)
+    again = json.loads(cluster.process.wait_for(rf'^{{"event": "broker_ready".*"pid": (?!{first["pid"]}\b).*').group())
+    assert again["address"] == first["address"] == cluster.bootstrap
+    died = cluster.event("died")
+    assert (died["name"], died["restarts"], died["command"]) == ("broker-0", True, None)
+    zookeeper = cluster.event("zookeeper_ready")
+    os.kill(zookeeper["pid"], signal.SIGKILL)
+    cluster.process.wait_for(
+        rf'^{{"event": "zookeeper_ready", "address": "{zookeeper["address"]}", "pid": (?!{zookeeper["pid"]}\b)'
+    )
+    assert main.run(["topics", "create", "--topic", "t", "--bootstrap-server", cluster.bootstrap]) == 0
+    assert cluster.process.stop() == 0
 
 
 def test_on_a_terminal_the_status_is_live(tmp_path: Path) -> None:
@@ -411,9 +435,11 @@ def test_the_last_brokers_death_is_told_and_ends_the_cluster(up: Callable[..., U
 
 def test_a_port_in_use_is_told(up: Callable[..., Up], cluster: Up) -> None:
     port = cluster.bootstrap.rpartition(":")[2]
-    refused = up("--port", port)
+    refused = up("--port", port, directory="parent/data")
     assert refused.process.wait() == 1
-    assert re.search(rf"klamm: broker-0: .*{port}.*in use", refused.process.output())
+    told = f"klamm: listener PLAINTEXT://127.0.0.1:{port}: address already in use; another program uses it\n"
+    assert refused.process.output() == told
+    assert not refused.directory.parent.exists(), "a start that is refused makes no directories"
 
 
 def test_a_directory_in_use_is_told(cluster: Up) -> None:
