@@ -55,8 +55,7 @@ from klamm.environment import Environment
 from klamm.metrics import Metrics
 from klamm.net.response_memory import ResponseMemory
 from klamm.net.server import Answer, ServerConnection, ServerLimits, SocketServer
-from klamm.protocol.api_keys import request_size_limit
-from klamm.protocol.messages import ApiKey
+from klamm.protocol.messages import ApiKey, request_size_limit
 from klamm.replication.alter_isr import AlterIsrManager
 from klamm.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.replication.partition import Partition

@@ -24,9 +24,11 @@ from typing import Any
 import klamm
 from klamm.net.framing import FrameReader, ReceiveBuffer
 from klamm.net.tls import NO_TLS, explain
-from klamm.protocol.api_keys import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import (
+    ADVERTISED_MAX,
+    ADVERTISED_MIN,
+    ApiKey,
     InvalidFrame,
     decode_response,
     encode_request,

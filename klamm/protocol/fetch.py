@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.primitives import (
     PARTITIONS_PER_STEP,
     Buffer,
@@ -35,6 +36,7 @@ from klamm.protocol.primitives import (
     string,
     unsigned_varint,
 )
+from klamm.protocol.schema import LIST, Api
 
 FLEXIBLE_FROM = 12
 MAX_ELEMENTS = 100_000
@@ -121,6 +123,7 @@ class FetchResponse:
     topics: list[tuple[str, list[FetchResponsePartition]]] = field(default_factory=list)
 
 
+API = Api(ApiKey.FETCH, versions="4-12", flexible="12+", size=LIST)
 REQUEST_CLASS = FetchRequest
 RESPONSE_CLASS = FetchResponse
 

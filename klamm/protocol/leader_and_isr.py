@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import NamedTuple
 from uuid import UUID
 
-from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS
+from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS, ApiKey
 from klamm.protocol.control_topics import (
     SHORT_ARRAY,
     ControlTopic,
@@ -45,6 +45,7 @@ from klamm.protocol.primitives import (
     string,
     uuid_bytes,
 )
+from klamm.protocol.schema import WHOLE, Api
 
 GROUPED_FROM = 2
 REASSIGNMENT_FROM = 3
@@ -122,6 +123,7 @@ class LeaderAndIsrResponse:
     topics: list[LeaderAndIsrTopicErrors] = field(default_factory=list)
 
 
+API = Api(ApiKey.LEADER_AND_ISR, versions="0-5", flexible="4+", size=WHOLE)
 REQUEST_CLASS = LeaderAndIsrRequest
 RESPONSE_CLASS = LeaderAndIsrResponse
 

@@ -1,37 +1,33 @@
 """The one door to Kafka's messages: frames in, messages out, and the other way round, for every API and version.
 
-Most message classes are kafka-python's; the inter-broker ones are made from our own schemas (`schemas/`). Hand-written
-messages and codecs have Produce and Fetch, which carry the records (`produce.py`, `fetch.py`), OffsetCommit, which
-every consumer sends all the time (`offset_commit.py`), and LeaderAndIsr, UpdateMetadata and StopReplica, which carry
-the state of every partition (`leader_and_isr.py`, `update_metadata.py`, `stop_replica.py`). Everything is decoded
-strictly (`strict.py`), requests and responses alike.
+Messages are written in the notation of `schema.py`, in a module for each API (`apis/`); `compiler.py` makes the codecs,
+when they are first needed. Six APIs have hand-written messages and codecs, which are faster (`apis/__init__.py` names
+them). Everything is decoded strictly, requests and responses alike.
 
 What must stay true:
-- Nothing outside `klamm.protocol` imports kafka-python.
-- A request or response that an API's classes construct carries its version: `response_class(key)(version=v, ...)`.
-  A field that a version does not have reads as its default; a default list is shared, so it is never changed in place.
-- Message classes are imported when they are first needed; `load_all` imports them at once (0.1 s), for processes that
-  are about to fork.
+- A message is made without its version: who encodes it says which one is meant.
+- A request is decoded, and a response encoded, in the versions that a broker advertises; what a client sends and reads
+  may be of any version that the messages know.
 """
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache, partial
-from types import ModuleType
 from typing import Any, NamedTuple
 
-from klamm.protocol import (
-    encoding_steps,
-    fetch,
-    leader_and_isr,
-    offset_commit,
-    produce,
-    schemas,
-    stop_replica,
-    update_metadata,
+from klamm.protocol import compiler, fetch
+from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.apis import (
+    ADVERTISED_MAX,
+    ADVERTISED_MIN,
+    FLEXIBLE_FROM,
+    HAND_WRITTEN,
+    api_of,
+    load_all,
+    request_class,
+    request_size_limit,
+    response_class,
 )
-from klamm.protocol.api_keys import ADVERTISED_MAX, ADVERTISED_MIN, FLEXIBLE_FROM, ApiKey
-from klamm.protocol.library import message_module
 from klamm.protocol.primitives import (
     Buffer,
     InvalidFrame,
@@ -40,7 +36,7 @@ from klamm.protocol.primitives import (
     read_nullable_string,
     skip_tagged_fields,
 )
-from klamm.protocol.strict import MAX_ELEMENTS, Decoder, compile_decoder, compile_steps
+from klamm.protocol.schema import Api, Versions
 
 __all__ = [
     "ADVERTISED_MAX",
@@ -58,19 +54,18 @@ __all__ = [
     "load_all",
     "parse_request_header",
     "request_class",
+    "request_size_limit",
     "request_steps",
     "response_class",
     "response_steps",
 ]
 
+MAX_ELEMENTS = 100_000
 # A response of this size or more is decoded in steps.
 LARGE_RESPONSE_BYTES = 16 * 1024
 
 # A response is only decoded from a broker that we chose to ask, and of a size that we chose to accept.
 RESPONSE_MAX_ELEMENTS = 10_000_000
-
-# An encoder's scratch memory is kept between messages; after a message larger than this it is given back.
-_SCRATCH_BYTES = 1024 * 1024
 
 # Kafka defines no tagged field for headers yet.
 _HEADER_MAX_TAGS = 100
@@ -79,26 +74,10 @@ _REQUEST_HEADER = struct.Struct(">hhi")
 _SIZE_AND_CORRELATION = struct.Struct(">ii")
 _CORRELATION = struct.Struct(">i")
 _API_KEYS: dict[int, ApiKey] = {int(key): key for key in ApiKey}
-_OWN_CODECS: dict[ApiKey, ModuleType] = {
-    ApiKey.PRODUCE: produce,
-    ApiKey.FETCH: fetch,
-    ApiKey.LEADER_AND_ISR: leader_and_isr,
-    ApiKey.STOP_REPLICA: stop_replica,
-    ApiKey.OFFSET_COMMIT: offset_commit,
-    ApiKey.UPDATE_METADATA: update_metadata,
-}
 # They can hold the state of every partition.
 _REQUESTS_IN_STEPS = (ApiKey.FETCH, ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA)
 _RESPONSES_IN_STEPS = (ApiKey.FETCH, ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA)
 _UNSUPPORTED_VERSION = b"\0\x23"
-
-_LIBRARY = (
-    "kafka.protocol.metadata",
-    "kafka.protocol.producer",
-    "kafka.protocol.consumer",
-    "kafka.protocol.admin",
-    "kafka.protocol.sasl",
-)
 
 
 class RequestHeader(NamedTuple):
@@ -147,50 +126,79 @@ def parse_request_header(frame: Buffer) -> RequestHeader:
     return RequestHeader(api_key, api_version, correlation_id, client_id, position)
 
 
-# -- classes ----------------------------------------------------------------------------------------------------------
-
-
-@cache
-def _message_class(api_key: ApiKey, kind: str) -> Any:
-    name = api_key.message_name + kind
-    if api_key.message_name in schemas.APIS:
-        return schemas.make_class(name)
-    for module in _LIBRARY:
-        found = getattr(message_module(module), name, None)
-        if found is not None:
-            return found
-    raise LookupError(f"no message {name}")
-
-
-def request_class(api_key: ApiKey) -> Any:
-    """The class of an API's requests; the classes of its structs are its attributes, under their schema names."""
-    own = _OWN_CODECS.get(api_key)
-    return own.REQUEST_CLASS if own else _message_class(api_key, "Request")
-
-
-def response_class(api_key: ApiKey) -> Any:
-    """The class of an API's responses; the classes of its structs are its attributes, under their schema names."""
-    own = _OWN_CODECS.get(api_key)
-    return own.RESPONSE_CLASS if own else _message_class(api_key, "Response")
-
-
-def load_all() -> None:
-    """Imports every message class that is needed to speak the advertised APIs."""
-    for api_key in ADVERTISED_MAX:
-        request_class(api_key)
-        response_class(api_key)
-
-
 # -- bodies -----------------------------------------------------------------------------------------------------------
 
 
 @cache
-def _request_decoder(api_key: ApiKey, version: int) -> Decoder:
-    _check_version(api_key, version)
-    if api_key in _OWN_CODECS:
-        decoder: Decoder = _OWN_CODECS[api_key].request_decoder(version)
+def _request_decoder(api_key: ApiKey, version: int) -> compiler.Decoder:
+    _check_served(api_key, version)
+    own = HAND_WRITTEN.get(api_key)
+    if own is not None:
+        decoder: compiler.Decoder = own.request_decoder(version)
         return decoder
-    return compile_decoder(request_class(api_key), version, MAX_ELEMENTS, _surplus_bytes(api_key, version))
+    return compiler.compile_decoder(
+        request_class(api_key), version, _is_flexible(api_key, version), MAX_ELEMENTS, _surplus_bytes(api_key, version)
+    )
+
+
+@cache
+def _request_decoder_in_steps(api_key: ApiKey, version: int) -> compiler.DecoderInSteps:
+    _check_served(api_key, version)
+    own = HAND_WRITTEN.get(api_key)
+    if own is not None:
+        decoder: compiler.DecoderInSteps = own.request_steps(version)
+        return decoder
+    return compiler.compile_decoder_in_steps(
+        request_class(api_key), version, _is_flexible(api_key, version), MAX_ELEMENTS, _surplus_bytes(api_key, version)
+    )
+
+
+@cache
+def _response_decoder(api_key: ApiKey, version: int) -> compiler.Decoder:
+    _check_known(api_key, version)
+    own = HAND_WRITTEN.get(api_key)
+    if own is not None:
+        decoder: compiler.Decoder = own.response_decoder(version)
+        return decoder
+    return compiler.compile_decoder(
+        response_class(api_key), version, _is_flexible(api_key, version), RESPONSE_MAX_ELEMENTS
+    )
+
+
+@cache
+def _response_decoder_in_steps(api_key: ApiKey, version: int) -> compiler.DecoderInSteps:
+    _check_known(api_key, version)
+    own = HAND_WRITTEN.get(api_key)
+    if own is not None:
+        decoder: compiler.DecoderInSteps = own.response_steps(version)
+        return decoder
+    return compiler.compile_decoder_in_steps(
+        response_class(api_key), version, _is_flexible(api_key, version), RESPONSE_MAX_ELEMENTS
+    )
+
+
+@cache
+def _request_encoder(api_key: ApiKey, version: int) -> compiler.Encoder:
+    _check_known(api_key, version)
+    own = HAND_WRITTEN.get(api_key)
+    if own is not None:
+        return partial(own.encode_request, version)
+    return compiler.compile_encoder(request_class(api_key), version, _is_flexible(api_key, version))
+
+
+@cache
+def _response_encoder(api_key: ApiKey, version: int) -> compiler.Encoder:
+    _check_served(api_key, version)
+    own = HAND_WRITTEN.get(api_key)
+    if own is not None:
+        return partial(own.encode_response, version)
+    return compiler.compile_encoder(response_class(api_key), version, _is_flexible(api_key, version))
+
+
+@cache
+def _response_encoder_in_steps(api_key: ApiKey, version: int) -> compiler.EncoderInSteps:
+    _check_served(api_key, version)
+    return compiler.compile_encoder_in_steps(response_class(api_key), version, _is_flexible(api_key, version))
 
 
 def _surplus_bytes(api_key: ApiKey, version: int) -> int:
@@ -199,46 +207,31 @@ def _surplus_bytes(api_key: ApiKey, version: int) -> int:
     librdkafka (2.16 still) asks for all topics with three bytes too many: the place it had kept for a four-byte count.
     Kafka ignores what follows a request, so its users never noticed; `kcat -L` must work here too.
     """
-    return 3 if api_key is ApiKey.METADATA and version >= FLEXIBLE_FROM[api_key] else 0
+    return 3 if api_key is ApiKey.METADATA and _is_flexible(api_key, version) else 0
 
 
-@cache
-def _response_decoder(api_key: ApiKey, version: int) -> Decoder:
-    _check_version(api_key, version)
-    if api_key in _OWN_CODECS:
-        decoder: Decoder = _OWN_CODECS[api_key].response_decoder(version)
-        return decoder
-    return compile_decoder(response_class(api_key), version, RESPONSE_MAX_ELEMENTS)
+def _is_flexible(api_key: ApiKey, version: int) -> bool:
+    return version >= FLEXIBLE_FROM[api_key]
 
 
-def _check_version(api_key: ApiKey, version: int) -> None:
-    low, high = ADVERTISED_MIN.get(api_key, 0), ADVERTISED_MAX.get(api_key, -1)
-    if not low <= version <= high:
-        raise InvalidFrame(f"version {version} of {api_key.message_name}, supported are {low} to {high}", 2)
+def _check_served(api_key: ApiKey, version: int) -> None:
+    _check_version(api_key, version, _api(api_key).versions)
 
 
-@cache
-def _body_encoder(api_key: ApiKey, version: int, kind: str) -> Callable[[Any], Sequence[Buffer]]:
-    """What makes bytes of a message; for kafka-python's classes, the encoder that the library compiles."""
-    _check_version(api_key, version)
-    own = _OWN_CODECS.get(api_key)
-    if own is not None:
-        return partial(own.encode_request if kind == "Request" else own.encode_response, version)
+def _check_known(api_key: ApiKey, version: int) -> None:
+    _check_version(api_key, version, _api(api_key).known)
 
-    buffers = message_module("kafka.protocol.schemas.fields.codecs").EncodeBufferPool
-    schema = _message_class(api_key, kind)
-    flexible = schema.flexible_version_q(version)
-    encode_into = schema._struct.compiled_encode_into(version, compact=flexible, tagged=flexible)
 
-    def encode(message: Any) -> Sequence[Buffer]:
-        with buffers.acquire() as out:
-            encode_into(message, out)
-            body: bytearray = out.buf[: out.pos]
-            if len(out.buf) > _SCRATCH_BYTES:
-                out.buf = bytearray(_SCRATCH_BYTES)
-        return (body,)
+def _api(api_key: ApiKey) -> Api:
+    try:
+        return api_of(api_key)
+    except LookupError:
+        raise InvalidFrame(f"{api_key.message_name} is not supported", 0) from None
 
-    return encode
+
+def _check_version(api_key: ApiKey, version: int, versions: Versions) -> None:
+    if version not in versions:
+        raise InvalidFrame(f"version {version} of {api_key.message_name}, supported are {versions}", 2)
 
 
 def decode_request(api_key: ApiKey, version: int, frame: Buffer, position: int) -> Any:
@@ -248,25 +241,17 @@ def decode_request(api_key: ApiKey, version: int, frame: Buffer, position: int) 
 
 def request_steps(api_key: ApiKey, version: int, frame: Buffer, position: int) -> Steps[Any] | None:
     """As `decode_request`, in steps; None for an API whose requests are never large enough for that."""
-    _check_version(api_key, version)
-    if api_key in _OWN_CODECS and api_key not in _REQUESTS_IN_STEPS:
+    if api_key in HAND_WRITTEN and api_key not in _REQUESTS_IN_STEPS:
+        _check_served(api_key, version)
         return None
-    return _request_steps_decoder(api_key, version)(frame, position)
-
-
-@cache
-def _request_steps_decoder(api_key: ApiKey, version: int) -> Callable[[Buffer, int], Steps[Any]]:
-    if api_key in _OWN_CODECS:
-        decoder: Callable[[Buffer, int], Steps[Any]] = _OWN_CODECS[api_key].request_steps(version)
-        return decoder
-    return compile_steps(request_class(api_key), version, MAX_ELEMENTS, _surplus_bytes(api_key, version))
+    return _request_decoder_in_steps(api_key, version)(frame, position)
 
 
 def encode_request_body_steps(api_key: ApiKey, version: int, message: Any) -> Steps[Sequence[Buffer]] | None:
     """The body for `encode_request`, in steps; None for an API whose requests need none."""
     if api_key is not ApiKey.FETCH or not fetch.is_large(message):
         return None
-    _check_version(api_key, version)
+    _check_known(api_key, version)
     return fetch.encode_request_steps(version, message)
 
 
@@ -289,14 +274,14 @@ def encode_request(
     if header_version == 2:
         header += b"\0"
     if body is None:
-        body = _body_encoder(api_key, version, "Request")(message)
+        body = _request_encoder(api_key, version)(message)
     size = len(header) + sum(map(len, body))
     return [_CORRELATION.pack(size) + header + body[0], *body[1:]]
 
 
 def encode_response(api_key: ApiKey, version: int, correlation_id: int, message: Any) -> list[Buffer]:
     """A whole response, size and header included, as buffers to be written one after another."""
-    return _with_response_header(api_key, version, correlation_id, _body_encoder(api_key, version, "Response")(message))
+    return _with_response_header(api_key, version, correlation_id, _response_encoder(api_key, version)(message))
 
 
 def encode_response_steps(
@@ -305,15 +290,15 @@ def encode_response_steps(
     """As `encode_response`, in steps; None for a response that is not large enough for that."""
     if api_key is ApiKey.PRODUCE:
         return None
-    _check_version(api_key, version)
     if api_key is ApiKey.FETCH:
-        steps = fetch.encode_response_steps(version, message) if fetch.is_large(message) else None
-    elif api_key not in _OWN_CODECS and encoding_steps.is_large(message, version):
-        steps = encoding_steps.encode_steps(message, version)
-    else:
-        steps = None
-    if steps is None:
+        if not fetch.is_large(message):
+            return None
+        _check_served(api_key, version)
+        steps = fetch.encode_response_steps(version, message)
+    elif api_key in HAND_WRITTEN or not compiler.is_large(message):
         return None
+    else:
+        steps = _response_encoder_in_steps(api_key, version)(message)
     return _response_steps(api_key, version, correlation_id, steps)
 
 
@@ -351,18 +336,9 @@ def decode_response(api_key: ApiKey, version: int, frame: Buffer) -> Any:
 
 def response_steps(api_key: ApiKey, version: int, frame: Buffer) -> Steps[Any] | None:
     """As `decode_response`, in steps; None for a response that is not large enough for that."""
-    if len(frame) < LARGE_RESPONSE_BYTES or (api_key in _OWN_CODECS and api_key not in _RESPONSES_IN_STEPS):
+    if len(frame) < LARGE_RESPONSE_BYTES or (api_key in HAND_WRITTEN and api_key not in _RESPONSES_IN_STEPS):
         return None
-    return _response_steps_decoder(api_key, version)(frame, _response_body_position(api_key, version, frame))
-
-
-@cache
-def _response_steps_decoder(api_key: ApiKey, version: int) -> Callable[[Buffer, int], Steps[Any]]:
-    _check_version(api_key, version)
-    if api_key in _OWN_CODECS:
-        decoder: Callable[[Buffer, int], Steps[Any]] = _OWN_CODECS[api_key].response_steps(version)
-        return decoder
-    return compile_steps(response_class(api_key), version, RESPONSE_MAX_ELEMENTS)
+    return _response_decoder_in_steps(api_key, version)(frame, _response_body_position(api_key, version, frame))
 
 
 def _response_body_position(api_key: ApiKey, version: int, frame: Buffer) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.primitives import (
     Buffer,
     InvalidFrame,
@@ -26,6 +27,7 @@ from klamm.protocol.primitives import (
     skip_tagged_fields,
     string,
 )
+from klamm.protocol.schema import LIST, Api
 
 THROTTLE_TIME_FROM = 3
 LAST_WITH_RETENTION = 4
@@ -84,6 +86,7 @@ class OffsetCommitResponse:
     throttle_time_ms: int = 0
 
 
+API = Api(ApiKey.OFFSET_COMMIT, versions="2-8", flexible="8+", size=LIST)
 REQUEST_CLASS = OffsetCommitRequest
 RESPONSE_CLASS = OffsetCommitResponse
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.primitives import (
     Buffer,
     InvalidFrame,
@@ -31,6 +32,7 @@ from klamm.protocol.primitives import (
     skip_tagged_fields,
     string,
 )
+from klamm.protocol.schema import WHOLE, Api
 
 FLEXIBLE_FROM = 9
 MAX_ELEMENTS = 100_000
@@ -74,6 +76,7 @@ class ProduceResponse:
     throttle_time_ms: int = 0
 
 
+API = Api(ApiKey.PRODUCE, versions="0-9", flexible="9+", size=WHOLE)
 REQUEST_CLASS = ProduceRequest
 RESPONSE_CLASS = ProduceResponse
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
-from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS
+from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS, ApiKey
 from klamm.protocol.control_topics import (
     ControlTopic,
     ControlTopics,
@@ -24,6 +24,7 @@ from klamm.protocol.control_topics import (
     read_errors_by_name,
 )
 from klamm.protocol.primitives import Buffer, Steps, check_end, in_one_go, skip_tagged_fields
+from klamm.protocol.schema import WHOLE, Api
 
 # Leader epochs: the version or the controller does not know it; the topic is being deleted.
 NO_EPOCH = -1
@@ -79,6 +80,7 @@ class StopReplicaResponse:
     topics: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
 
 
+API = Api(ApiKey.STOP_REPLICA, versions="0-3", flexible="2+", size=WHOLE)
 REQUEST_CLASS = StopReplicaRequest
 RESPONSE_CLASS = StopReplicaResponse
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS
+from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS, ApiKey
 from klamm.protocol.control_topics import SHORT_ARRAY, ControlTopic, ControlTopics, complaints_about
 from klamm.protocol.primitives import (
     Buffer,
@@ -39,6 +39,7 @@ from klamm.protocol.primitives import (
     skip_tagged_fields,
     string,
 )
+from klamm.protocol.schema import WHOLE, Api
 
 # The leader of a partition whose topic is being deleted (Kafka's `LeaderAndIsr.LeaderDuringDelete`).
 LEADER_DURING_DELETE = -2
@@ -133,6 +134,7 @@ class UpdateMetadataResponse:
     error_code: int = 0
 
 
+API = Api(ApiKey.UPDATE_METADATA, versions="0-7", flexible="6+", size=WHOLE)
 REQUEST_CLASS = UpdateMetadataRequest
 RESPONSE_CLASS = UpdateMetadataResponse
 

@@ -1,0 +1,45 @@
+"""DeleteAcls (key 31): deletes the ACLs that match filters.
+
+Versions: 1 pattern type (KIP-290); 2 flexible; 3 user resources (KIP-373).
+"""
+
+from __future__ import annotations
+
+from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.schema import SMALL, Int8, Int16, Int32, Request, Response, String, Struct
+
+
+class DeleteAclsRequest(
+    Request["DeleteAclsResponse"], api=ApiKey.DELETE_ACLS, versions="1-2", known="1-3", flexible="2+", size=SMALL
+):
+    class DeleteAclsFilter(Struct):
+        resource_type_filter: Int8
+        resource_name_filter: String | None
+        pattern_type_filter: Int8 = 3
+        principal_filter: String | None
+        host_filter: String | None
+        operation: Int8
+        permission_type: Int8
+
+    filters: list[DeleteAclsFilter]
+
+
+class DeleteAclsResponse(Response):
+    class DeleteAclsFilterResult(Struct):
+        class DeleteAclsMatchingAcl(Struct):
+            error_code: Int16
+            error_message: String | None
+            resource_type: Int8
+            resource_name: String
+            pattern_type: Int8 = 3
+            principal: String
+            host: String
+            operation: Int8
+            permission_type: Int8
+
+        error_code: Int16
+        error_message: String | None
+        matching_acls: list[DeleteAclsMatchingAcl]
+
+    throttle_time_ms: Int32 = 0
+    filter_results: list[DeleteAclsFilterResult]

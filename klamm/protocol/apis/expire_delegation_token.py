@@ -1,0 +1,26 @@
+"""ExpireDelegationToken (key 40): an earlier expiry for a delegation token (KIP-48).
+
+Versions: 2 flexible.
+"""
+
+from __future__ import annotations
+
+from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.schema import SMALL, Bytes, Int16, Int32, Int64, Request, Response
+
+
+class ExpireDelegationTokenRequest(
+    Request["ExpireDelegationTokenResponse"],
+    api=ApiKey.EXPIRE_DELEGATION_TOKEN,
+    versions="0-2",
+    flexible="2+",
+    size=SMALL,
+):
+    hmac: Bytes
+    expiry_time_period_ms: Int64
+
+
+class ExpireDelegationTokenResponse(Response):
+    error_code: Int16
+    expiry_timestamp_ms: Int64
+    throttle_time_ms: Int32 = 0

@@ -1,0 +1,265 @@
+"""The notation for messages: one class for all versions of a message, its fields in the order of the wire.
+
+A message is written as Kafka's documentation would list it:
+
+    class MetadataRequest(Request["MetadataResponse"], api=ApiKey.METADATA, versions="0-11", flexible="9+", size=LIST):
+        class MetadataRequestTopic(Struct):
+            topic_id: Uuid = field("10+", default=None)
+            name: String | None = field(nullable="10+")
+
+        topics: list[MetadataRequestTopic] | None = field(nullable="1+")
+        allow_auto_topic_creation: Bool = field("4+", default=True)
+
+What must stay true:
+- The versions, the flexible versions (KIP-482) and the size of an API stand in the first line of its request and
+  nowhere else.
+- A field that a version lacks reads as its default in that version. A default list is a new list each time.
+- Creating a class only notes what is written: a broker imports hundreds of them when it starts. `fields_of` reads the
+  notes, when a message is first made, encoded or decoded.
+
+mypy reads the same lines: `Struct` is a dataclass to it (PEP 681), and the types of the wire are aliases of Python's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast, dataclass_transform
+from uuid import UUID
+
+Int8: TypeAlias = int
+Int16: TypeAlias = int
+Uint16: TypeAlias = int
+Int32: TypeAlias = int
+Int64: TypeAlias = int
+Float64: TypeAlias = float
+Bool: TypeAlias = bool
+String: TypeAlias = str
+Bytes: TypeAlias = bytes
+Records: TypeAlias = bytes | bytearray | memoryview
+"""Bytes that are a part of the frame's memory, and are sent as they are where they are many."""
+Uuid: TypeAlias = UUID | None
+"""None is the UUID of zeros."""
+BitField: TypeAlias = set[int] | None
+"""The numbers of the bits that are set in an int32; None is the lowest int32, which means "not asked for"."""
+
+ZEROS: dict[str, Any] = {
+    "Int8": 0,
+    "Int16": 0,
+    "Uint16": 0,
+    "Int32": 0,
+    "Int64": 0,
+    "Float64": 0.0,
+    "Bool": False,
+    "String": "",
+    "Bytes": b"",
+    "Records": b"",
+    "Uuid": None,
+    "BitField": None,
+}
+"""The types of the wire, and what a field of each is where nobody says."""
+
+NEWEST = 2**15 - 1
+
+_REQUIRED: Any = object()
+
+
+class Size(IntEnum):
+    """How large a request may be, by what it carries."""
+
+    SMALL = 1
+    """Neither records nor long lists."""
+    LIST = 2
+    """Topics and partitions, or a group's state."""
+    WHOLE = 3
+    """Records, or the state of every partition: up to `socket.request.max.bytes`."""
+
+
+SMALL, LIST, WHOLE = Size.SMALL, Size.LIST, Size.WHOLE
+
+
+class Versions:
+    """A range of versions: "3", "1-4" or "3+"."""
+
+    __slots__ = ("high", "low")
+
+    def __init__(self, text: str) -> None:
+        low, to, high = text.partition("-")
+        if low.endswith("+"):
+            self.low, self.high = int(low[:-1]), NEWEST
+        else:
+            self.low, self.high = int(low), int(high) if to else int(low)
+
+    def __contains__(self, version: int) -> bool:
+        return self.low <= version <= self.high
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.low, self.high + 1))
+
+    def __str__(self) -> str:
+        return f"{self.low} to {self.high}"
+
+
+ALL = Versions("0+")
+NEVER = Versions(f"{NEWEST}+")
+
+
+class Api:
+    """What the first line of a request says. `versions` are those that klamm serves; it knows those of `known`."""
+
+    __slots__ = ("flexible", "key", "known", "size", "versions")
+
+    def __init__(self, key: int, versions: str, flexible: str | None, size: Size, known: str | None = None) -> None:
+        self.key = key
+        self.versions = Versions(versions)
+        self.known = self.versions if known is None else Versions(known)
+        self.flexible = NEVER if flexible is None else Versions(flexible)
+        self.size = size
+
+
+class _Given:
+    """The arguments of `field`."""
+
+    __slots__ = ("default", "nullable", "tag", "tagged", "versions")
+
+    def __init__(self, versions: str | None, default: Any, nullable: str | None, tag: int | None, tagged: str | None):
+        self.versions = versions
+        self.default = default
+        self.nullable = nullable
+        self.tag = tag
+        self.tagged = tagged
+
+
+def field(
+    versions: str | None = None,
+    *,
+    default: Any = _REQUIRED,
+    nullable: str | None = None,
+    tag: int | None = None,
+    tagged: str | None = None,
+) -> Any:
+    """A field that only some versions have, or which may be null or is tagged in only some versions.
+
+    A type with `| None` may be null in all versions unless `nullable` says in which ones. `tagged` says since when the
+    field of this tag is a tagged one: by default, whenever it is there.
+    """
+    return _Given(versions, default, nullable, tag, tagged)
+
+
+class _StructType(type):
+    """Makes slots of a struct's annotations, and keeps what stands to the right of them."""
+
+    def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any], **options: Any) -> _StructType:
+        names = [name for name, kind in body.get("__annotations__", {}).items() if not kind.startswith("ClassVar")]
+        body["_notes"] = {name: body.pop(name, _REQUIRED) for name in names}
+        body["_fields"] = None
+        body["__slots__"] = tuple(names)
+        return super().__new__(mcs, name, bases, body, **options)
+
+
+@dataclass_transform(kw_only_default=True, field_specifiers=(field,))
+class _Noted(metaclass=_StructType):
+    pass
+
+
+class Struct(_Noted):
+    """A part of a message, or a message: fields by name."""
+
+    __slots__: ClassVar[tuple[str, ...]]
+
+    def __init__(self, **values: Any) -> None:
+        # The first one of a class makes the class's own `__init__`.
+        from klamm.protocol.compiler import compile_init
+
+        compile_init(type(self))
+        self.__init__(**values)  # type: ignore[misc]
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(getattr(self, name) == getattr(other, name) for name in type(self).__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        values = ", ".join(f"{name}={getattr(self, name)!r}" for name in type(self).__slots__)
+        return f"{type(self).__name__}({values})"
+
+
+class Response(Struct):
+    """The body of a response."""
+
+
+Answer_co = TypeVar("Answer_co", bound=Response, covariant=True)
+
+
+class Request(Struct, Generic[Answer_co]):
+    """The body of a request that is answered by an `Answer_co`."""
+
+    api: ClassVar[Api]
+
+    def __init_subclass__(
+        cls, *, api: int, versions: str, flexible: str | None, size: Size, known: str | None = None
+    ) -> None:
+        super().__init_subclass__()
+        cls.api = Api(api, versions, flexible, size, known)
+
+
+# -- what the notes say -----------------------------------------------------------------------------------------------
+
+
+class Field:
+    """One field of a struct. `kind` is a type of the wire by its name, or the class of a struct."""
+
+    __slots__ = ("default", "is_array", "is_required", "kind", "name", "nullable", "tag", "tagged", "versions")
+
+    def __init__(self, owner: type[Struct], name: str, annotation: str, note: Any) -> None:
+        given = note if isinstance(note, _Given) else _Given(None, note, None, None, None)
+        kind = annotation.removesuffix(" | None")
+        may_be_null = kind != annotation
+        self.is_array = kind.startswith("list[")
+        if self.is_array:
+            kind = kind[5:-1]
+        self.name = name
+        self.kind: str | type[Struct] = kind if kind in ZEROS else _struct_class(owner, kind)
+        self.versions = ALL if given.versions is None else Versions(given.versions)
+        self.nullable = (ALL if given.nullable is None else Versions(given.nullable)) if may_be_null else NEVER
+        self.tag = given.tag
+        self.tagged = NEVER if given.tag is None else ALL if given.tagged is None else Versions(given.tagged)
+        self.is_required = given.default is _REQUIRED
+        if not self.is_required:
+            self.default = given.default
+        elif self.is_array:
+            self.default = []
+        else:
+            self.default = ZEROS[kind] if isinstance(self.kind, str) else None
+
+    @property
+    def makes_list(self) -> bool:
+        """Whether the default is a list, of which every message needs one of its own."""
+        return isinstance(self.default, list)
+
+    def is_plain_in(self, version: int) -> bool:
+        """Whether it has its place among the fields of this version."""
+        return version in self.versions and version not in self.tagged
+
+    def is_tagged_in(self, version: int) -> bool:
+        return version in self.versions and version in self.tagged
+
+
+def _struct_class(owner: type[Struct], name: str) -> type[Struct]:
+    found = vars(owner).get(name) or vars(sys.modules[owner.__module__]).get(name)
+    if found is None:
+        raise TypeError(f"{owner.__qualname__}: no type {name}")
+    return cast(type[Struct], found)
+
+
+def fields_of(struct_class: type[Struct]) -> list[Field]:
+    """The fields of a struct in the order of the wire."""
+    noted: Any = struct_class
+    if noted._fields is None:
+        annotations = vars(struct_class)["__annotations__"]
+        noted._fields = [Field(struct_class, name, annotations[name], note) for name, note in noted._notes.items()]
+    fields: list[Field] = noted._fields
+    return fields
