@@ -37,7 +37,7 @@ class Client:
         return messages.decode_response(key, version, await self.receive())
 
     async def ask(self, api_key: ApiKey, version: int | None = None, /, **fields: Any) -> Any:
-        """A request of kafka-python's classes, by default in the newest version."""
+        """A request of an API, by default in the newest version."""
         version = ADVERTISED_MAX[api_key] if version is None else version
         return await self.request(api_key, version, messages.request_class(api_key)(version=version, **fields))
 

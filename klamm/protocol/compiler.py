@@ -30,7 +30,7 @@ Encoder = Callable[[Any], list[Buffer]]
 EncoderInSteps = Callable[[Any], Steps[list[Buffer]]]
 
 # What a step reads or writes: about a millisecond.
-STEP_BYTES = 16 * 1024
+STEP_BYTES = 8 * 1024
 # A message with more elements than this is encoded in steps.
 LARGE_ELEMENTS = 500
 # Copying fewer bytes than this into the head of a frame costs less than another buffer in the system call.

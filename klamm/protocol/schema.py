@@ -153,7 +153,7 @@ class _StructType(type):
     def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any], **options: Any) -> _StructType:
         names = [name for name, kind in body.get("__annotations__", {}).items() if not kind.startswith("ClassVar")]
         body["_notes"] = {name: body.pop(name, _REQUIRED) for name in names}
-        body["_fields"] = None
+        body["_wire"] = None
         body["__slots__"] = tuple(names)
         return super().__new__(mcs, name, bases, body, **options)
 
@@ -258,8 +258,8 @@ def _struct_class(owner: type[Struct], name: str) -> type[Struct]:
 def fields_of(struct_class: type[Struct]) -> list[Field]:
     """The fields of a struct in the order of the wire."""
     noted: Any = struct_class
-    if noted._fields is None:
+    if noted._wire is None:
         annotations = vars(struct_class)["__annotations__"]
-        noted._fields = [Field(struct_class, name, annotations[name], note) for name, note in noted._notes.items()]
-    fields: list[Field] = noted._fields
+        noted._wire = [Field(struct_class, name, annotations[name], note) for name, note in noted._notes.items()]
+    fields: list[Field] = noted._wire
     return fields

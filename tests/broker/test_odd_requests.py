@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from group_wire import commit, committed, find_coordinator
-from kafka.protocol.schemas.fields.codecs import EncodeBufferPool
+from message_oracle import body_of, library_class
 from one_broker import Client, OneBroker, batch, run, values
 
 from klamm.broker.handlers import APIS
@@ -66,7 +66,7 @@ TIMEOUTS = [-(2**31), -1, 0, 1, 10]
 
 
 class Odd:
-    """Makes requests of any API from the schemas of its message classes."""
+    """Makes requests of any API from the schemas of kafka-python's message classes."""
 
     def __init__(self, seed: int, controller_epoch: int = 0) -> None:
         self.chance = random.Random(seed)
@@ -81,15 +81,9 @@ class Odd:
             return self.produce(version)
         if key is ApiKey.FETCH:
             return self.fetch()
-        # kafka-python's class also where the codec is our own.
-        message_class = messages._message_class(key, "Request")
+        message_class = library_class(key, "Request")
         body = self.struct(message_class._struct, message_class, version)
-        if key not in messages._OWN_CODECS:
-            return body
-        flexible = message_class.flexible_version_q(version)
-        with EncodeBufferPool.acquire() as out:
-            message_class._struct.compiled_encode_into(version, compact=flexible, tagged=flexible)(body, out)
-            return messages.decode_request(key, version, bytes(out.buf[: out.pos]), 0)
+        return messages.decode_request(key, version, body_of(body, version), 0)
 
     def struct(self, schema: Any, data_class: Any, version: int) -> Any:
         fields = [field for field in schema._fields if field.for_version_q(version)]

@@ -870,14 +870,14 @@ def every_request() -> dict[ApiKey, Any]:
 
 
 def error_codes(answer: Any) -> set[int]:
-    """Every error code other than NONE in a response, however deep: message classes, dataclasses, named tuples."""
+    """Every error code other than NONE in a response, however deep: structs, dataclasses, named tuples."""
     if isinstance(answer, dict):
         answer = list(answer.values())
     if isinstance(answer, list) or type(answer) is tuple:
         return set().union(*map(error_codes, answer))
     if isinstance(answer, str | bytes | int | memoryview | set | None):
         return set()
-    names = list(getattr(answer, "fields", ())) or list(getattr(answer, "_fields", ())) or list(answer.__slots__)
+    names = list(getattr(answer, "_fields", None) or answer.__slots__)
     found = {answer.error_code} - {0} if "error_code" in names else set()
     return found.union(*(error_codes(getattr(answer, name)) for name in names))
 

@@ -145,7 +145,7 @@ def test_versions_are_negotiated_and_requests_answered():
         async with toy(handler=echo_group_length, versions={ApiKey.HEARTBEAT: (0, 2)}) as broker:
             connection = await connect(*broker.address, ConnectionOptions(client_id="me"))
             response = await connection.send(ApiKey.HEARTBEAT, heartbeat("four"))
-            assert (response.error_code, response.version) == (4, 2)
+            assert response.error_code == 4
             assert [(header.api_key, header.api_version, header.client_id) for header in broker.headers] == [
                 (ApiKey.API_VERSIONS, 3, "me"),
                 (ApiKey.HEARTBEAT, 2, "me"),
@@ -510,7 +510,7 @@ class ToyCluster:
         assert not request.allow_auto_topic_creation
         cls = response_class(ApiKey.METADATA)
         topic, broker = cls.MetadataResponseTopic, cls.MetadataResponseBroker
-        partition = topic._struct.fields["partitions"].data_class
+        partition = topic.MetadataResponsePartition
         names = ["t"] if request.topics is None else [topic.name for topic in request.topics]
         return cls(
             version=version,

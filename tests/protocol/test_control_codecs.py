@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from message_oracle import library_class
 
 from klamm.protocol import leader_and_isr, messages, stop_replica, update_metadata
 from klamm.protocol.api_keys import ApiKey
@@ -40,10 +41,6 @@ UPDATE_METADATA_VERSIONS = range(8)
 STOP_REPLICA_VERSIONS = range(4)
 NAMES = ["a", "topic-ü", "x" * 249]
 LISTENERS = ["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
-
-
-def schema_class(api_key, kind):
-    return messages._message_class(api_key, kind)
 
 
 def struct_class(message_class, name):
@@ -101,7 +98,7 @@ def leader_and_isr_request(rng, version):
 
 
 def schema_leader_and_isr_request(version, request):
-    cls = schema_class(ApiKey.LEADER_AND_ISR, "Request")
+    cls = library_class(ApiKey.LEADER_AND_ISR, "Request")
     topic_class = struct_class(cls, "topic_states")
     grouped = version >= 2
     state_class = struct_class(topic_class, "partition_states")
@@ -174,7 +171,7 @@ def leader_and_isr_response(rng, version):
 
 
 def schema_leader_and_isr_response(version, response):
-    cls = schema_class(ApiKey.LEADER_AND_ISR, "Response")
+    cls = library_class(ApiKey.LEADER_AND_ISR, "Response")
     topic_class = struct_class(cls, "topics")
     by_id = version >= 5
     error_class = struct_class(topic_class if by_id else cls, "partition_errors")
@@ -249,7 +246,7 @@ def update_metadata_request(rng, version):
 
 
 def schema_update_metadata_request(version, request):
-    cls = schema_class(ApiKey.UPDATE_METADATA, "Request")
+    cls = library_class(ApiKey.UPDATE_METADATA, "Request")
     topic_class = struct_class(cls, "topic_states")
     grouped = version >= 5
     state_class = struct_class(topic_class, "partition_states")
@@ -330,7 +327,7 @@ def test_update_metadata_request(version):
 def test_update_metadata_response(version):
     rng = random.Random(version)
     decode = update_metadata.response_decoder(version)
-    cls = schema_class(ApiKey.UPDATE_METADATA, "Response")
+    cls = library_class(ApiKey.UPDATE_METADATA, "Response")
     for error_code in (0, 11, -1):
         body = bytes(cls(version=version, error_code=error_code).encode(version=version))
         assert joined(update_metadata.encode_response(version, UpdateMetadataResponse(error_code))) == body
@@ -372,7 +369,7 @@ def stop_replica_request(rng, version):
 
 
 def schema_stop_replica_request(version, request):
-    cls = schema_class(ApiKey.STOP_REPLICA, "Request")
+    cls = library_class(ApiKey.STOP_REPLICA, "Request")
     ungrouped_class = struct_class(cls, "ungrouped_partitions")
     old_topic_class = struct_class(cls, "topics")
     topic_class = struct_class(cls, "topic_states")
@@ -431,7 +428,7 @@ def test_stop_replica_request(version):
 def test_stop_replica_response(version):
     rng = random.Random(version)
     decode = stop_replica.response_decoder(version)
-    cls = schema_class(ApiKey.STOP_REPLICA, "Response")
+    cls = library_class(ApiKey.STOP_REPLICA, "Response")
     error_class = struct_class(cls, "partition_errors")
     for _ in range(50):
         errors = {

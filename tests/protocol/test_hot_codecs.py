@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from message_oracle import library_class
 
 from klamm.protocol import fetch, messages, offset_commit, produce
 from klamm.protocol.api_keys import ApiKey
@@ -12,10 +13,6 @@ PRODUCE_VERSIONS = range(10)
 FETCH_VERSIONS = range(4, 13)
 COMMIT_VERSIONS = range(2, 9)
 NAMES = ["a", "topic-ü", "x" * 249]
-
-
-def library(api_key, kind):
-    return messages._message_class(api_key, kind)
 
 
 def joined(buffers):
@@ -47,7 +44,7 @@ def produce_request(rng, version):
 
 
 def library_produce_request(version, request):
-    cls = library(ApiKey.PRODUCE, "Request")
+    cls = library_class(ApiKey.PRODUCE, "Request")
     topic_class = cls.TopicProduceData
     partition_class = topic_class._struct.fields["partition_data"].data_class
     return cls(
@@ -103,7 +100,7 @@ def produce_response(rng, version):
 
 
 def library_produce_response(version, response):
-    cls = library(ApiKey.PRODUCE, "Response")
+    cls = library_class(ApiKey.PRODUCE, "Response")
     topic_class = cls.TopicProduceResponse
     partition_class = topic_class._struct.fields["partition_responses"].data_class
     error_class = partition_class._struct.fields["record_errors"].data_class
@@ -181,7 +178,7 @@ def fetch_request(rng, version):
 
 
 def library_fetch_request(version, request):
-    cls = library(ApiKey.FETCH, "Request")
+    cls = library_class(ApiKey.FETCH, "Request")
     partition_class = cls.FetchTopic._struct.fields["partitions"].data_class
     fields = {}
     if request.cluster_id is not None:
@@ -257,7 +254,7 @@ def fetch_response(rng, version):
 
 
 def library_fetch_response(version, response):
-    cls = library(ApiKey.FETCH, "Response")
+    cls = library_class(ApiKey.FETCH, "Response")
     topic_class = cls.FetchableTopicResponse
     partition_class = topic_class._struct.fields["partitions"].data_class
     fields = partition_class._struct.fields
@@ -353,7 +350,7 @@ def commit_request(rng, version):
 @pytest.mark.parametrize("version", COMMIT_VERSIONS)
 def test_commit_request(version):
     rng = random.Random(version)
-    cls = library(ApiKey.OFFSET_COMMIT, "Request")
+    cls = library_class(ApiKey.OFFSET_COMMIT, "Request")
     topic_class = cls.OffsetCommitRequestTopic
     for _ in range(50):
         request = commit_request(rng, version)
@@ -389,7 +386,7 @@ def test_commit_request(version):
 @pytest.mark.parametrize("version", COMMIT_VERSIONS)
 def test_commit_response(version):
     rng = random.Random(version)
-    cls = library(ApiKey.OFFSET_COMMIT, "Response")
+    cls = library_class(ApiKey.OFFSET_COMMIT, "Response")
     topic_class = cls.OffsetCommitResponseTopic
     decode = offset_commit.response_decoder(version)
     for _ in range(50):

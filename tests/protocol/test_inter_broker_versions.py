@@ -3,8 +3,8 @@
 import pytest
 
 from klamm.config.versions import ApiVersion
-from klamm.protocol.api_keys import ADVERTISED_MAX, ApiKey
 from klamm.protocol.inter_broker_versions import inter_broker_version
+from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
 
 # fmt: off
 EXPECTED = [

@@ -8,7 +8,7 @@ import uuid
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from library import body_of, in_library, library_class
+from message_oracle import body_of, in_library, library_class
 
 from klamm.protocol import apis, compiler, messages, primitives
 from klamm.protocol.api_keys import ApiKey
@@ -304,9 +304,7 @@ def test_versions_outside_the_advertised_are_refused():
 def test_an_unsupported_api_versions_answer_is_read_in_version_0():
     answer = messages.response_class(ApiKey.API_VERSIONS)
     key = answer.ApiVersion(api_key=18, min_version=0, max_version=2)
-    frame = b"".join(
-        messages.encode_response(ApiKey.API_VERSIONS, 0, 1, answer(error_code=35, api_keys=[key]))
-    )
+    frame = b"".join(messages.encode_response(ApiKey.API_VERSIONS, 0, 1, answer(error_code=35, api_keys=[key])))
     decoded = messages.decode_response(ApiKey.API_VERSIONS, 3, frame[4:])
     assert decoded.error_code == 35 and [entry.max_version for entry in decoded.api_keys] == [2]
 
