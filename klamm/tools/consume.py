@@ -1,6 +1,7 @@
 """`klamm consume`: the records of a topic on standard output or in a file.
 
-It assigns partitions itself, so it needs no consumer group and leaves no trace in the cluster.
+Without `--group` it assigns partitions itself, so it needs no consumer group and leaves no trace in the cluster. With
+`--group` it is a member of that group, and commits what it has written: a record is written at least once.
 """
 
 import sys
@@ -36,7 +37,18 @@ def consume(
     partition: Annotated[
         list[int] | None, typer.Option(min=0, help="Read this partition only; may be repeated.")
     ] = None,
-    offset: Annotated[str, typer.Option(metavar="earliest|latest|N", help="Where to begin.")] = "latest",
+    offset: Annotated[
+        str | None, typer.Option(metavar="earliest|latest|N", help="Where to begin; latest if not given.")
+    ] = None,
+    from_beginning: Annotated[
+        bool,
+        typer.Option(
+            "--from-beginning", help="Begin at the earliest offset; with --group, where it has committed none."
+        ),
+    ] = False,
+    group: Annotated[
+        str | None, typer.Option("--group", help="Read as a member of this consumer group, and commit offsets.")
+    ] = None,
     max_messages: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
     timeout_ms: Annotated[int | None, typer.Option(min=0, help="End after so long without a record.")] = None,
     output: Annotated[Path | None, typer.Option("--output", help="Write to this file.")] = None,
@@ -49,8 +61,8 @@ def consume(
     as_json: AsJson = False,
 ) -> None:
     """Read the records of a topic, until Ctrl-C or the end that the options set."""
-    if offset not in ("earliest", "latest") and not (offset.isascii() and offset.isdigit()):
-        raise typer.BadParameter(f"{offset!r} is not earliest, latest or a number", param_hint="--offset")
+    _check_options(offset, from_beginning, group, partition)
+    start = "earliest" if from_beginning else offset or "latest"
     record_format = RecordFormat(
         key=print_key,
         headers=print_headers,
@@ -59,11 +71,12 @@ def consume(
         separator=parse_separator("--separator", separator),
     )
     options = client_options(bootstrap_server, command_config) | {
-        "group_id": None,
+        "group_id": group,
+        # What is written is committed, and not before it is.
         "enable_auto_commit": False,
         "allow_auto_create_topics": False,
         # A start that does not exist, or that retention has removed meanwhile, is an error only if it was a number.
-        "auto_offset_reset": offset if offset in ("earliest", "latest") else "none",
+        "auto_offset_reset": start if start in ("earliest", "latest") else "none",
         "max_poll_records": 5000,
     }
     with ExitStack() as stack:
@@ -73,7 +86,11 @@ def consume(
         use_cramjam()
         with client_errors():
             consumer = stack.enter_context(connected(KafkaConsumer, options))
-            _begin(consumer, topic, partition or [], offset)
+            partitions = _existing_partitions(consumer, topic)
+            if group is None:
+                _assign(consumer, topic, partitions, partition or [], start)
+            else:
+                consumer.subscribe([topic])
             # A terminal that shows the records needs no bar.
             advance = stack.enter_context(progress("consume", max_messages, visible=not target.isatty()))
             count = 0
@@ -83,6 +100,8 @@ def consume(
                 for record in records:
                     target.write(record_json(record) if as_json else record_format.format(record))
                 target.flush()
+                if records and group is not None:
+                    consumer.commit()
                 count += len(records)
                 advance(len(records))
                 now = time.monotonic()
@@ -94,13 +113,33 @@ def consume(
         print(f"{count} records read from {topic}", file=sys.stderr)
 
 
-def _begin(consumer: Any, topic: str, partitions: Sequence[int], offset: str) -> None:
-    """Assigns the partitions and goes to the start."""
-    from kafka import TopicPartition
+def _check_options(
+    offset: str | None, from_beginning: bool, group: str | None, partitions: Sequence[int] | None
+) -> None:
+    """Raises typer.BadParameter for options that exclude each other, and for an offset that is none."""
+    if offset not in (None, "earliest", "latest") and not (offset.isascii() and offset.isdigit()):
+        raise typer.BadParameter(f"{offset!r} is not earliest, latest or a number", param_hint="--offset")
+    if offset is not None and from_beginning:
+        raise typer.BadParameter("cannot be given together with --from-beginning", param_hint="--offset")
+    if group is not None and offset is not None:
+        raise typer.BadParameter("cannot be given together with --group, whose offsets count", param_hint="--offset")
+    if group is not None and partitions:
+        raise typer.BadParameter("cannot be given together with --group, which assigns them", param_hint="--partition")
+    if group == "":
+        raise typer.BadParameter("a group has a name", param_hint="--group")
 
+
+def _existing_partitions(consumer: Any, topic: str) -> list[int]:
     existing = sorted(consumer.partitions_for_topic(topic) or ())
     if not existing:
         raise ToolError(f"topic {topic} does not exist")
+    return existing
+
+
+def _assign(consumer: Any, topic: str, existing: Sequence[int], partitions: Sequence[int], offset: str) -> None:
+    """Assigns the partitions, all if none is named, and goes to the start."""
+    from kafka import TopicPartition
+
     if missing := [number for number in partitions if number not in existing]:
         raise ToolError(f"{topic} has no partition {missing[0]}, it has {len(existing)} partitions")
     assigned = [TopicPartition(topic, number) for number in partitions or existing]

@@ -239,6 +239,31 @@ def test_what_cannot_be_consumed(klamm: Run, options: list[str], message: str) -
     assert "never-made" not in klamm("topics", "list").split()
 
 
+def test_a_group_goes_on_where_it_was(klamm: Run, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_text("1\n2\n3\n")
+    klamm("produce", "--topic", "grouped", "--file", str(source))
+    consume = ("consume", "--topic", "grouped", "--group", "village", "--from-beginning", "--max-messages")
+    assert klamm(*consume, "2") == "1\n2\n"
+    assert klamm(*consume, "1") == "3\n", "--from-beginning is for groups that have committed nothing"
+    assert re.search(r"^village +grouped +0 +3 +3 +0 ", klamm("groups", "describe", "--group", "village"), re.MULTILINE)
+    without_group = ("consume", "--topic", "grouped", "--from-beginning", "--max-messages", "3")
+    assert klamm(*without_group) == "1\n2\n3\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--from-beginning", "--offset", "3"], "Invalid value for --offset: cannot be given together with --from-"),
+        (["--group", "g", "--offset", "3"], "Invalid value for --offset: cannot be given together with --group"),
+        (["--group", "g", "--partition", "0"], "Invalid value for --partition: cannot be given together with --group"),
+        (["--offset", "first"], "Invalid value for --offset: 'first' is not earliest, latest or a number"),
+    ],
+)
+def test_options_of_consume_that_exclude_each_other(klamm: Run, options: list[str], message: str) -> None:
+    assert klamm("consume", "--topic", "t", *options, code=2).startswith(f"klamm: {message}")
+
+
 def test_records_that_are_not_delivered_are_counted(klamm: Run, tmp_path: Path) -> None:
     klamm("topics", "create", "--topic", "narrow", "--config", "max.message.bytes=1000")
     source = tmp_path / "source"
