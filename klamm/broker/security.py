@@ -9,6 +9,8 @@ from typing import Protocol
 
 ANONYMOUS = "User:ANONYMOUS"
 CLUSTER_NAME = "kafka-cluster"
+# What requests about access control lists are told where there is no authorizer.
+NO_AUTHORIZER = "No Authorizer is configured on the broker."
 
 
 class Operation(IntEnum):

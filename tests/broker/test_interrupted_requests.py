@@ -22,6 +22,7 @@ GROUPS, PARTITIONS = 20, 500
 # They only read, or change what they change in one step before they wait.
 END_WITH_THEIR_CLIENTS = {
     "API_VERSIONS",
+    "DESCRIBE_ACLS",
     "DESCRIBE_CLUSTER",
     "DESCRIBE_CONFIGS",
     "DESCRIBE_GROUPS",
@@ -44,8 +45,10 @@ RUN_TO_THEIR_END = {
     "ALTER_ISR",
     "ALTER_PARTITION_REASSIGNMENTS",
     "CONTROLLED_SHUTDOWN",
+    "CREATE_ACLS",
     "CREATE_PARTITIONS",
     "CREATE_TOPICS",
+    "DELETE_ACLS",
     "DELETE_GROUPS",
     "DELETE_TOPICS",
     "ELECT_LEADERS",

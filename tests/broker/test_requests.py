@@ -456,7 +456,8 @@ def test_api_versions_lists_the_registrations(tmp_path: Path) -> None:
             assert listed == {
                 0: (0, 9), 1: (4, 12), 2: (1, 6), 3: (0, 11), 4: (0, 5), 5: (0, 3), 6: (0, 7), 7: (0, 3), 8: (2, 8),
                 9: (1, 7), 10: (0, 3), 11: (0, 7), 12: (0, 4), 13: (0, 4), 14: (0, 5), 15: (0, 5), 16: (0, 4),
-                18: (0, 3), 19: (2, 7), 20: (1, 6), 22: (0, 4), 23: (2, 4), 32: (1, 4), 33: (0, 2), 35: (1, 2),
+                18: (0, 3), 19: (2, 7), 20: (1, 6), 22: (0, 4), 23: (2, 4), 29: (1, 2),
+                30: (1, 2), 31: (1, 2), 32: (1, 4), 33: (0, 2), 35: (1, 2),
                 37: (0, 3), 43: (0, 2), 44: (0, 1), 45: (0, 0), 46: (0, 0), 56: (0, 0), 57: (0, 0), 60: (0, 0),
                 42: (0, 2), 47: (0, 0),
             }  # fmt: skip
@@ -846,6 +847,9 @@ def every_request() -> dict[ApiKey, Any]:
         ApiKey.OFFSET_FOR_LEADER_EPOCH: {
             "topics": [epochs(topic="t", partitions=[epochs.OffsetForLeaderPartition(partition=0, leader_epoch=0)])]
         },
+        ApiKey.DESCRIBE_ACLS: ANY_ACL,
+        ApiKey.CREATE_ACLS: {"creations": [request[ApiKey.CREATE_ACLS].AclCreation(**ACL_OF_A)]},
+        ApiKey.DELETE_ACLS: {"filters": [request[ApiKey.DELETE_ACLS].DeleteAclsFilter(**ANY_ACL)]},
         ApiKey.DESCRIBE_CONFIGS: {
             "resources": [
                 request[ApiKey.DESCRIBE_CONFIGS].DescribeConfigsResource(
@@ -882,6 +886,52 @@ def error_codes(answer: Any) -> set[int]:
     return found.union(*(error_codes(getattr(answer, name)) for name in names))
 
 
+# Of any resource (1), with any name, host and principal, and any operation and permission.
+ANY_ACL = {
+    "resource_type_filter": 1,
+    "resource_name_filter": None,
+    "pattern_type_filter": 1,
+    "principal_filter": None,
+    "host_filter": None,
+    "operation": 1,
+    "permission_type": 1,
+}
+# Topic (2) `t`, literally (3): User:a may (3) read it (3) from anywhere.
+ACL_OF_A = {
+    "resource_type": 2,
+    "resource_name": "t",
+    "resource_pattern_type": 3,
+    "principal": "User:a",
+    "host": "*",
+    "operation": 3,
+    "permission_type": 3,
+}
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_without_an_authorizer_there_are_no_access_control_lists(tmp_path: Path, version: int) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        served = await client.ask(ApiKey.API_VERSIONS, client_software_name="t", client_software_version="1")
+        versions = {api.api_key: (api.min_version, api.max_version) for api in served.api_keys}
+        assert [versions.get(key) for key in (29, 30, 31)] == [(1, 2)] * 3
+
+        described = await client.ask(ApiKey.DESCRIBE_ACLS, version, **ANY_ACL)
+        assert (described.error_code, described.error_message) == (ErrorCode.SECURITY_DISABLED, told)
+        assert described.resources == []
+        creation = messages.request_class(ApiKey.CREATE_ACLS).AclCreation(**ACL_OF_A)
+        created = await client.ask(ApiKey.CREATE_ACLS, version, creations=[creation] * 2)
+        assert [(each.error_code, each.error_message) for each in created.results] == [
+            (ErrorCode.SECURITY_DISABLED, told)
+        ] * 2
+        every = messages.request_class(ApiKey.DELETE_ACLS).DeleteAclsFilter(**ANY_ACL)
+        deleted = await client.ask(ApiKey.DELETE_ACLS, version, filters=[every] * 2)
+        results = [(each.error_code, each.error_message, each.matching_acls) for each in deleted.filter_results]
+        assert results == [(ErrorCode.SECURITY_DISABLED, told, [])] * 2
+
+    told = "No Authorizer is configured on the broker."
+    run(tmp_path, scenario)
+
+
 DENIALS = {
     ApiKey.LEADER_AND_ISR: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ApiKey.STOP_REPLICA: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
@@ -908,6 +958,9 @@ DENIALS = {
     ApiKey.DELETE_TOPICS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ApiKey.INIT_PRODUCER_ID: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ApiKey.DESCRIBE_ACLS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ApiKey.CREATE_ACLS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ApiKey.DELETE_ACLS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
     ApiKey.DESCRIBE_CONFIGS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ApiKey.ALTER_CONFIGS: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: ErrorCode.CLUSTER_AUTHORIZATION_FAILED,

@@ -1,0 +1,25 @@
+"""CreateAcls (key 30), versions 1 and 2: adds access control lists.
+
+Without an authorizer each is refused with SECURITY_DISABLED, as in Kafka.
+"""
+
+from klamm.broker.registry import Body, Request, handler
+from klamm.broker.security import NO_AUTHORIZER, Operation, ResourceType
+from klamm.protocol import messages
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+
+Response = messages.response_class(ApiKey.CREATE_ACLS)
+
+
+def error_response(request: Request, error: KafkaError) -> Body:
+    result = Response.AclCreationResult(error_code=error.code, error_message=error.message or None)
+    return Response(version=request.version, results=[result] * len(request.body.creations))
+
+
+@handler(
+    ApiKey.CREATE_ACLS, operation=Operation.ALTER, resource_type=ResourceType.CLUSTER, error_response=error_response
+)
+def handle(request: Request) -> Body:
+    request.require_cluster()
+    raise KafkaError(ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)
