@@ -5,7 +5,7 @@ advertised.listeners over advertised.host.name over listeners, and so on. What m
 exists is valid; everything wrong with a file is reported at once.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -33,6 +33,7 @@ FAMILIES = (
 )
 
 _LISTENER_PREFIX = "listener.name."
+_NO_KRAFT = "KRaft is not supported; klamm keeps its metadata in ZooKeeper (zookeeper.connect). Remove the key to start"
 _HOUR_MS = 3_600_000
 _MINUTE_MS = 60_000
 
@@ -69,6 +70,8 @@ class BrokerConfig(BrokerKeys):
         dynamic_broker: Mapping[str, str] = MappingProxyType({}),
     ) -> "BrokerConfig":
         """Raises ConfigError listing every bad key with its value and what is allowed. Unknown keys are no error."""
+        if originals.get("process.roles"):
+            raise ConfigError([f"process.roles={originals['process.roles']}: {_NO_KRAFT}"])
         properties = _over(_over(originals, dynamic_default), dynamic_broker)
         values, problems = BROKER_CONFIG_DEF.parse(properties)
         resolved, more_problems = _resolve(values, properties)
@@ -108,11 +111,7 @@ class BrokerConfig(BrokerKeys):
 
     def unsupported_reasons(self) -> list[str]:
         """Why this broker must not start with this configuration although it is valid; empty when it may."""
-        reasons = [
-            f"listener {listener}: {listener.security_protocol} is not supported yet, only PLAINTEXT is"
-            for listener in self.listeners
-            if listener.security_protocol != "PLAINTEXT"
-        ]
+        reasons = _unsupported_listeners(self.listeners)
         for key, consequence in PROTECTIONS.items():
             if self.values[key]:
                 reasons.append(f"{key}={self.values[key]} is not supported yet: {consequence}; remove it to start")
@@ -134,6 +133,14 @@ def config_key(name: str) -> ConfigKey | None:
         _, _, without_mechanism = base.partition(".")
         key = BROKER_CONFIG_DEF.keys.get(base) or BROKER_CONFIG_DEF.keys.get(without_mechanism)
     return key
+
+
+def unknown_key_problem(name: str) -> str:
+    """A sentence for a property that no broker has, with the most similar one that brokers have."""
+    import difflib  # Only a mistake needs it.
+
+    close = difflib.get_close_matches(name, [*BROKER_CONFIG_DEF.keys, *DYNAMIC_ONLY_DEF.keys], 1)
+    return f"{name} is not a property of a broker" + (f"; did you mean {close[0]}?" if close else "")
 
 
 def _resolve(values: Mapping[str, Any], properties: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
@@ -295,7 +302,16 @@ def _contradictions(resolved: Mapping[str, Any], values: Mapping[str, Any]) -> l
     return problems + _listener_problems(resolved)
 
 
+def _unsupported_listeners(listeners: Iterable[Listener]) -> list[str]:
+    return [
+        f"listener {listener}: {listener.security_protocol} is not supported yet, only PLAINTEXT is"
+        for listener in listeners
+        if listener.security_protocol != "PLAINTEXT"
+    ]
+
+
 def _listener_problems(resolved: Mapping[str, Any]) -> list[str]:
+    """What does not fit together. When a listener cannot be served anyway, that is the problem to be told."""
     listeners: tuple[Listener, ...] = resolved["listeners"]
     advertised: tuple[Listener, ...] = resolved["advertised.listeners"]
     names = [listener.name for listener in listeners]
@@ -327,7 +343,7 @@ def _listener_problems(resolved: Mapping[str, Any]) -> list[str]:
             )
         elif control_plane.upper() == inter_broker:
             problems.append(f"control.plane.listener.name={control_plane} must differ from the inter-broker listener")
-    return problems
+    return (_unsupported_listeners(listeners) or problems) if problems else []
 
 
 def _text(value: Any) -> str:

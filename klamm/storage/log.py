@@ -490,7 +490,9 @@ class Log:
             if "delete" in self.config.cleanup_policy:
                 if self.config.retention_ms >= 0:
                     count += self._delete_while(
-                        lambda segment, _: now_ms - segment.largest_timestamp() > self.config.retention_ms, now_ms
+                        lambda segment, _: now_ms - segment.largest_timestamp() > self.config.retention_ms,
+                        now_ms,
+                        self._tell_retention_time,
                     )
                 if self.config.retention_bytes >= 0:
                     count += self._delete_excess_bytes(now_ms)
@@ -499,6 +501,7 @@ class Log:
                     upper_bound <= self._log_start_offset and segment is not self._segments.active
                 ),
                 now_ms,
+                self._tell_log_start_offset,
             )
         except OSError as error:
             raise self._storage_error(error, "deleting old segments") from error
@@ -514,9 +517,43 @@ class Log:
             excess_bytes -= segment.size_bytes
             return True
 
-        return self._delete_while(exceeds, now_ms) if excess_bytes >= 0 else 0
+        return self._delete_while(exceeds, now_ms, self._tell_retention_size) if excess_bytes >= 0 else 0
 
-    def _delete_while(self, deletable: Callable[[LogSegment, int], bool], now_ms: int) -> int:
+    def _tell_retention_time(self, doomed: Sequence[LogSegment]) -> None:
+        for segment in doomed:
+            source = (
+                "largest record timestamp in the segment"
+                if segment.max_timestamp >= 0
+                else "last modified time of the segment"
+            )
+            self._tell(
+                f"Deleting segment {segment} due to retention time {self.config.retention_ms}ms breach"
+                f" based on the {source}"
+            )
+
+    def _tell_retention_size(self, doomed: Sequence[LogSegment]) -> None:
+        size_bytes = self.size_bytes
+        for segment in doomed:
+            size_bytes -= segment.size_bytes
+            self._tell(
+                f"Deleting segment {segment} due to retention size {self.config.retention_bytes} breach."
+                f" Log size after deletion will be {size_bytes}."
+            )
+
+    def _tell_log_start_offset(self, doomed: Sequence[LogSegment]) -> None:
+        segments = ",".join(map(str, doomed))
+        self._tell(f"Deleting segments due to log start offset {self._log_start_offset} breach: {segments}")
+
+    def _tell(self, text: str) -> None:
+        """A line of the log as Kafka's `Log` begins its lines."""
+        _LOGGER.info("[Log partition=%s, dir=%s] %s", self.name, self.log_directory.path, text)
+
+    def _delete_while(
+        self,
+        deletable: Callable[[LogSegment, int], bool],
+        now_ms: int,
+        tell: Callable[[Sequence[LogSegment]], None],
+    ) -> int:
         doomed = []
         for segment in self._segments:
             following = self._segments.following(segment)
@@ -528,6 +565,7 @@ class Log:
             doomed.append(segment)
         if not doomed:
             return 0
+        tell(doomed)
         if len(doomed) == len(self._segments):
             self._roll(self._log_end_offset, now_ms)
         # The epochs are written first: should that fail, the segments are still there.

@@ -288,6 +288,9 @@ class LogSegment:
             self._first_timestamp = parse_header(window, available_bytes=self.size_bytes).max_timestamp
         return NO_TIMESTAMP if self._first_timestamp is None else self._first_timestamp
 
+    def __str__(self) -> str:
+        return f"LogSegment(baseOffset={self.base_offset}, size={self.size_bytes})"
+
     def largest_timestamp(self) -> int:
         """The age that retention goes by: the largest timestamp, or else when the file was last written, in ms."""
         return self.max_timestamp if self.max_timestamp >= 0 else self._file_system.modified_time_ms(self.path)

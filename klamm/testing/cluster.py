@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
+from klamm.config.broker import config_key, unknown_key_problem
 from klamm.testing.conditions import Wait, note
 from klamm.testing.errors import ClusterError
 from klamm.testing.observer import LoopThread, Observer, create_topic, delete_topic, load_messages
@@ -69,6 +70,7 @@ class Cluster:
     """A cluster with `brokers` brokers (ids from 0) for the time of a `with` block.
 
     - `properties`: broker properties for all brokers, by Kafka's names; `broker_properties`: for single brokers, by id.
+      A property that no broker has is a ValueError.
     - `zookeeper`: the connect string of a ZooKeeper to use instead of one of its own.
     - `zookeeper_session_timeout_ms`: how soon a killed or paused broker counts as dead. Kafka's default is 18,000.
     - `directory`: where data and logs are kept, instead of a temporary directory that is removed. A cluster that starts
@@ -94,8 +96,8 @@ class Cluster:
         if brokers < 1:
             raise ValueError(f"brokers={brokers} is not allowed; allowed: at least 1")
         self._initial_brokers = brokers
-        self._properties = _texts(properties or {})
-        self._broker_properties = {broker: _texts(own) for broker, own in (broker_properties or {}).items()}
+        self._properties = _broker_texts(properties or {})
+        self._broker_properties = {broker: _broker_texts(own) for broker, own in (broker_properties or {}).items()}
         self._external_zookeeper = zookeeper
         self._session_timeout_ms = zookeeper_session_timeout_ms
         self._wanted_directory = None if directory is None else Path(directory).absolute()
@@ -351,7 +353,7 @@ class Cluster:
             raise ClusterError(f"{_name(server)} is running")
         if server != ZOOKEEPER:
             own = self._broker_properties.setdefault(server, {})
-            own.update(_texts(properties or {}))
+            own.update(_broker_texts(properties or {}))
         self._launch(server)
         self._wait_started(server)
         self._wait_ready()
@@ -372,7 +374,7 @@ class Cluster:
     def add_broker(self, properties: Mapping[str, object] | None = None) -> int:
         """Starts one more broker and returns its id when it is ready."""
         broker = max(self.broker_ids) + 1
-        self._broker_properties[broker] = _texts(properties or {})
+        self._broker_properties[broker] = _broker_texts(properties or {})
         self._reserve(broker)
         self._launch(broker)
         self._wait_started(broker)
@@ -500,11 +502,22 @@ class Cluster:
         self._run(wait_until_ready(brokers, TIMEOUT_S, self._alive(brokers)))
 
 
-def _texts(properties: Mapping[str, object]) -> dict[str, str]:
-    """Properties as they stand in a file. Raises ValueError for those that are the cluster's own."""
+def _broker_texts(properties: Mapping[str, object]) -> dict[str, str]:
+    """Properties of a broker as they stand in a file.
+
+    Raises ValueError for those that are the cluster's own, and for those that no broker has.
+    """
     own = [key for key in OWN_PROPERTIES if key in properties]
     if own:
         raise ValueError(f"{own[0]} cannot be set: the cluster sets it for each broker")
+    unknown = [key for key in properties if config_key(key) is None]
+    if unknown:
+        raise ValueError(unknown_key_problem(unknown[0]))
+    return _texts(properties)
+
+
+def _texts(properties: Mapping[str, object]) -> dict[str, str]:
+    """Properties as they stand in a file."""
     return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in properties.items()}
 
 

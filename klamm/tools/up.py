@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from klamm.config.broker import BrokerConfig
+from klamm.config.broker import BrokerConfig, unknown_key_problem
 from klamm.config.definition import ConfigError
 from klamm.config.listeners import Listener
 from klamm.config.properties import format_properties
@@ -232,7 +232,7 @@ def check_overrides(overrides: Mapping[str, str], directory: Path, brokers: int,
         listeners += config.listeners
     unknown = [key for key in overrides if key in config.unknown_keys]
     if unknown:
-        raise ToolError(f"{unknown[0]} is not a property of a broker")
+        raise ToolError(unknown_key_problem(unknown[0]))
     if reasons := config.unsupported_reasons():
         raise ToolError("; ".join(reasons))
     return listeners

@@ -225,8 +225,17 @@ def test_any_free_port_may_be_asked_for_twice() -> None:
             "advertised.listeners: SSL://h:2 has no listener of that name; there are PLAINTEXT",
         ),
         (
+            {"inter.broker.listener.name": "SSL"},
+            "inter.broker.listener.name=SSL is not allowed; allowed: one of the advertised listeners PLAINTEXT",
+        ),
+        (
             {"listeners": "SSL://:9093"},
-            "inter.broker.listener.name=PLAINTEXT is not allowed; allowed: one of the advertised listeners SSL",
+            "listener SSL://:9093: SSL is not supported yet, only PLAINTEXT is",
+        ),
+        (
+            {"process.roles": "broker,controller", "listeners": "PLAINTEXT://:9092,CONTROLLER://:9093"},
+            "process.roles=broker,controller: KRaft is not supported; klamm keeps its metadata in ZooKeeper"
+            " (zookeeper.connect). Remove the key to start",
         ),
         (
             {"inter.broker.listener.name": "MINE"},

@@ -175,6 +175,32 @@ def test_compacted_logs_lose_only_what_lies_before_the_log_start_offset(log):
     assert asyncio.run(read_all(log)) == ALL[bases[2] + 1 :]
 
 
+def test_what_retention_deletes_is_logged_with_the_reason_in_the_words_of_kafka(log, caplog):
+    caplog.set_level("INFO", "klamm.storage.log")
+    (first, second, third), size = list(log._segments)[:3], log.size_bytes
+    names = [f"LogSegment(baseOffset={each.base_offset}, size={each.size_bytes})" for each in (first, second, third)]
+    assert retained(log, NOW_MS + second.base_offset + 1000, retention_ms=1000) == 1
+    assert retained(log, retention_bytes=size - first.size_bytes - second.size_bytes) == 1
+    log.update_log_start_offset(log.segment_base_offsets[1])
+    assert retained(log) == 1
+    elsewhere = DiskEnvironment()
+    untimed = open_log(elsewhere, SMALL)
+    append(untimed, b"a", timestamp_ms=-1)
+    untimed.update_high_watermark(1)
+    assert retained(untimed, elsewhere.clock_ms + 101, retention_ms=100) == 1
+    lines = [record.getMessage() for record in caplog.records]
+    whose = f"[Log partition=t-0, dir={DIRECTORY}]"
+    assert lines == [
+        f"{whose} Deleting segment {names[0]} due to retention time 1000ms breach based on the"
+        " largest record timestamp in the segment",
+        f"{whose} Deleting segment {names[1]} due to retention size {size - first.size_bytes - second.size_bytes}"
+        f" breach. Log size after deletion will be {size - first.size_bytes - second.size_bytes}.",
+        f"{whose} Deleting segments due to log start offset {log.log_start_offset} breach: {names[2]}",
+        f"{whose} Deleting segment LogSegment(baseOffset=0, size=69) due to"
+        " retention time 100ms breach based on the last modified time of the segment",
+    ]
+
+
 def test_no_retention(log):
     assert retained(log, NOW_MS + 10**12, retention_ms=-1, retention_bytes=-1) == 0
 

@@ -167,6 +167,12 @@ def test_a_cluster_outside_its_block() -> None:
 
 
 def test_what_a_cluster_cannot_be() -> None:
+    misspelt = {"auto.create.topic.enable": False}
+    told = r"^auto\.create\.topic\.enable is not a property of a broker; did you mean auto\.create\.topics\.enable\?$"
+    with pytest.raises(ValueError, match=told):
+        Cluster(properties=misspelt)
+    with pytest.raises(ValueError, match=told):
+        Cluster(broker_properties={1: misspelt})
     with pytest.raises(ValueError, match="brokers=0 is not allowed; allowed: at least 1"):
         Cluster(0)
     with pytest.raises(ValueError, match=r"broker\.id cannot be set: the cluster sets it for each broker"):

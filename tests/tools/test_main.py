@@ -124,8 +124,8 @@ def test_a_broker_without_a_file_says_so(capsys: pytest.CaptureFixture[str], tmp
     [
         ("broker.id=3", "broker.id cannot be overridden"),
         ("num.partitions=none", "num.partitions=none is not an int"),
-        ("num.partition=3", "num.partition is not a property of a broker"),
-        ("listeners=SSL://:1", "inter.broker.listener.name=PLAINTEXT is not allowed"),
+        ("num.partition=3", "num.partition is not a property of a broker; did you mean num.partitions?"),
+        ("listeners=SSL://:1", "listener SSL://:1: SSL is not supported yet, only PLAINTEXT is"),
         ("authorizer.class.name=x", "authorizer.class.name=x is not supported yet"),
     ],
 )
