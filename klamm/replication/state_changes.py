@@ -51,12 +51,14 @@ from klamm.replication.partition import Partition
 from klamm.replication.ports import FollowerFetchers, LiveBroker, TopicConfigSource
 from klamm.replication.state_change_lines import LeaderAndIsrLines, Origin, StateChangeLines, StopReplicaLines
 from klamm.storage.log_manager import LogManager
-from klamm.tasks import in_slices
+from klamm.tasks import Slices, in_slices
 from klamm.znodes.topics import NO_LEADER, TopicPartition, is_legal_topic_name
 
 T = TypeVar("T")
 
 SLICE_MS = 10
+# Of an answer; each partition costs two microseconds.
+ANSWERS_PER_SLICE = 2_000
 
 _log = logging.getLogger(__name__)
 
@@ -191,7 +193,7 @@ class StateChanges:
         try:
             self._check_controller_epoch(request.controller_epoch, lines.is_old)
         except KafkaError as error:
-            return _response(request, error.code, {})
+            return await in_slices(_response(request, error.code, {}))
         await self._load_topic_configs(request)
         leading: list[_Change] = []
         following: list[_Change] = []
@@ -216,7 +218,7 @@ class StateChanges:
             *(request.controller_id, self.controller_epoch, len(leading), len(following), refused, len(codes)),
         )
         lines.finished(len(codes), round((loop.time() - began_at) * 1000))
-        return _response(request, ErrorCode.NONE, codes)
+        return await in_slices(_response(request, ErrorCode.NONE, codes))
 
     async def _load_topic_configs(self, request: LeaderAndIsrRequest) -> None:
         new = []
@@ -481,19 +483,18 @@ def _may_be_same(one: UUID | None, other: UUID | None) -> bool:
 
 def _response(
     request: LeaderAndIsrRequest, code: ErrorCode, codes: Mapping[TopicPartition, ErrorCode]
-) -> LeaderAndIsrResponse:
+) -> Steps[LeaderAndIsrResponse]:
     """The answer; a partition that is not in `codes` gets what the request as a whole gets."""
-    return LeaderAndIsrResponse(
-        code,
-        [
-            LeaderAndIsrTopicErrors(
-                topic.topic,
-                topic.topic_id,
-                [(state.partition, codes.get((topic.topic, state.partition), code)) for state in topic.partitions],
-            )
-            for topic in request.topics
-        ],
-    )
+    answers: list[LeaderAndIsrTopicErrors] = []
+    slices = Slices(ANSWERS_PER_SLICE)
+    for topic in request.topics:
+        errors: list[tuple[int, int]] = [
+            (state.partition, codes.get((topic.topic, state.partition), code)) for state in topic.partitions
+        ]
+        answers.append(LeaderAndIsrTopicErrors(topic.topic, topic.topic_id, errors))
+        if slices.is_over(1 + len(errors)):
+            yield
+    return LeaderAndIsrResponse(code, answers)
 
 
 def _stops(request: StopReplicaRequest) -> dict[TopicPartition, tuple[int, bool]]:

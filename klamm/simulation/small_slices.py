@@ -47,6 +47,7 @@ SMALL = (
     ("klamm.replication.hosted_partitions", "PARTITIONS_PER_SLICE", 1),
     ("klamm.replication.isr_changes", "MAX_CHANGES_IN_ROUND", 1),
     ("klamm.replication.replica_manager", "PARTITIONS_PER_SLICE", 1),
+    ("klamm.replication.state_changes", "ANSWERS_PER_SLICE", 1),
     ("klamm.replication.state_changes", "SLICE_MS", 0),
     ("klamm.storage.log_manager", "_LOGS_IN_A_SLICE", 1),
     ("klamm.storage.log_manager", "_NAMES_IN_A_SLICE", 1),
