@@ -12,7 +12,7 @@ from functools import partial
 from types import CoroutineType
 from typing import Any
 
-from klamm.broker.registry import Api, Body, Request
+from klamm.broker.registry import Api, Request
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.broker.security import ANONYMOUS, Client
 from klamm.broker.services import Services
@@ -69,7 +69,7 @@ class Dispatcher:
         api: Api,
         header: messages.RequestHeader,
         request_bytes: int,
-        steps: messages.Steps[Body],
+        steps: messages.Steps[Any],
     ) -> Answer:
         """Others have the loop between two steps of decoding; the next request of the connection waits."""
         try:
@@ -80,7 +80,7 @@ class Dispatcher:
         return await result if isinstance(result, Awaitable) else result
 
     def _handle(
-        self, connection: ServerConnection, api: Api, header: messages.RequestHeader, request_bytes: int, body: Body
+        self, connection: ServerConnection, api: Api, header: messages.RequestHeader, request_bytes: int, body: Any
     ) -> Answer | Awaitable[Answer]:
         request = Request(
             api,
@@ -101,16 +101,14 @@ class Dispatcher:
             return _answer_only(finishing) if api.ends_with_client else finishing
         return self._answer(request, request_bytes, result)
 
-    async def _finish(
-        self, request: Request, request_bytes: int, pending: Coroutine[Any, Any, Body | AnswerOnly[Body] | None]
-    ) -> Answer:
+    async def _finish(self, request: Request[Any], request_bytes: int, pending: Coroutine[Any, Any, Any]) -> Answer:
         try:
             result = await pending
         except ITEM_ERRORS as error:
             result = request.api.error_response(request, as_kafka_error(error))
         return self._answer(request, request_bytes, result)
 
-    def _answer(self, request: Request, request_bytes: int, result: Body | AnswerOnly[Body] | None) -> Answer:
+    def _answer(self, request: Request[Any], request_bytes: int, result: Any) -> Answer:
         """The response of a handler, or what comes to one; a large one is encoded in steps."""
         if isinstance(result, AnswerOnly):
             return AnswerOnly(partial(self._answer_later, request, request_bytes, result))
@@ -127,7 +125,7 @@ class Dispatcher:
             return AnswerOnly(partial(_encode_in_steps, steps, throttle_time_ms))
         return Response(messages.encode_response(key, version, correlation_id, result), throttle_time_ms)
 
-    async def _answer_later(self, request: Request, request_bytes: int, later: AnswerOnly[Body]) -> Answer:
+    async def _answer_later(self, request: Request[Any], request_bytes: int, later: AnswerOnly[Any]) -> Answer:
         return await self._finish(request, request_bytes, later.answer())
 
     def _unsupported_version(self, api: Api, header: messages.RequestHeader) -> Response:

@@ -4,12 +4,12 @@ ApiVersions and the protocol support table in the documentation are made from th
 what is advertised.
 """
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from klamm.broker.security import CLUSTER_NAME, OPERATIONS, Client, Operation, ResourceType
-from klamm.net.server import AnswerOnly, ServerConnection
+from klamm.net.server import ServerConnection
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey
 
@@ -24,12 +24,14 @@ DENIED = {
     ResourceType.TRANSACTIONAL_ID: ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
 }
 
-Body = Any  # an instance of a message class of `klamm.protocol`
+Body = TypeVar("Body")
+"""The class of the request's message."""
 NO_BROKER = -1
 # Plain where the answer is known at once, `async def` where it may have to wait. None: nothing is answered. AnswerOnly:
 # all is done that the request changes, and only its answer must be waited for.
-Handle = Callable[["Request"], Body | Coroutine[Any, Any, Body | None] | AnswerOnly[Body] | None]
-ErrorResponse = Callable[["Request", KafkaError], Body]
+Handle = Callable[["Request[Any]"], Any]
+Handler = TypeVar("Handler", bound=Handle)
+ErrorResponse = Callable[["Request[Any]", KafkaError], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,7 @@ class Api:
 
 
 @dataclass(slots=True)
-class Request:
+class Request(Generic[Body]):
     """One request of a client, decoded."""
 
     api: Api
@@ -104,10 +106,10 @@ def handler(
     error_response: ErrorResponse,
     pipelined: bool = False,
     ends_with_client: bool = False,
-) -> Callable[[Handle], Handle]:
+) -> Callable[[Handler], Handler]:
     """Registers the decorated function as the handler of `key`. Raises ValueError when the key is taken."""
 
-    def register(handle: Handle) -> Handle:
+    def register(handle: Handler) -> Handler:
         if key in _apis:
             raise ValueError(f"two handlers for {key.name}: {_apis[key].handle} and {handle}")
         versions = ADVERTISED_MIN[key], ADVERTISED_MAX[key]

@@ -12,11 +12,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from klamm.controller.context import ReplicaAssignment
 from klamm.controller.feature_updates import FeatureResults, FeatureUpdate
 from klamm.controller.leader_election import ElectionResults, ElectionType
+from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrResponse
 from klamm.protocol.stop_replica import StopReplicaResponse, StopReplicaTopic
@@ -250,11 +251,11 @@ class ListPartitionReassignments(Question[Mapping[TopicPartition, ReplicaAssignm
 
 
 @dataclass(frozen=True, eq=False)
-class AlterIsrReceived(Question[Any]):
+class AlterIsrReceived(Question[AlterIsrResponse]):
     """A leader wants to change the ISR of partitions. The answer: an AlterIsr response."""
 
     state = ControllerState.ISR_CHANGE
-    request: Any
+    request: AlterIsrRequest
 
     def preempt(self) -> None:
         self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller any more"))

@@ -10,24 +10,26 @@ What must stay true:
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import complete_reassignments
 from klamm.controller.slices import for_slices, slices
 from klamm.controller.state_change_log import NO_REPLICA
 from klamm.controller.states import PartitionState, ReplicaState
-from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import response_class
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import LeaderAndIsr, TopicPartition
 from klamm.zookeeper.errors import BadVersion, NoNode, ZooKeeperError
 
+Topic = AlterIsrResponse.TopicData
+Partition = Topic.PartitionData
+WantedPartition = AlterIsrRequest.TopicData.PartitionData
+
 _log = logging.getLogger(__name__)
 
 
-async def alter_isr(parts: ControllerParts, request: Any) -> Any:
+async def alter_isr(parts: ControllerParts, request: AlterIsrRequest) -> AlterIsrResponse:
     """Changes the ISRs that a leader asks for; returns the response. KafkaError STALE_BROKER_EPOCH."""
     context = parts.context
     broker = context.live_or_shutting_down_brokers.get(request.broker_id)
@@ -54,11 +56,13 @@ async def alter_isr(parts: ControllerParts, request: Any) -> Any:
     return await _response(results)
 
 
-def requested_partitions(request: Any) -> list[TopicPartition]:
+def requested_partitions(request: AlterIsrRequest) -> list[TopicPartition]:
     return [(topic.name, item.partition_index) for topic in request.topics for item in topic.partitions]
 
 
-def _decide(parts: ControllerParts, partition: TopicPartition, sender: int, item: Any) -> ErrorCode | LeaderAndIsr:
+def _decide(
+    parts: ControllerParts, partition: TopicPartition, sender: int, item: WantedPartition
+) -> ErrorCode | LeaderAndIsr:
     """What the partition's state is to be; the very state that it has when nothing changes."""
     context = parts.context
     state = context.partition_leadership_info(partition)
@@ -118,13 +122,12 @@ def _take_up(
             parts.state_changes.record(parts.context.epoch, partition, NO_REPLICA, online, online, state, why)
 
 
-async def _response(results: dict[TopicPartition, ErrorCode | LeaderAndIsr]) -> Any:
-    response = response_class(ApiKey.ALTER_ISR)
-    topics: dict[str, list[Any]] = {}
+async def _response(results: dict[TopicPartition, ErrorCode | LeaderAndIsr]) -> AlterIsrResponse:
+    topics: dict[str, list[Partition]] = {}
     async for piece in slices(tuple(results.items())):
         for (topic, number), result in piece:
             if isinstance(result, LeaderAndIsr):
-                item = response.TopicData.PartitionData(
+                item = Partition(
                     partition_index=number,
                     error_code=ErrorCode.NONE,
                     leader_id=result.leader,
@@ -133,18 +136,17 @@ async def _response(results: dict[TopicPartition, ErrorCode | LeaderAndIsr]) -> 
                     current_isr_version=result.zk_version,
                 )
             else:
-                item = response.TopicData.PartitionData(partition_index=number, error_code=result)
+                item = Partition(partition_index=number, error_code=result)
             topics.setdefault(topic, []).append(item)
-    return response(
-        version=0,
+    return AlterIsrResponse(
         error_code=ErrorCode.NONE,
-        topics=[response.TopicData(name=topic, partitions=items) for topic, items in topics.items()],
+        topics=[Topic(name=topic, partitions=items) for topic, items in topics.items()],
     )
 
 
-def error_response(code: ErrorCode) -> Any:
+def error_response(code: ErrorCode) -> AlterIsrResponse:
     """The AlterIsr response that refuses everything."""
-    return response_class(ApiKey.ALTER_ISR)(version=0, error_code=code, topics=[])
+    return AlterIsrResponse(error_code=code, topics=[])
 
 
 async def isr_change_notification(parts: ControllerParts) -> None:

@@ -24,6 +24,7 @@ from klamm.controller.events import (
 )
 from klamm.controller.feature_updates import FeatureResults, FeatureUpdate
 from klamm.controller.leader_election import ElectionResults, ElectionType
+from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
 from klamm.protocol.errors import KafkaError
 from klamm.znodes.topics import TopicPartition
 
@@ -36,7 +37,7 @@ class ControllerRequests:
     def __init__(self, put: Callable[[ControllerEvent], None]) -> None:
         self._put = put
 
-    async def alter_isr(self, request: Any) -> Any:
+    async def alter_isr(self, request: AlterIsrRequest) -> AlterIsrResponse:
         """Answers an AlterIsr request; errors are in the response. Cut short, nothing is known of what was done."""
         event = AlterIsrReceived(request, answer=_future())
         self._put(event)

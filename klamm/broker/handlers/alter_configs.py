@@ -4,18 +4,20 @@ What is not named in the request is no longer set; IncrementalAlterConfigs (key 
 serves it, but a broker's own configs only that broker.
 """
 
-from klamm.broker.handlers.altered_resources import ConfigResourceType, alter_each, refuse_all
-from klamm.broker.registry import Body, Request, handler
+from collections.abc import Iterable
+
+from klamm.broker.handlers.altered_resources import ConfigResourceType, alter_each
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 
-Response = messages.response_class(ApiKey.ALTER_CONFIGS)
+Resource = AlterConfigsRequest.AlterConfigsResource
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
-    return refuse_all(request, Response, error)
+def error_response(request: Request[AlterConfigsRequest], error: KafkaError) -> AlterConfigsResponse:
+    return _response((resource, error) for resource in request.body.resources)
 
 
 @handler(
@@ -24,12 +26,26 @@ def error_response(request: Request, error: KafkaError) -> Body:
     resource_type=ResourceType.TOPIC,
     error_response=error_response,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[AlterConfigsRequest]) -> AlterConfigsResponse:
     admin, validate_only = request.services.config_admin, request.body.validate_only
 
-    async def alter(kind: ConfigResourceType, resource: Body) -> None:
+    async def alter(kind: ConfigResourceType, resource: Resource) -> None:
         entries = [(config.name, config.value) for config in resource.configs]
         replace = admin.replace_topic if kind is ConfigResourceType.TOPIC else admin.replace_broker
         await replace(resource.resource_name, entries, validate_only=validate_only)
 
-    return await alter_each(request, Response, alter)
+    return _response(await alter_each(request, request.body.resources, alter))
+
+
+def _response(outcomes: Iterable[tuple[Resource, KafkaError]]) -> AlterConfigsResponse:
+    return AlterConfigsResponse(
+        responses=[
+            AlterConfigsResponse.AlterConfigsResourceResponse(
+                error_code=error.code,
+                error_message=error.message or None,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource, error in outcomes
+        ]
+    )

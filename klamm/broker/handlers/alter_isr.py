@@ -3,17 +3,15 @@
 Served by the active controller, which checks each change against the leadership that it knows and ZooKeeper holds.
 """
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 
-Response = messages.response_class(ApiKey.ALTER_ISR)
 
-
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(version=request.version, error_code=error.code, topics=[])
+def error_response(request: Request[AlterIsrRequest], error: KafkaError) -> AlterIsrResponse:
+    return AlterIsrResponse(error_code=error.code, topics=[])
 
 
 @handler(
@@ -22,6 +20,6 @@ def error_response(request: Request, error: KafkaError) -> Body:
     resource_type=ResourceType.CLUSTER,
     error_response=error_response,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[AlterIsrRequest]) -> AlterIsrResponse:
     request.require_cluster()
     return await request.services.controller.alter_isr(request.body)

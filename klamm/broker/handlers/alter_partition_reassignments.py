@@ -6,9 +6,12 @@ request's timeout counts for nothing, as in Kafka: there is nothing to wait for.
 
 from collections.abc import Mapping
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    AlterPartitionReassignmentsResponse,
+)
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
@@ -18,13 +21,14 @@ from klamm.znodes.topics import TopicPartition
 # What is translated before others have the loop: about a millisecond.
 PARTITIONS_PER_SLICE = 1000
 
-Response = messages.response_class(ApiKey.ALTER_PARTITION_REASSIGNMENTS)
-TopicResult = Response.ReassignableTopicResponse
+TopicResult = AlterPartitionReassignmentsResponse.ReassignableTopicResponse
 PartitionResult = TopicResult.ReassignablePartitionResponse
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(version=request.version, error_code=error.code, error_message=error.message or None, responses=[])
+def error_response(
+    request: Request[AlterPartitionReassignmentsRequest], error: KafkaError
+) -> AlterPartitionReassignmentsResponse:
+    return AlterPartitionReassignmentsResponse(error_code=error.code, error_message=error.message or None, responses=[])
 
 
 @handler(
@@ -33,14 +37,16 @@ def error_response(request: Request, error: KafkaError) -> Body:
     resource_type=ResourceType.CLUSTER,
     error_response=error_response,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[AlterPartitionReassignmentsRequest]) -> AlterPartitionReassignmentsResponse:
     request.require_cluster()
     targets = await in_slices(_targets(request))
     errors = await request.services.controller.alter_partition_reassignments(targets)
-    return await in_slices(_response(request, errors))
+    return await in_slices(_response(errors))
 
 
-def _targets(request: Request) -> Steps[dict[TopicPartition, tuple[int, ...] | None]]:
+def _targets(
+    request: Request[AlterPartitionReassignmentsRequest],
+) -> Steps[dict[TopicPartition, tuple[int, ...] | None]]:
     targets: dict[TopicPartition, tuple[int, ...] | None] = {}
     slices = Slices(PARTITIONS_PER_SLICE)
     for topic in request.body.topics:
@@ -52,8 +58,8 @@ def _targets(request: Request) -> Steps[dict[TopicPartition, tuple[int, ...] | N
     return targets
 
 
-def _response(request: Request, errors: Mapping[TopicPartition, KafkaError | None]) -> Steps[Body]:
-    results: dict[str, list[Body]] = {}
+def _response(errors: Mapping[TopicPartition, KafkaError | None]) -> Steps[AlterPartitionReassignmentsResponse]:
+    results: dict[str, list[PartitionResult]] = {}
     slices = Slices(PARTITIONS_PER_SLICE)
     for (topic, number), error in errors.items():
         result = PartitionResult(
@@ -64,8 +70,7 @@ def _response(request: Request, errors: Mapping[TopicPartition, KafkaError | Non
         results.setdefault(topic, []).append(result)
         if slices.is_over():
             yield
-    return Response(
-        version=request.version,
+    return AlterPartitionReassignmentsResponse(
         error_code=ErrorCode.NONE,
         error_message=None,
         responses=[TopicResult(name=topic, partitions=partitions) for topic, partitions in results.items()],

@@ -1,11 +1,11 @@
 """What AlterConfigs and IncrementalAlterConfigs have in common: their resources, and how each of them is answered."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from enum import IntEnum
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from klamm.broker.registry import Body, Request
+from klamm.broker.registry import Request
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.broker.security import CLUSTER_NAME, ResourceType
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -19,20 +19,31 @@ class ConfigResourceType(IntEnum):
     BROKER_LOGGER = 8
 
 
+class AlteredResource(Protocol):
+    """A resource in either request."""
+
+    resource_type: int
+    resource_name: str
+
+
+Resource = TypeVar("Resource", bound=AlteredResource)
+
+
 async def alter_each(
-    request: Request, response_class: Any, alter: Callable[[ConfigResourceType, Body], Awaitable[None]]
-) -> Body:
-    """Each resource succeeds or fails on its own, broker loggers always with INVALID_REQUEST.
+    request: Request[Any],
+    resources: Sequence[Resource],
+    alter: Callable[[ConfigResourceType, Resource], Awaitable[None]],
+) -> list[tuple[Resource, KafkaError]]:
+    """Each resource succeeds (NONE) or fails on its own, broker loggers always with INVALID_REQUEST.
 
     KafkaError INVALID_REQUEST, and nothing is done, for resources that have no configs or are named twice.
     """
-    resources = request.body.resources
     counts = Counter((resource.resource_type, resource.resource_name) for resource in resources)
     for (number, name), count in counts.items():
         _resource_type(number)
         if count > 1:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"resource {name!r} is named {count} times")
-    answers = []
+    outcomes = []
     for resource in resources:
         kind = _resource_type(resource.resource_type)
         try:
@@ -41,17 +52,10 @@ async def alter_each(
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "the levels of broker loggers cannot be changed")
             await alter(kind, resource)
         except ITEM_ERRORS as error:
-            answers.append(_answer(response_class, resource, as_kafka_error(error)))
+            outcomes.append((resource, as_kafka_error(error)))
         else:
-            answers.append(_answer(response_class, resource, KafkaError(ErrorCode.NONE)))
-    return response_class(version=request.version, responses=answers)
-
-
-def refuse_all(request: Request, response_class: Any, error: KafkaError) -> Body:
-    return response_class(
-        version=request.version,
-        responses=[_answer(response_class, resource, error) for resource in request.body.resources],
-    )
+            outcomes.append((resource, KafkaError(ErrorCode.NONE)))
+    return outcomes
 
 
 def _resource_type(number: int) -> ConfigResourceType:
@@ -62,18 +66,9 @@ def _resource_type(number: int) -> ConfigResourceType:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"resource type {number}: allowed are {allowed}") from None
 
 
-def _authorize(request: Request, kind: ConfigResourceType, name: str) -> None:
+def _authorize(request: Request[Any], kind: ConfigResourceType, name: str) -> None:
     if kind is ConfigResourceType.TOPIC:
         if not request.allows(name):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
     elif not request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER):
         raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
-
-
-def _answer(response_class: Any, resource: Body, error: KafkaError) -> Body:
-    return response_class.AlterConfigsResourceResponse(
-        error_code=error.code,
-        error_message=error.message or None,
-        resource_type=resource.resource_type,
-        resource_name=resource.resource_name,
-    )

@@ -7,53 +7,46 @@ supports and those that are finalized (KIP-584), with their epoch: -1 when featu
 
 import re
 
-from klamm.broker.registry import Body, Request, handler
-from klamm.protocol import messages
+from klamm.broker.registry import Request, handler
+from klamm.protocol.apis.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-
-Response = messages.response_class(ApiKey.API_VERSIONS)
 
 FIRST_VERSION_WITH_SOFTWARE_NAME = 3
 NO_EPOCH = -1
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(version=request.version, error_code=error.code, api_keys=[])
+def error_response(request: Request[ApiVersionsRequest], error: KafkaError) -> ApiVersionsResponse:
+    return ApiVersionsResponse(error_code=error.code, api_keys=[])
 
 
 @handler(ApiKey.API_VERSIONS, operation=None, resource_type=None, error_response=error_response, ends_with_client=True)
-def handle(request: Request) -> Body:
+def handle(request: Request[ApiVersionsRequest]) -> ApiVersionsResponse:
     body = request.body
     if request.version >= FIRST_VERSION_WITH_SOFTWARE_NAME:
         for name in (body.client_software_name, body.client_software_version):
             if not _SOFTWARE.match(name):
                 raise KafkaError(ErrorCode.INVALID_REQUEST, f"client software name or version {name!r}")
-    return Response(
-        version=request.version,
-        error_code=ErrorCode.NONE,
-        api_keys=[
-            Response.ApiVersion(api_key=api.key, min_version=api.min_version, max_version=api.max_version)
-            for api in request.services.apis.values()
-        ],
-        **_features(request),
-    )
-
-
-def _features(request: Request) -> dict[str, Body]:
     features = request.services.finalized_features
     current = features.current
-    return {
-        "supported_features": [
-            Response.SupportedFeatureKey(name=name, min_version=versions.min_version, max_version=versions.max_version)
+    return ApiVersionsResponse(
+        error_code=ErrorCode.NONE,
+        api_keys=[
+            ApiVersionsResponse.ApiVersion(api_key=api.key, min_version=api.min_version, max_version=api.max_version)
+            for api in request.services.apis.values()
+        ],
+        supported_features=[
+            ApiVersionsResponse.SupportedFeatureKey(
+                name=name, min_version=versions.min_version, max_version=versions.max_version
+            )
             for name, versions in features.supported.items()
         ],
-        "finalized_features_epoch": NO_EPOCH if current is None else current.epoch,
-        "finalized_features": [
-            Response.FinalizedFeatureKey(
+        finalized_features_epoch=NO_EPOCH if current is None else current.epoch,
+        finalized_features=[
+            ApiVersionsResponse.FinalizedFeatureKey(
                 name=name, max_version_level=levels.max_version_level, min_version_level=levels.min_version_level
             )
             for name, levels in (current.features.items() if current is not None else ())
         ],
-    }
+    )

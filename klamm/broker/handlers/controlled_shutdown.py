@@ -4,18 +4,17 @@ Served by the active controller. The answer names the partitions that the broker
 are none, or gives up. A broker that asks a former controller gets STALE_CONTROLLER_EPOCH, as in Kafka.
 """
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.controlled_shutdown import ControlledShutdownRequest, ControlledShutdownResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 
-Response = messages.response_class(ApiKey.CONTROLLED_SHUTDOWN)
-RemainingPartition = Response.RemainingPartition
+RemainingPartition = ControlledShutdownResponse.RemainingPartition
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(version=request.version, error_code=error.code, remaining_partitions=[])
+def error_response(request: Request[ControlledShutdownRequest], error: KafkaError) -> ControlledShutdownResponse:
+    return ControlledShutdownResponse(error_code=error.code, remaining_partitions=[])
 
 
 @handler(
@@ -24,15 +23,13 @@ def error_response(request: Request, error: KafkaError) -> Body:
     resource_type=ResourceType.CLUSTER,
     error_response=error_response,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[ControlledShutdownRequest]) -> ControlledShutdownResponse:
     request.require_cluster()
     body = request.body
     remaining = await request.services.controller.controlled_shutdown(body.broker_id, body.broker_epoch)
-    return Response(
-        version=request.version,
+    return ControlledShutdownResponse(
         error_code=ErrorCode.NONE,
         remaining_partitions=[
-            RemainingPartition(version=request.version, topic_name=topic, partition_index=number)
-            for topic, number in remaining
+            RemainingPartition(topic_name=topic, partition_index=number) for topic, number in remaining
         ],
     )

@@ -5,20 +5,19 @@ Answered when every new partition has a leader. Only the controller's broker ser
 
 from collections import Counter
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.broker.topic_admin import NewPartitions
 from klamm.net.server import AnswerOnly
-from klamm.protocol import messages
+from klamm.protocol.apis.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 
-Response = messages.response_class(ApiKey.CREATE_PARTITIONS)
-Result = Response.CreatePartitionsTopicResult
+Result = CreatePartitionsResponse.CreatePartitionsTopicResult
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(version=request.version, results=[_result(topic.name, error) for topic in request.body.topics])
+def error_response(request: Request[CreatePartitionsRequest], error: KafkaError) -> CreatePartitionsResponse:
+    return CreatePartitionsResponse(results=[_result(topic.name, error) for topic in request.body.topics])
 
 
 @handler(
@@ -27,7 +26,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
     resource_type=ResourceType.TOPIC,
     error_response=error_response,
 )
-async def handle(request: Request) -> AnswerOnly[Body]:
+async def handle(request: Request[CreatePartitionsRequest]) -> AnswerOnly[CreatePartitionsResponse]:
     body, services = request.body, request.services
     services.require_controller()
     names = Counter(topic.name for topic in body.topics)
@@ -44,17 +43,17 @@ async def handle(request: Request) -> AnswerOnly[Body]:
             wanted.append((topic.name, topic.count, replicas))
     added = await services.topic_admin.create_partitions(wanted, validate_only=body.validate_only)
 
-    async def answer() -> Body:
+    async def answer() -> CreatePartitionsResponse:
         ready = added
         if not body.validate_only:
             ready = await services.topic_admin.wait_until_grown(added, body.timeout_ms)
         answers.update(ready)
-        return Response(version=request.version, results=[_result(name, answers[name]) for name in names])
+        return CreatePartitionsResponse(results=[_result(name, answers[name]) for name in names])
 
     return AnswerOnly(answer)
 
 
-def _result(name: str, error: NewPartitions | KafkaError) -> Body:
+def _result(name: str, error: NewPartitions | KafkaError) -> Result:
     if not isinstance(error, KafkaError):
         return Result(name=name, error_code=ErrorCode.NONE, error_message=None)
     return Result(name=name, error_code=error.code, error_message=error.message or None)

@@ -7,50 +7,47 @@ will exist. Only the controller's broker serves it.
 import asyncio
 from collections import Counter
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.broker.topic_admin import CreatedTopic, NewTopic
 from klamm.config.describe import describe_topic
 from klamm.net.server import AnswerOnly
-from klamm.protocol import messages
+from klamm.protocol.apis.create_topics import CreateTopicsRequest, CreateTopicsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.tasks import Slices
 
-Response = messages.response_class(ApiKey.CREATE_TOPICS)
-Topic = Response.CreatableTopicResult
+Topic = CreateTopicsResponse.CreatableTopicResult
 
 # What is described in one go: about three milliseconds.
 TOPICS_PER_SLICE = 20
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(
-        version=request.version, topics=[_failed(request, topic.name, error) for topic in request.body.topics]
-    )
+def error_response(request: Request[CreateTopicsRequest], error: KafkaError) -> CreateTopicsResponse:
+    return CreateTopicsResponse(topics=[_failed(topic.name, error) for topic in request.body.topics])
 
 
 @handler(
     ApiKey.CREATE_TOPICS, operation=Operation.CREATE, resource_type=ResourceType.TOPIC, error_response=error_response
 )
-async def handle(request: Request) -> AnswerOnly[Body]:
+async def handle(request: Request[CreateTopicsRequest]) -> AnswerOnly[CreateTopicsResponse]:
     body, services = request.body, request.services
     services.require_controller()
     on_cluster = request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER)
     names = Counter(topic.name for topic in body.topics)
-    answers: dict[str, Body] = {}
+    answers: dict[str, Topic] = {}
     wanted = []
     for topic in body.topics:
         if names[topic.name] > 1:
             error = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-            answers[topic.name] = _failed(request, topic.name, error)
+            answers[topic.name] = _failed(topic.name, error)
         elif not on_cluster and not request.allows(topic.name):
-            answers[topic.name] = _failed(request, topic.name, KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+            answers[topic.name] = _failed(topic.name, KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED))
         else:
             wanted.append(_new_topic(topic))
     created = await services.topic_admin.create_topics(wanted, validate_only=body.validate_only)
 
-    async def answer() -> Body:
+    async def answer() -> CreateTopicsResponse:
         ready = created
         if not body.validate_only:
             ready = await services.topic_admin.wait_until_created(created, body.timeout_ms)
@@ -58,13 +55,13 @@ async def handle(request: Request) -> AnswerOnly[Body]:
         for one in ready:
             if slices.is_over():
                 await asyncio.sleep(0)
-            answers[one.name] = _failed(request, one.name, one.error) if one.error else _created(request, one)
-        return Response(version=request.version, topics=[answers[name] for name in names])
+            answers[one.name] = _failed(one.name, one.error) if one.error else _created(request, one)
+        return CreateTopicsResponse(topics=[answers[name] for name in names])
 
     return AnswerOnly(answer)
 
 
-def _new_topic(topic: Body) -> NewTopic:
+def _new_topic(topic: CreateTopicsRequest.CreatableTopic) -> NewTopic:
     return NewTopic(
         topic.name,
         topic.num_partitions,
@@ -74,36 +71,27 @@ def _new_topic(topic: Body) -> NewTopic:
     )
 
 
-def _created(request: Request, topic: CreatedTopic) -> Body:
+def _created(request: Request[CreateTopicsRequest], topic: CreatedTopic) -> Topic:
     """The counts and configs are told only to those who may describe the topic's configs (KIP-525)."""
-    common = {
-        "version": request.version,
-        "name": topic.name,
-        "error_code": ErrorCode.NONE,
-        "error_message": None,
-        "topic_id": topic.topic_id,
-    }
+    answer = Topic(name=topic.name, topic_id=topic.topic_id, error_code=ErrorCode.NONE, error_message=None, configs=[])
     if not request.allows(topic.name, Operation.DESCRIBE_CONFIGS):
-        return Topic(**common, topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, configs=[])
+        answer.topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        return answer
     assert topic.config is not None
-    return Topic(
-        **common,
-        num_partitions=len(topic.assignment),
-        replication_factor=len(topic.assignment[0]),
-        configs=[
-            Topic.CreatableTopicConfigs(
-                name=entry.name,
-                value=entry.value,
-                read_only=entry.read_only,
-                config_source=entry.source,
-                is_sensitive=entry.sensitive,
-            )
-            for entry in describe_topic(topic.config)
-        ],
-    )
+    answer.num_partitions = len(topic.assignment)
+    answer.replication_factor = len(topic.assignment[0])
+    answer.configs = [
+        Topic.CreatableTopicConfigs(
+            name=entry.name,
+            value=entry.value,
+            read_only=entry.read_only,
+            config_source=entry.source,
+            is_sensitive=entry.sensitive,
+        )
+        for entry in describe_topic(topic.config)
+    ]
+    return answer
 
 
-def _failed(request: Request, name: str, error: KafkaError) -> Body:
-    return Topic(
-        version=request.version, name=name, error_code=error.code, error_message=error.message or None, configs=None
-    )
+def _failed(name: str, error: KafkaError) -> Topic:
+    return Topic(name=name, error_code=error.code, error_message=error.message or None, configs=None)

@@ -2,30 +2,29 @@
 
 import asyncio
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 
-Response = messages.response_class(ApiKey.DELETE_GROUPS)
-Result = Response.DeletableGroupResult
+Result = DeleteGroupsResponse.DeletableGroupResult
 
 # What is deleted in one go: a few milliseconds.
 GROUPS_PER_SLICE = 50
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
+def error_response(request: Request[DeleteGroupsRequest], error: KafkaError) -> DeleteGroupsResponse:
     results = [
         Result(group_id=group_id, error_code=error.code) for group_id in dict.fromkeys(request.body.groups_names)
     ]
-    return Response(version=request.version, results=results)
+    return DeleteGroupsResponse(results=results)
 
 
 @handler(
     ApiKey.DELETE_GROUPS, operation=Operation.DELETE, resource_type=ResourceType.GROUP, error_response=error_response
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[DeleteGroupsRequest]) -> DeleteGroupsResponse:
     names = list(dict.fromkeys(request.body.groups_names))
     codes: dict[str, ErrorCode] = {}
     for start in range(0, len(names), GROUPS_PER_SLICE):
@@ -33,7 +32,6 @@ async def handle(request: Request) -> Body:
             await asyncio.sleep(0)
         allowed = [name for name in names[start : start + GROUPS_PER_SLICE] if request.allows(name)]
         codes |= request.services.group_coordinator.delete_groups(allowed)
-    return Response(
-        version=request.version,
+    return DeleteGroupsResponse(
         results=[Result(group_id=name, error_code=codes.get(name, request.denied)) for name in names],
     )

@@ -3,30 +3,31 @@
 Answered when this broker's metadata no longer has the topic. Only the controller's broker serves it.
 """
 
-from klamm.broker.registry import Body, Request, handler
+from uuid import UUID
+
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.net.server import AnswerOnly
-from klamm.protocol import messages
+from klamm.protocol.apis.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 
-Response = messages.response_class(ApiKey.DELETE_TOPICS)
-Result = Response.DeletableTopicResult
+Result = DeleteTopicsResponse.DeletableTopicResult
 
 FIRST_VERSION_WITH_IDS = 6
 # Before this version a client does not know TOPIC_DELETION_DISABLED.
 FIRST_VERSION_WITH_DELETION_DISABLED = 3
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
+def error_response(request: Request[DeleteTopicsRequest], error: KafkaError) -> DeleteTopicsResponse:
     named = _named(request)
-    return Response(version=request.version, responses=[_result(name, id, error) for name, id in named])
+    return DeleteTopicsResponse(responses=[_result(name, id, error) for name, id in named])
 
 
 @handler(
     ApiKey.DELETE_TOPICS, operation=Operation.DELETE, resource_type=ResourceType.TOPIC, error_response=error_response
 )
-async def handle(request: Request) -> AnswerOnly[Body]:
+async def handle(request: Request[DeleteTopicsRequest]) -> AnswerOnly[DeleteTopicsResponse]:
     services = request.services
     services.require_controller()
     if not services.config.delete_topic_enable:
@@ -35,13 +36,12 @@ async def handle(request: Request) -> AnswerOnly[Body]:
         raise KafkaError(code, "delete.topic.enable is false")
     snapshot = services.metadata_cache.snapshot
     names = {topic_id: name for name, topic_id in snapshot.topic_ids.items()}
-    results: list[Body] = []
+    results: list[Result] = []
     doomed = {}
     for given, topic_id in _named(request):
-        by_id = given is None
-        if by_id == (topic_id is None):
+        if (given is None) == (topic_id is None):
             raise KafkaError(ErrorCode.INVALID_REQUEST, "each topic is named either by its name or by its id")
-        name = names.get(topic_id) if by_id else given
+        name = given if topic_id is None else names.get(topic_id)
         if name is None:
             results.append(_result(None, topic_id, KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)))
         elif not request.allows(name, Operation.DESCRIBE):
@@ -55,21 +55,21 @@ async def handle(request: Request) -> AnswerOnly[Body]:
             doomed[name] = snapshot.topic_ids.get(name)
     marked = await services.topic_admin.delete_topics(list(doomed))
 
-    async def answer() -> Body:
+    async def answer() -> DeleteTopicsResponse:
         deleted = await services.topic_admin.wait_until_deleted(marked, request.body.timeout_ms)
         gone = [_result(name, doomed[name], error) for name, error in deleted.items()]
-        return Response(version=request.version, responses=results + gone)
+        return DeleteTopicsResponse(responses=results + gone)
 
     return AnswerOnly(answer)
 
 
-def _named(request: Request) -> list[tuple[str | None, Body]]:
+def _named(request: Request[DeleteTopicsRequest]) -> list[tuple[str | None, UUID | None]]:
     if request.version >= FIRST_VERSION_WITH_IDS:
         return [(topic.name, topic.topic_id) for topic in request.body.topics]
     return [(name, None) for name in request.body.topic_names]
 
 
-def _result(name: str | None, topic_id: Body, error: KafkaError | None) -> Body:
+def _result(name: str | None, topic_id: UUID | None, error: KafkaError | None) -> Result:
     return Result(
         name=name,
         topic_id=topic_id,

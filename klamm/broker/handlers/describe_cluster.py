@@ -3,18 +3,16 @@
 Everybody may know where the brokers are; only the list of allowed operations depends on authorization.
 """
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 
-Response = messages.response_class(ApiKey.DESCRIBE_CLUSTER)
 
-
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(
-        version=request.version, error_code=error.code, error_message=error.message or None, cluster_id="", brokers=[]
+def error_response(request: Request[DescribeClusterRequest], error: KafkaError) -> DescribeClusterResponse:
+    return DescribeClusterResponse(
+        error_code=error.code, error_message=error.message or None, cluster_id="", brokers=[]
     )
 
 
@@ -25,20 +23,19 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[DescribeClusterRequest]) -> DescribeClusterResponse:
     allowed = None
     if request.body.include_cluster_authorized_operations:
         # As in Kafka: who may not describe the cluster may do nothing with it, but is told where the brokers are.
         described = request.allows(CLUSTER_NAME)
         allowed = request.authorized_operations(ResourceType.CLUSTER, CLUSTER_NAME) if described else set()
     snapshot = await request.services.metadata_cache.first_snapshot()
-    return Response(
-        version=request.version,
+    return DescribeClusterResponse(
         error_code=ErrorCode.NONE,
         cluster_id=request.services.cluster_id,
         controller_id=snapshot.controller_id,
         brokers=[
-            Response.DescribeClusterBroker(
+            DescribeClusterResponse.DescribeClusterBroker(
                 broker_id=broker.id, host=endpoint.host, port=endpoint.port, rack=broker.rack
             )
             for broker in snapshot.brokers.values()

@@ -6,22 +6,22 @@ default of the cluster (an empty name) by every broker.
 
 from collections.abc import Mapping, Sequence
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.broker.topic_admin import validate_topic_name
 from klamm.config.describe import DescribedConfig, describe_broker, describe_default_broker, describe_topic
 from klamm.config.topic import TopicConfig
-from klamm.protocol import messages
+from klamm.protocol.apis.describe_configs import DescribeConfigsRequest, DescribeConfigsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
 from klamm.tasks import Slices
 
-Response = messages.response_class(ApiKey.DESCRIBE_CONFIGS)
-Result = Response.DescribeConfigsResult
+Result = DescribeConfigsResponse.DescribeConfigsResult
 Entry = Result.DescribeConfigsResourceResult
 Synonym = Entry.DescribeConfigsSynonym
+Resource = DescribeConfigsRequest.DescribeConfigsResource
 
 # `ConfigResource.Type`, which differs from an authorizer's resource types.
 TOPIC = 2
@@ -31,8 +31,8 @@ BROKER = 4
 RESOURCES_PER_SLICE = 10
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(version=request.version, results=[_failed(resource, error) for resource in request.body.resources])
+def error_response(request: Request[DescribeConfigsRequest], error: KafkaError) -> DescribeConfigsResponse:
+    return DescribeConfigsResponse(results=[_failed(resource, error) for resource in request.body.resources])
 
 
 @handler(
@@ -42,7 +42,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[DescribeConfigsRequest]) -> DescribeConfigsResponse:
     # Each resource once, so that the response is not many thousand times as large as its request.
     topics = _topics(request)
     configs: Mapping[str, TopicConfig] = {}
@@ -52,15 +52,18 @@ async def handle(request: Request) -> Body:
     except ITEM_ERRORS as error:
         unread = as_kafka_error(error)
     results = await request.services.long_answers.take(_results(request, topics, configs, unread))
-    return Response(version=request.version, results=results)
+    return DescribeConfigsResponse(results=results)
 
 
 def _results(
-    request: Request, topics: Mapping[str, None], configs: Mapping[str, TopicConfig], unread: KafkaError | None
-) -> Steps[list[Body]]:
+    request: Request[DescribeConfigsRequest],
+    topics: Mapping[str, None],
+    configs: Mapping[str, TopicConfig],
+    unread: KafkaError | None,
+) -> Steps[list[Result]]:
     """`unread`: why the configurations of topics could not be read."""
     resources = {(resource.resource_type, resource.resource_name): resource for resource in request.body.resources}
-    results = []
+    results: list[Result] = []
     slices = Slices(RESOURCES_PER_SLICE)
     for resource in resources.values():
         if slices.is_over():
@@ -84,13 +87,15 @@ def _results(
     return results
 
 
-def _topics(request: Request) -> dict[str, None]:
+def _topics(request: Request[DescribeConfigsRequest]) -> dict[str, None]:
     """Those that are asked for and exist."""
     names = dict.fromkeys(one.resource_name for one in request.body.resources if one.resource_type == TOPIC)
     return {name: None for name in names if name in request.services.metadata_cache.snapshot.topics}
 
 
-def _describe(request: Request, resource: Body, configs: Mapping[str, TopicConfig]) -> Sequence[DescribedConfig]:
+def _describe(
+    request: Request[DescribeConfigsRequest], resource: Resource, configs: Mapping[str, TopicConfig]
+) -> Sequence[DescribedConfig]:
     services, name = request.services, resource.resource_name
     if resource.resource_type == TOPIC:
         if not request.allows(name):
@@ -115,7 +120,9 @@ def _describe(request: Request, resource: Body, configs: Mapping[str, TopicConfi
     )
 
 
-def _entries(request: Request, wanted: Sequence[str] | None, entries: Sequence[DescribedConfig]) -> list[Body]:
+def _entries(
+    request: Request[DescribeConfigsRequest], wanted: Sequence[str] | None, entries: Sequence[DescribedConfig]
+) -> list[Entry]:
     """Those of the wanted names; an empty list means all, as null does.
 
     Raises KafkaError UNKNOWN_SERVER_ERROR for a value that no response can hold; a file or a znode can.
@@ -130,7 +137,6 @@ def _entries(request: Request, wanted: Sequence[str] | None, entries: Sequence[D
             )
     return [
         Entry(
-            version=request.version,
             name=entry.name,
             value=entry.value,
             read_only=entry.read_only,
@@ -148,7 +154,7 @@ def _entries(request: Request, wanted: Sequence[str] | None, entries: Sequence[D
     ]
 
 
-def _failed(resource: Body, error: KafkaError) -> Body:
+def _failed(resource: Resource, error: KafkaError) -> Result:
     return Result(
         error_code=error.code,
         error_message=error.message or None,

@@ -5,23 +5,22 @@ A group that does not exist is Dead. From version 3 on a client may ask what it 
 
 import asyncio
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.tasks import Slices
 
-Response = messages.response_class(ApiKey.DESCRIBE_GROUPS)
-Group = Response.DescribedGroup
+Group = DescribeGroupsResponse.DescribedGroup
 Member = Group.DescribedGroupMember
 
 # What is described in one go: a few milliseconds, if a group has a few members.
 GROUPS_PER_SLICE = 50
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(version=request.version, groups=[_failed(group_id, error.code) for group_id in request.body.groups])
+def error_response(request: Request[DescribeGroupsRequest], error: KafkaError) -> DescribeGroupsResponse:
+    return DescribeGroupsResponse(groups=[_failed(group_id, error.code) for group_id in request.body.groups])
 
 
 @handler(
@@ -31,17 +30,17 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[DescribeGroupsRequest]) -> DescribeGroupsResponse:
     groups = []
     slices = Slices(GROUPS_PER_SLICE)
     for group_id in request.body.groups:
         groups.append(_describe(request, group_id))
         if slices.is_over():
             await asyncio.sleep(0)
-    return Response(version=request.version, groups=groups)
+    return DescribeGroupsResponse(groups=groups)
 
 
-def _describe(request: Request, group_id: str) -> Body:
+def _describe(request: Request[DescribeGroupsRequest], group_id: str) -> Group:
     if not request.allows(group_id):
         return _failed(group_id, request.denied)
     code, group = request.services.group_coordinator.describe_group(group_id)
@@ -69,7 +68,7 @@ def _describe(request: Request, group_id: str) -> Body:
     )
 
 
-def _failed(group_id: str, code: ErrorCode) -> Body:
+def _failed(group_id: str, code: ErrorCode) -> Group:
     return Group(
         error_code=code,
         group_id=group_id,

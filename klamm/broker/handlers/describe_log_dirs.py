@@ -2,17 +2,16 @@
 (KIP-113). An offline directory is listed with KAFKA_STORAGE_ERROR and without replicas.
 """
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.storage.log import Log
 from klamm.tasks import Slices
 
-Response = messages.response_class(ApiKey.DESCRIBE_LOG_DIRS)
-Directory = Response.DescribeLogDirsResult
+Directory = DescribeLogDirsResponse.DescribeLogDirsResult
 Topic = Directory.DescribeLogDirsTopic
 Partition = Topic.DescribeLogDirsPartition
 
@@ -20,9 +19,9 @@ Partition = Topic.DescribeLogDirsPartition
 LOGS_PER_SLICE = 500
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
+def error_response(request: Request[DescribeLogDirsRequest], error: KafkaError) -> DescribeLogDirsResponse:
     # As in Kafka, a client that may not ask learns of no directory; the versions served have no room for an error.
-    return Response(version=request.version, results=[])
+    return DescribeLogDirsResponse(results=[])
 
 
 @handler(
@@ -32,19 +31,19 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[DescribeLogDirsRequest]) -> DescribeLogDirsResponse:
     request.require_cluster()
-    return Response(version=request.version, results=await request.services.long_answers.take(_directories(request)))
+    return DescribeLogDirsResponse(results=await request.services.long_answers.take(_directories(request)))
 
 
-def _directories(request: Request) -> Steps[list[Body]]:
+def _directories(request: Request[DescribeLogDirsRequest]) -> Steps[list[Directory]]:
     manager = request.services.log_manager
     wanted = request.body.topics
     selected = None if wanted is None else {(topic.topic, number) for topic in wanted for number in topic.partitions}
     results = []
     slices = Slices(LOGS_PER_SLICE)
     for directory in manager.directories:
-        topics: dict[str, list[Body]] = {}
+        topics: dict[str, list[Partition]] = {}
         for log in manager.logs_in(directory.path) if directory.is_online else ():
             if slices.is_over():
                 yield
@@ -60,6 +59,6 @@ def _directories(request: Request) -> Steps[list[Body]]:
     return results
 
 
-def _partition(log: Log) -> Body:
+def _partition(log: Log) -> Partition:
     lag = max(0, log.high_watermark - log.log_end_offset)
     return Partition(partition_index=log.partition, partition_size=log.size_bytes, offset_lag=lag, is_future_key=False)

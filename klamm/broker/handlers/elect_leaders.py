@@ -7,29 +7,28 @@ answer. Only the controller's broker serves it; it waits until the leaders are i
 import asyncio
 from collections.abc import Iterable, Mapping
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.controller.leader_election import ElectionType
 from klamm.net.server import AnswerOnly
-from klamm.protocol import messages
+from klamm.protocol.apis.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.znodes.topics import TopicPartition
 
-Response = messages.response_class(ApiKey.ELECT_LEADERS)
-Result = Response.ReplicaElectionResult
+Result = ElectLeadersResponse.ReplicaElectionResult
 
 FIRST_VERSION_WITH_TYPES = 1
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
+def error_response(request: Request[ElectLeadersRequest], error: KafkaError) -> ElectLeadersResponse:
     return _response(request, error.code, dict.fromkeys(_named(request.body.topic_partitions or ()), error))
 
 
 @handler(
     ApiKey.ELECT_LEADERS, operation=Operation.ALTER, resource_type=ResourceType.CLUSTER, error_response=error_response
 )
-async def handle(request: Request) -> AnswerOnly[Body]:
+async def handle(request: Request[ElectLeadersRequest]) -> AnswerOnly[ElectLeadersResponse]:
     request.require_cluster()
     services, body = request.services, request.body
     election_type = ElectionType.PREFERRED if request.version < FIRST_VERSION_WITH_TYPES else _type(body.election_type)
@@ -42,7 +41,7 @@ async def handle(request: Request) -> AnswerOnly[Body]:
     deadline = loop.time() + body.timeout_ms / 1000
     elected = await services.leader_elections.elect(partitions, election_type)
 
-    async def answer() -> Body:
+    async def answer() -> ElectLeadersResponse:
         results = await services.leader_elections.wait_until_known(elected, (deadline - loop.time()) * 1000)
         if body.topic_partitions is None:
             results = {
@@ -63,12 +62,14 @@ def _type(number: int) -> ElectionType:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"election type {number}; allowed are {allowed}") from None
 
 
-def _named(topics: Iterable[Body]) -> list[TopicPartition]:
+def _named(topics: Iterable[ElectLeadersRequest.TopicPartitions]) -> list[TopicPartition]:
     return list(dict.fromkeys((topic.topic, number) for topic in topics for number in topic.partitions))
 
 
-def _response(request: Request, code: ErrorCode, errors: Mapping[TopicPartition, KafkaError | None]) -> Body:
-    topics: dict[str, list[Body]] = {}
+def _response(
+    request: Request[ElectLeadersRequest], code: ErrorCode, errors: Mapping[TopicPartition, KafkaError | None]
+) -> ElectLeadersResponse:
+    topics: dict[str, list[Result.PartitionResult]] = {}
     for (topic, number), error in errors.items():
         topics.setdefault(topic, []).append(
             Result.PartitionResult(
@@ -77,8 +78,7 @@ def _response(request: Request, code: ErrorCode, errors: Mapping[TopicPartition,
                 error_message=None if error is None else error.message or None,
             )
         )
-    return Response(
-        version=request.version,
+    return ElectLeadersResponse(
         error_code=code if request.version >= FIRST_VERSION_WITH_TYPES else ErrorCode.NONE,
         replica_election_results=[Result(topic=topic, partition_result=results) for topic, results in topics.items()],
     )

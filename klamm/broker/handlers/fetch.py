@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.fetch import FetchResponse, FetchResponsePartition
+from klamm.protocol.fetch import FetchRequest, FetchResponse, FetchResponsePartition
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import CompressionType
 from klamm.replication.replica_manager import PARTITIONS_PER_SLICE, Wanted
@@ -22,7 +22,7 @@ FIRST_VERSION_WITH_ZSTD = 10
 FIRST_VERSION_WITH_SESSIONS = 7
 
 
-def error_response(request: Request, error: KafkaError) -> FetchResponse:
+def error_response(request: Request[FetchRequest], error: KafkaError) -> FetchResponse:
     if request.version >= FIRST_VERSION_WITH_SESSIONS:
         return FetchResponse(error_code=error.code)
     return FetchResponse(
@@ -40,7 +40,7 @@ def error_response(request: Request, error: KafkaError) -> FetchResponse:
     error_response=error_response,
     ends_with_client=True,
 )
-async def handle(request: Request) -> FetchResponse:
+async def handle(request: Request[FetchRequest]) -> FetchResponse:
     body, services = request.body, request.services
     is_follower = body.replica_id >= 0
     exchange = await in_slices(
@@ -78,7 +78,9 @@ async def handle(request: Request) -> FetchResponse:
     return FetchResponse(session_id=exchange.session_id, topics=list(topics.items()))
 
 
-def _refused_topics(request: Request, wanted: Sequence[Wanted], is_follower: bool) -> dict[str, ErrorCode]:
+def _refused_topics(
+    request: Request[FetchRequest], wanted: Sequence[Wanted], is_follower: bool
+) -> dict[str, ErrorCode]:
     """The topics that must not be read, and what is answered for them."""
     topics = dict.fromkeys(topic for topic, _ in wanted)
     if is_follower:
@@ -92,7 +94,7 @@ def _refused_topics(request: Request, wanted: Sequence[Wanted], is_follower: boo
     return refused
 
 
-def _is_zstd(request: Request, topic: str, number: int) -> bool:
+def _is_zstd(request: Request[FetchRequest], topic: str, number: int) -> bool:
     """Whether all that is in the partition is to be compressed so. Of single batches nobody asks, as in Kafka."""
     hosted = request.services.replica_manager.hosted_partition((topic, number))
     return hosted is not None and hosted.log.config.codec is CompressionType.ZSTD

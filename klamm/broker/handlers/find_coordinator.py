@@ -7,21 +7,18 @@ There is no transaction coordinator yet: a transactional id is answered with TRA
 because that is the error at which a producer gives up at once instead of waiting for a coordinator that never comes.
 """
 
-from klamm.broker.registry import NO_BROKER, Body, Request, handler
+from klamm.broker.registry import NO_BROKER, Request, handler
 from klamm.broker.security import Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-
-Response = messages.response_class(ApiKey.FIND_COORDINATOR)
 
 GROUP = 0
 TRANSACTION = 1
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(
-        version=request.version,
+def error_response(request: Request[FindCoordinatorRequest], error: KafkaError) -> FindCoordinatorResponse:
+    return FindCoordinatorResponse(
         error_code=error.code,
         error_message=error.message or None,
         node_id=NO_BROKER,
@@ -37,7 +34,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[FindCoordinatorRequest]) -> FindCoordinatorResponse:
     body = request.body
     if body.key_type == TRANSACTION:
         raise KafkaError(
@@ -48,8 +45,7 @@ async def handle(request: Request) -> Body:
     if not request.allows(body.key):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     node_id, endpoint = await request.services.offsets_topic.find_coordinator(body.key, request.listener_name)
-    return Response(
-        version=request.version,
+    return FindCoordinatorResponse(
         error_code=ErrorCode.NONE,
         error_message=None,
         node_id=node_id,

@@ -1,16 +1,14 @@
 """Heartbeat (key 12), versions 0 to 4: a member is alive, and hears whether its generation still is."""
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.heartbeat import HeartbeatRequest, HeartbeatResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 
-Response = messages.response_class(ApiKey.HEARTBEAT)
 
-
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(version=request.version, error_code=error.code)
+def error_response(request: Request[HeartbeatRequest], error: KafkaError) -> HeartbeatResponse:
+    return HeartbeatResponse(error_code=error.code)
 
 
 @handler(
@@ -20,11 +18,11 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-def handle(request: Request) -> Body:
+def handle(request: Request[HeartbeatRequest]) -> HeartbeatResponse:
     body = request.body
     if not request.allows(body.group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     code = request.services.group_coordinator.heartbeat(
         body.group_id, body.generation_id, body.member_id, body.group_instance_id
     )
-    return Response(version=request.version, error_code=code)
+    return HeartbeatResponse(error_code=code)

@@ -3,19 +3,26 @@
 Every broker serves it, but a broker's own configs only that broker. The levels of broker loggers cannot be changed.
 """
 
+from collections.abc import Iterable
+
 from klamm.broker.config_alterations import ConfigChange
-from klamm.broker.handlers.altered_resources import ConfigResourceType, alter_each, refuse_all
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.handlers.altered_resources import ConfigResourceType, alter_each
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.incremental_alter_configs import (
+    IncrementalAlterConfigsRequest,
+    IncrementalAlterConfigsResponse,
+)
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 
-Response = messages.response_class(ApiKey.INCREMENTAL_ALTER_CONFIGS)
+Resource = IncrementalAlterConfigsRequest.AlterConfigsResource
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
-    return refuse_all(request, Response, error)
+def error_response(
+    request: Request[IncrementalAlterConfigsRequest], error: KafkaError
+) -> IncrementalAlterConfigsResponse:
+    return _response((resource, error) for resource in request.body.resources)
 
 
 @handler(
@@ -24,12 +31,26 @@ def error_response(request: Request, error: KafkaError) -> Body:
     resource_type=ResourceType.TOPIC,
     error_response=error_response,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[IncrementalAlterConfigsRequest]) -> IncrementalAlterConfigsResponse:
     admin, validate_only = request.services.config_admin, request.body.validate_only
 
-    async def alter(kind: ConfigResourceType, resource: Body) -> None:
+    async def alter(kind: ConfigResourceType, resource: Resource) -> None:
         changes = [ConfigChange(config.name, config.value, config.config_operation) for config in resource.configs]
         change = admin.change_topic if kind is ConfigResourceType.TOPIC else admin.change_broker
         await change(resource.resource_name, changes, validate_only=validate_only)
 
-    return await alter_each(request, Response, alter)
+    return _response(await alter_each(request, request.body.resources, alter))
+
+
+def _response(outcomes: Iterable[tuple[Resource, KafkaError]]) -> IncrementalAlterConfigsResponse:
+    return IncrementalAlterConfigsResponse(
+        responses=[
+            IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(
+                error_code=error.code,
+                error_message=error.message or None,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource, error in outcomes
+        ]
+    )

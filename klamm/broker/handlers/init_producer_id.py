@@ -6,18 +6,16 @@ COORDINATOR_LOAD_IN_PROGRESS. As in Kafka, an idempotent producer that names its
 same.
 """
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.zookeeper.errors import ZooKeeperError
 
-Response = messages.response_class(ApiKey.INIT_PRODUCER_ID)
 
-
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(version=request.version, error_code=error.code, producer_id=-1, producer_epoch=-1)
+def error_response(request: Request[InitProducerIdRequest], error: KafkaError) -> InitProducerIdResponse:
+    return InitProducerIdResponse(error_code=error.code, producer_id=-1, producer_epoch=-1)
 
 
 @handler(
@@ -26,7 +24,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
     resource_type=ResourceType.CLUSTER,
     error_response=error_response,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[InitProducerIdRequest]) -> InitProducerIdResponse:
     body = request.body
     if body.transactional_id == "":
         raise KafkaError(ErrorCode.INVALID_REQUEST, "the transactional id is empty")
@@ -41,4 +39,4 @@ async def handle(request: Request) -> Body:
     except ZooKeeperError as error:
         # What every client takes for "ask again"; to Java's, most other codes are the end of the producer.
         raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"ZooKeeper: {error}") from error
-    return Response(version=request.version, error_code=ErrorCode.NONE, producer_id=producer_id, producer_epoch=0)
+    return InitProducerIdResponse(error_code=ErrorCode.NONE, producer_id=producer_id, producer_epoch=0)

@@ -5,22 +5,21 @@ to the largest rebalance timeout of the members. From version 4 on a member firs
 (KIP-394); from 5 on it may be a static one (KIP-345).
 """
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.coordinator.group import NO_MEMBER_ID, JoinResult
-from klamm.protocol import messages
+from klamm.protocol.apis.join_group import JoinGroupRequest, JoinGroupResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 
-Response = messages.response_class(ApiKey.JOIN_GROUP)
-Member = Response.JoinGroupResponseMember
+Member = JoinGroupResponse.JoinGroupResponseMember
 
 FIRST_VERSION_WITH_REBALANCE_TIMEOUT = 1
 FIRST_VERSION_WITH_MEMBER_ID_REQUIRED = 4
 FIRST_VERSION_WITHOUT_PROTOCOL = 7
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
+def error_response(request: Request[JoinGroupRequest], error: KafkaError) -> JoinGroupResponse:
     return _response(request, JoinResult(error.code, NO_MEMBER_ID))
 
 
@@ -31,7 +30,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[JoinGroupRequest]) -> JoinGroupResponse:
     body, version = request.body, request.version
     if not request.allows(body.group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
@@ -51,12 +50,11 @@ async def handle(request: Request) -> Body:
     return _response(request, result)
 
 
-def _response(request: Request, result: JoinResult) -> Body:
+def _response(request: Request[JoinGroupRequest], result: JoinResult) -> JoinGroupResponse:
     protocol_name = result.protocol_name
     if protocol_name is None and request.version < FIRST_VERSION_WITHOUT_PROTOCOL:
         protocol_name = ""
-    return Response(
-        version=request.version,
+    return JoinGroupResponse(
         error_code=result.error_code,
         generation_id=result.generation_id,
         protocol_type=result.protocol_type,

@@ -4,14 +4,14 @@ What the request as a whole is refused for: a controller that is not the latest,
 broker's last registration, since it was meant for its former life (KIP-380). All else is answered per partition.
 """
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.leader_and_isr import LeaderAndIsrResponse, LeaderAndIsrTopicErrors
+from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse, LeaderAndIsrTopicErrors
 from klamm.protocol.messages import ApiKey
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
+def error_response(request: Request[LeaderAndIsrRequest], error: KafkaError) -> LeaderAndIsrResponse:
     return LeaderAndIsrResponse(
         error.code,
         [
@@ -29,7 +29,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
     resource_type=ResourceType.CLUSTER,
     error_response=error_response,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[LeaderAndIsrRequest]) -> LeaderAndIsrResponse:
     request.require_cluster()
     request.services.registrar.require_broker_epoch(request.body.broker_epoch)
     return await request.services.replica_manager.become_leader_or_follower(request.body, request.correlation_id)

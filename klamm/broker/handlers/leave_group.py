@@ -5,24 +5,23 @@ Who names several is told of each; before that the answer is that of the one mem
 
 from collections.abc import Sequence
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 
-Response = messages.response_class(ApiKey.LEAVE_GROUP)
-Member = Response.MemberResponse
+Member = LeaveGroupResponse.MemberResponse
 
 FIRST_VERSION_WITH_MEMBERS = 3
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(version=request.version, error_code=error.code, members=[])
+def error_response(request: Request[LeaveGroupRequest], error: KafkaError) -> LeaveGroupResponse:
+    return LeaveGroupResponse(error_code=error.code, members=[])
 
 
 @handler(ApiKey.LEAVE_GROUP, operation=Operation.READ, resource_type=ResourceType.GROUP, error_response=error_response)
-def handle(request: Request) -> Body:
+def handle(request: Request[LeaveGroupRequest]) -> LeaveGroupResponse:
     body = request.body
     if not request.allows(body.group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
@@ -33,9 +32,8 @@ def handle(request: Request) -> Body:
     if request.version < FIRST_VERSION_WITH_MEMBERS:
         if code is ErrorCode.NONE:
             code = left[0][2]
-        return Response(version=request.version, error_code=code)
-    return Response(
-        version=request.version,
+        return LeaveGroupResponse(error_code=code)
+    return LeaveGroupResponse(
         error_code=code,
         members=[
             Member(member_id=member_id, group_instance_id=group_instance_id, error_code=member_code)

@@ -3,18 +3,17 @@
 Without the right to describe the cluster, a client is told of the groups that it may describe.
 """
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.list_groups import ListGroupsRequest, ListGroupsResponse
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 
-Response = messages.response_class(ApiKey.LIST_GROUPS)
-Group = Response.ListedGroup
+Group = ListGroupsResponse.ListedGroup
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(version=request.version, error_code=error.code, groups=[])
+def error_response(request: Request[ListGroupsRequest], error: KafkaError) -> ListGroupsResponse:
+    return ListGroupsResponse(error_code=error.code, groups=[])
 
 
 @handler(
@@ -24,11 +23,10 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-def handle(request: Request) -> Body:
+def handle(request: Request[ListGroupsRequest]) -> ListGroupsResponse:
     code, groups = request.services.group_coordinator.list_groups(request.body.states_filter or ())
     on_cluster = request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER)
-    return Response(
-        version=request.version,
+    return ListGroupsResponse(
         error_code=code,
         groups=[
             Group(group_id=group.group_id, protocol_type=group.protocol_type, group_state=group.state)

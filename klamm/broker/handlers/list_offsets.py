@@ -6,18 +6,18 @@ read_committed the last stable offset, and for a follower the log's end.
 
 import asyncio
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.list_offsets import ListOffsetsRequest, ListOffsetsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.replication.partition import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from klamm.replication.replica_manager import CONSUMER
 from klamm.tasks import Slices
 
-Response = messages.response_class(ApiKey.LIST_OFFSETS)
-Topic = Response.ListOffsetsTopicResponse
+Topic = ListOffsetsResponse.ListOffsetsTopicResponse
 Partition = Topic.ListOffsetsPartitionResponse
+Wanted = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
 
 FIRST_VERSION_WITH_OFFSET_NOT_AVAILABLE = 5
 
@@ -25,9 +25,8 @@ FIRST_VERSION_WITH_OFFSET_NOT_AVAILABLE = 5
 PARTITIONS_PER_SLICE = 200
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(
-        version=request.version,
+def error_response(request: Request[ListOffsetsRequest], error: KafkaError) -> ListOffsetsResponse:
+    return ListOffsetsResponse(
         topics=[
             Topic(
                 name=topic.name,
@@ -45,7 +44,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[ListOffsetsRequest]) -> ListOffsetsResponse:
     topics = []
     slices = Slices(PARTITIONS_PER_SLICE)
     for topic in request.body.topics:
@@ -62,10 +61,10 @@ async def handle(request: Request) -> Body:
             except KafkaError as error:
                 partitions.append(_partition(wanted.partition_index, error.code))
         topics.append(Topic(name=topic.name, partitions=partitions))
-    return Response(version=request.version, topics=topics)
+    return ListOffsetsResponse(topics=topics)
 
 
-async def _list(request: Request, topic: str, wanted: Body) -> Body:
+async def _list(request: Request[ListOffsetsRequest], topic: str, wanted: Wanted) -> Partition:
     number, timestamp = wanted.partition_index, wanted.timestamp
     partition = request.services.replica_manager.partition(topic, number)
     partition.require_leader(wanted.current_leader_epoch)
@@ -83,7 +82,9 @@ async def _list(request: Request, topic: str, wanted: Body) -> Body:
     return _partition(number, ErrorCode.NONE, timestamp=found[0], offset=found[1], leader_epoch=found[2])
 
 
-def _partition(number: int, code: ErrorCode, *, timestamp: int = -1, offset: int = -1, leader_epoch: int = -1) -> Body:
+def _partition(
+    number: int, code: ErrorCode, *, timestamp: int = -1, offset: int = -1, leader_epoch: int = -1
+) -> Partition:
     return Partition(
         partition_index=number, error_code=code, timestamp=timestamp, offset=offset, leader_epoch=leader_epoch
     )

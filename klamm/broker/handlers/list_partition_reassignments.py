@@ -6,9 +6,12 @@ Partitions that are not being moved, and those that do not exist, are left out. 
 from collections.abc import Mapping
 from typing import Any
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.list_partition_reassignments import (
+    ListPartitionReassignmentsRequest,
+    ListPartitionReassignmentsResponse,
+)
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
@@ -18,13 +21,14 @@ from klamm.znodes.topics import TopicPartition
 # What is translated before others have the loop: about two milliseconds.
 PARTITIONS_PER_SLICE = 1000
 
-Response = messages.response_class(ApiKey.LIST_PARTITION_REASSIGNMENTS)
-Topic = Response.OngoingTopicReassignment
+Topic = ListPartitionReassignmentsResponse.OngoingTopicReassignment
 Partition = Topic.OngoingPartitionReassignment
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(version=request.version, error_code=error.code, error_message=error.message or None, topics=[])
+def error_response(
+    request: Request[ListPartitionReassignmentsRequest], error: KafkaError
+) -> ListPartitionReassignmentsResponse:
+    return ListPartitionReassignmentsResponse(error_code=error.code, error_message=error.message or None, topics=[])
 
 
 @handler(
@@ -34,17 +38,17 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[ListPartitionReassignmentsRequest]) -> ListPartitionReassignmentsResponse:
     request.require_cluster()
     wanted = None
     if request.body.topics is not None:
         wanted = [(topic.name, number) for topic in request.body.topics for number in topic.partition_indexes]
     listed = await request.services.controller.list_partition_reassignments(wanted)
-    return await in_slices(_response(request, listed))
+    return await in_slices(_response(listed))
 
 
-def _response(request: Request, listed: Mapping[TopicPartition, Any]) -> Steps[Body]:
-    found: dict[str, list[Body]] = {}
+def _response(listed: Mapping[TopicPartition, Any]) -> Steps[ListPartitionReassignmentsResponse]:
+    found: dict[str, list[Partition]] = {}
     slices = Slices(PARTITIONS_PER_SLICE)
     for (topic, number), assignment in listed.items():
         partition = Partition(
@@ -56,8 +60,7 @@ def _response(request: Request, listed: Mapping[TopicPartition, Any]) -> Steps[B
         found.setdefault(topic, []).append(partition)
         if slices.is_over():
             yield
-    return Response(
-        version=request.version,
+    return ListPartitionReassignmentsResponse(
         error_code=ErrorCode.NONE,
         error_message=None,
         topics=[Topic(name=topic, partitions=partitions) for topic, partitions in found.items()],

@@ -9,17 +9,16 @@ come with version 12, which Kafka 2.8 does not have.
 from collections.abc import Mapping, Sequence
 
 from klamm.broker.metadata_cache import MetadataSnapshot
-from klamm.broker.registry import NO_BROKER, Body, Request, handler
+from klamm.broker.registry import NO_BROKER, Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
 from klamm.broker.topic_admin import INTERNAL_TOPICS, OFFSETS_TOPIC, NewTopic, validate_topic_name
-from klamm.protocol import messages
+from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import UpdateMetadataPartitionState
 
-Response = messages.response_class(ApiKey.METADATA)
-Topic = Response.MetadataResponseTopic
+Topic = MetadataResponse.MetadataResponseTopic
 Partition = Topic.MetadataResponsePartition
 
 # What a step of an answer describes: about two milliseconds.
@@ -29,9 +28,9 @@ PARTITIONS_PER_STEP = 500
 LAST_VERSION_WITHOUT_LISTENER_NOT_FOUND = 5
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
-    topics = [_failed(request, topic.name or "", error.code) for topic in request.body.topics or ()]
-    return Response(version=request.version, brokers=[], topics=topics)
+def error_response(request: Request[MetadataRequest], error: KafkaError) -> MetadataResponse:
+    topics = [_failed(topic.name or "", error.code) for topic in request.body.topics or ()]
+    return MetadataResponse(brokers=[], topics=topics)
 
 
 @handler(
@@ -41,20 +40,19 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[MetadataRequest]) -> MetadataResponse:
     body, services = request.body, request.services
     snapshot = await services.metadata_cache.first_snapshot()
     everything = body.topics is None or (request.version == 0 and not body.topics)
     if everything:
         codes = {name: ErrorCode.NONE for name in sorted(snapshot.topics) if request.allows(name)}
     else:
-        codes = await _missing_topics(request, snapshot, _names(body.topics))
+        codes = await _missing_topics(request, snapshot, _names(body.topics or ()))
     topics = await services.long_answers.take(_topics(request, snapshot, codes))
-    return Response(
-        version=request.version,
+    return MetadataResponse(
         brokers=[
-            Response.MetadataResponseBroker(
-                version=request.version, node_id=broker.id, host=endpoint.host, port=endpoint.port, rack=broker.rack
+            MetadataResponse.MetadataResponseBroker(
+                node_id=broker.id, host=endpoint.host, port=endpoint.port, rack=broker.rack
             )
             for broker in snapshot.brokers.values()
             if (endpoint := broker.endpoints.get(request.listener_name)) is not None
@@ -66,7 +64,7 @@ async def handle(request: Request) -> Body:
     )
 
 
-def _cluster_operations(request: Request) -> set[int] | None:
+def _cluster_operations(request: Request[MetadataRequest]) -> set[int] | None:
     if not request.body.include_cluster_authorized_operations:
         return None
     if not request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER):
@@ -74,17 +72,18 @@ def _cluster_operations(request: Request) -> set[int] | None:
     return request.authorized_operations(ResourceType.CLUSTER, CLUSTER_NAME)
 
 
-def _names(topics: Sequence[object]) -> list[str]:
+def _names(topics: Sequence[MetadataRequest.MetadataRequestTopic]) -> list[str]:
     names = []
     for topic in topics:
-        name = getattr(topic, "name", None)
-        if name is None:
+        if topic.name is None:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "a topic name is null; topics are found by name only")
-        names.append(name)
+        names.append(topic.name)
     return list(dict.fromkeys(names))
 
 
-async def _missing_topics(request: Request, snapshot: MetadataSnapshot, names: Sequence[str]) -> dict[str, ErrorCode]:
+async def _missing_topics(
+    request: Request[MetadataRequest], snapshot: MetadataSnapshot, names: Sequence[str]
+) -> dict[str, ErrorCode]:
     """The code for each name that the snapshot does not have; NONE for those it has. Creates topics where allowed."""
     codes = {}
     to_create = []
@@ -112,17 +111,17 @@ def _check_name(name: str) -> ErrorCode:
     return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def _may_auto_create(request: Request) -> bool:
+def _may_auto_create(request: Request[MetadataRequest]) -> bool:
     return bool(request.body.allow_auto_topic_creation and request.services.config.auto_create_topics_enable)
 
 
-def _may_create(request: Request, name: str) -> bool:
+def _may_create(request: Request[MetadataRequest], name: str) -> bool:
     return request.allows(CLUSTER_NAME, Operation.CREATE, ResourceType.CLUSTER) or request.allows(
         name, Operation.CREATE
     )
 
 
-async def _auto_create(request: Request, names: Sequence[str]) -> dict[str, ErrorCode]:
+async def _auto_create(request: Request[MetadataRequest], names: Sequence[str]) -> dict[str, ErrorCode]:
     """Starts the creation of topics with the broker's defaults and does not wait for their leaders."""
     if not names:
         return {}
@@ -131,17 +130,19 @@ async def _auto_create(request: Request, names: Sequence[str]) -> dict[str, Erro
     return {name: refused[name].code if name in refused else ErrorCode.LEADER_NOT_AVAILABLE for name in names}
 
 
-def _new_topic(request: Request, name: str) -> NewTopic:
+def _new_topic(request: Request[MetadataRequest], name: str) -> NewTopic:
     return request.services.offsets_topic.new_topic() if name == OFFSETS_TOPIC else NewTopic(name)
 
 
-def _topics(request: Request, snapshot: MetadataSnapshot, codes: Mapping[str, ErrorCode]) -> Steps[list[Body]]:
-    topics = []
+def _topics(
+    request: Request[MetadataRequest], snapshot: MetadataSnapshot, codes: Mapping[str, ErrorCode]
+) -> Steps[list[Topic]]:
+    topics: list[Topic] = []
     in_step = 0
     for name, code in codes.items():
         known = snapshot.topics.get(name)
         if known is None:
-            topics.append(_failed(request, name, code))
+            topics.append(_failed(name, code))
             continue
         partitions = []
         for number, partition in known.items():
@@ -154,10 +155,11 @@ def _topics(request: Request, snapshot: MetadataSnapshot, codes: Mapping[str, Er
     return topics
 
 
-def _known(request: Request, snapshot: MetadataSnapshot, name: str, partitions: list[Body]) -> Body:
+def _known(
+    request: Request[MetadataRequest], snapshot: MetadataSnapshot, name: str, partitions: list[Partition]
+) -> Topic:
     wants_operations = request.body.include_topic_authorized_operations
     return Topic(
-        version=request.version,
         error_code=ErrorCode.NONE,
         name=name,
         topic_id=snapshot.topic_ids.get(name),
@@ -168,8 +170,8 @@ def _known(request: Request, snapshot: MetadataSnapshot, name: str, partitions: 
 
 
 def _partition(
-    request: Request, snapshot: MetadataSnapshot, number: int, partition: UpdateMetadataPartitionState
-) -> Body:
+    request: Request[MetadataRequest], snapshot: MetadataSnapshot, number: int, partition: UpdateMetadataPartitionState
+) -> Partition:
     code, leader = ErrorCode.NONE, partition.leader
     if snapshot.endpoint(partition.leader, request.listener_name) is None:
         leader = NO_BROKER
@@ -179,7 +181,6 @@ def _partition(
         else:
             code = ErrorCode.LISTENER_NOT_FOUND
     return Partition(
-        version=request.version,
         error_code=code,
         partition_index=number,
         leader_id=leader,
@@ -190,7 +191,5 @@ def _partition(
     )
 
 
-def _failed(request: Request, name: str, code: ErrorCode) -> Body:
-    return Topic(
-        version=request.version, error_code=code, name=name, is_internal=name in INTERNAL_TOPICS, partitions=[]
-    )
+def _failed(name: str, code: ErrorCode) -> Topic:
+    return Topic(error_code=code, name=name, is_internal=name in INTERNAL_TOPICS, partitions=[])

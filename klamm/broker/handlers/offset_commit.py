@@ -17,7 +17,7 @@ from klamm.znodes.topics import TopicPartition
 END_OF_TIME_MS = 2**63 - 1
 
 
-def error_response(request: Request, error: KafkaError) -> OffsetCommitResponse:
+def error_response(request: Request[OffsetCommitRequest], error: KafkaError) -> OffsetCommitResponse:
     return OffsetCommitResponse(
         [
             (topic, [PartitionResult(one.partition, error.code) for one in partitions])
@@ -33,9 +33,8 @@ def error_response(request: Request, error: KafkaError) -> OffsetCommitResponse:
     error_response=error_response,
     ends_with_client=True,
 )
-async def handle(request: Request) -> OffsetCommitResponse:
-    body: OffsetCommitRequest = request.body
-    services = request.services
+async def handle(request: Request[OffsetCommitRequest]) -> OffsetCommitResponse:
+    body, services = request.body, request.services
     if not request.allows(body.group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     known_topics = services.metadata_cache.snapshot.topics

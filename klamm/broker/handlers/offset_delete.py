@@ -3,26 +3,25 @@
 What its members subscribe to stays, with GROUP_SUBSCRIBED_TO_TOPIC.
 """
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.znodes.topics import TopicPartition
 
-Response = messages.response_class(ApiKey.OFFSET_DELETE)
-Topic = Response.OffsetDeleteResponseTopic
+Topic = OffsetDeleteResponse.OffsetDeleteResponseTopic
 Partition = Topic.OffsetDeleteResponsePartition
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(version=request.version, error_code=error.code, topics=[])
+def error_response(request: Request[OffsetDeleteRequest], error: KafkaError) -> OffsetDeleteResponse:
+    return OffsetDeleteResponse(error_code=error.code, topics=[])
 
 
 @handler(
     ApiKey.OFFSET_DELETE, operation=Operation.DELETE, resource_type=ResourceType.GROUP, error_response=error_response
 )
-def handle(request: Request) -> Body:
+def handle(request: Request[OffsetDeleteRequest]) -> OffsetDeleteResponse:
     body, services = request.body, request.services
     if not request.allows(body.group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
@@ -42,11 +41,10 @@ def handle(request: Request) -> Body:
     code, deleted = services.group_coordinator.delete_offsets(body.group_id, wanted)
     if code is not ErrorCode.NONE:
         raise KafkaError(code)
-    topics: dict[str, list[Body]] = {}
+    topics: dict[str, list[Partition]] = {}
     for (name, number), partition_code in (codes | deleted).items():
         topics.setdefault(name, []).append(Partition(partition_index=number, error_code=partition_code))
-    return Response(
-        version=request.version,
+    return OffsetDeleteResponse(
         error_code=ErrorCode.NONE,
         topics=[Topic(name=name, partitions=partitions) for name, partitions in topics.items()],
     )

@@ -8,18 +8,17 @@ ZooKeeper, is not served.
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.coordinator.group import OffsetAndMetadata
-from klamm.protocol import messages
+from klamm.protocol.apis.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps, in_one_go
 from klamm.tasks import Slices, in_slices
 from klamm.znodes.topics import TopicPartition
 
-Response = messages.response_class(ApiKey.OFFSET_FETCH)
-Topic = Response.OffsetFetchResponseTopic
+Topic = OffsetFetchResponse.OffsetFetchResponseTopic
 Partition = Topic.OffsetFetchResponsePartition
 
 # Before this version an error of the group is told for each partition.
@@ -33,7 +32,7 @@ NO_OFFSET = OffsetAndMetadata(-1, -1, "", -1)
 Answer = tuple[ErrorCode, OffsetAndMetadata | None]
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
+def error_response(request: Request[OffsetFetchRequest], error: KafkaError) -> OffsetFetchResponse:
     failed: dict[TopicPartition, Answer] = {}
     if request.version < FIRST_VERSION_WITH_GROUP_ERROR:
         failed = {key: (error.code, None) for key in _wanted(request)}
@@ -47,7 +46,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[OffsetFetchRequest]) -> OffsetFetchResponse:
     body = request.body
     if not request.allows(body.group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
@@ -61,14 +60,14 @@ async def handle(request: Request) -> Body:
     return await in_slices(_response(request, ErrorCode.NONE, answers.items()))
 
 
-def _committed(request: Request) -> list[TopicPartition]:
+def _committed(request: Request[OffsetFetchRequest]) -> list[TopicPartition]:
     """All for which something is committed. Whoever may not describe a topic must not learn of it here."""
     partitions = request.services.group_coordinator.partitions_of_group(request.body.group_id)
     allowed = {topic: _allows(request, topic) for topic in dict.fromkeys(topic for topic, _ in partitions)}
     return [key for key in partitions if allowed[key[0]]]
 
 
-def _fetch(request: Request, wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Answer]:
+def _fetch(request: Request[OffsetFetchRequest], wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Answer]:
     answers: dict[TopicPartition, Answer] = {
         key: (ErrorCode.TOPIC_AUTHORIZATION_FAILED, None) for key in wanted if not _allows(request, key[0])
     }
@@ -81,16 +80,18 @@ def _fetch(request: Request, wanted: Sequence[TopicPartition]) -> dict[TopicPart
     return answers | found
 
 
-def _wanted(request: Request) -> list[TopicPartition]:
+def _wanted(request: Request[OffsetFetchRequest]) -> list[TopicPartition]:
     return [(topic.name, number) for topic in request.body.topics or () for number in topic.partition_indexes]
 
 
-def _allows(request: Request, topic: str) -> bool:
+def _allows(request: Request[OffsetFetchRequest], topic: str) -> bool:
     return request.allows(topic, Operation.DESCRIBE, ResourceType.TOPIC)
 
 
-def _response(request: Request, code: ErrorCode, answers: Iterable[tuple[TopicPartition, Answer]]) -> Steps[Body]:
-    topics: dict[str, list[Body]] = {}
+def _response(
+    request: Request[OffsetFetchRequest], code: ErrorCode, answers: Iterable[tuple[TopicPartition, Answer]]
+) -> Steps[OffsetFetchResponse]:
+    topics: dict[str, list[Partition]] = {}
     slices = Slices(PARTITIONS_PER_SLICE)
     for (name, number), (partition_code, committed) in answers:
         offset = committed or NO_OFFSET
@@ -105,8 +106,7 @@ def _response(request: Request, code: ErrorCode, answers: Iterable[tuple[TopicPa
         )
         if slices.is_over():
             yield
-    return Response(
-        version=request.version,
+    return OffsetFetchResponse(
         topics=[Topic(name=name, partitions=partitions) for name, partitions in topics.items()],
         error_code=code,
     )

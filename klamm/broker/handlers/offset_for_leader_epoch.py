@@ -4,20 +4,18 @@ A client or follower asks it after a change of leader to learn from where on its
 cluster, as followers may, needs no right on the topics.
 """
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.offset_for_leader_epoch import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 
-Response = messages.response_class(ApiKey.OFFSET_FOR_LEADER_EPOCH)
-Topic = Response.OffsetForLeaderTopicResult
+Topic = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
 Partition = Topic.EpochEndOffset
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(
-        version=request.version,
+def error_response(request: Request[OffsetForLeaderEpochRequest], error: KafkaError) -> OffsetForLeaderEpochResponse:
+    return OffsetForLeaderEpochResponse(
         topics=[
             Topic(topic=topic.topic, partitions=[_failed(wanted.partition, error.code) for wanted in topic.partitions])
             for topic in request.body.topics
@@ -32,7 +30,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-def handle(request: Request) -> Body:
+def handle(request: Request[OffsetForLeaderEpochRequest]) -> OffsetForLeaderEpochResponse:
     topics = []
     is_broker = request.allows(CLUSTER_NAME, Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
     for topic in request.body.topics:
@@ -42,10 +40,14 @@ def handle(request: Request) -> Body:
             for wanted in topic.partitions
         ]
         topics.append(Topic(topic=topic.topic, partitions=partitions))
-    return Response(version=request.version, topics=topics)
+    return OffsetForLeaderEpochResponse(topics=topics)
 
 
-def _answer(request: Request, topic: str, wanted: Body) -> Body:
+def _answer(
+    request: Request[OffsetForLeaderEpochRequest],
+    topic: str,
+    wanted: OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition,
+) -> Partition:
     try:
         partition = request.services.replica_manager.partition(topic, wanted.partition)
         partition.require_leader(wanted.current_leader_epoch)
@@ -56,5 +58,5 @@ def _answer(request: Request, topic: str, wanted: Body) -> Body:
     return Partition(error_code=ErrorCode.NONE, partition=wanted.partition, leader_epoch=epoch, end_offset=end_offset)
 
 
-def _failed(number: int, code: ErrorCode) -> Body:
+def _failed(number: int, code: ErrorCode) -> Partition:
     return Partition(error_code=code, partition=number, leader_epoch=-1, end_offset=-1)

@@ -11,6 +11,7 @@ MAX_NAMED_RECORDS of them.
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import cast
 
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
@@ -18,7 +19,7 @@ from klamm.broker.topic_admin import INTERNAL_TOPICS
 from klamm.net.server import AnswerOnly, InvalidRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.produce import PartitionProduceResponse, ProduceResponse
+from klamm.protocol.produce import PartitionProduceResponse, ProduceRequest, ProduceResponse
 from klamm.protocol.record_batch import is_transactional, is_zstd
 from klamm.protocol.record_walk import MAX_NAMED_RECORDS
 from klamm.replication.replica_manager import ProduceResult
@@ -37,10 +38,11 @@ BATCHES_PER_SLICE = 100
 # Kafka's tools name themselves so; only they may write to internal topics.
 ADMIN_CLIENT_ID = "__admin_client"
 
+Batch = tuple[str, int, memoryview | None]
 Appended = Sequence[tuple[str, int, ProduceResult]]
 
 
-def error_response(request: Request, error: KafkaError) -> ProduceResponse:
+def error_response(request: Request[ProduceRequest], error: KafkaError) -> ProduceResponse:
     if request.body.acks == ACKS_NONE:
         raise InvalidRequest(f"produce with acks=0 failed: {error}")
     return ProduceResponse(
@@ -61,9 +63,9 @@ def error_response(request: Request, error: KafkaError) -> ProduceResponse:
     error_response=error_response,
     pipelined=True,
 )
-def handle(request: Request) -> object:
+def handle(request: Request[ProduceRequest]) -> object:
     body = request.body
-    batches = [(topic, number, records) for topic, entries in body.topics for number, records in entries]
+    batches = cast(list[Batch], [(topic, number, data) for topic, entries in body.topics for number, data in entries])
     for _, _, records in batches:
         if records is not None and is_transactional(records):
             raise KafkaError(
@@ -93,8 +95,8 @@ def handle(request: Request) -> object:
 
 
 async def _append_with_pauses(
-    request: Request,
-    batches: Sequence[tuple[str, int, memoryview | None]],
+    request: Request[ProduceRequest],
+    batches: Sequence[Batch],
     appended: list[tuple[str, int, ProduceResult]],
     unsynced: Sequence[Log],
     on_appended: Callable[[], None],
@@ -118,7 +120,9 @@ async def _append_with_pauses(
     return _answer(request, appended)
 
 
-async def _append_inspected(request: Request, topic: str, number: int, records: memoryview | None) -> ProduceResult:
+async def _append_inspected(
+    request: Request[ProduceRequest], topic: str, number: int, records: memoryview | None
+) -> ProduceResult:
     inspected = None
     while True:
         try:
@@ -130,7 +134,7 @@ async def _append_inspected(request: Request, topic: str, number: int, records: 
                 return ProduceResult(error.code, error_message=error.message)
 
 
-def _answer(request: Request, appended: Appended) -> object:
+def _answer(request: Request[ProduceRequest], appended: Appended) -> object:
     acks = request.body.acks
     if acks == ACKS_NONE:
         _check_unacknowledged(appended)
@@ -141,7 +145,11 @@ def _answer(request: Request, appended: Appended) -> object:
 
 
 def _append(
-    request: Request, topic: str, number: int, records: memoryview | None, inspected: Inspected | None = None
+    request: Request[ProduceRequest],
+    topic: str,
+    number: int,
+    records: memoryview | None,
+    inspected: Inspected | None = None,
 ) -> ProduceResult:
     """Raises LargeBatch as `ReplicaManager.append_records`."""
     if not request.allows(topic):
@@ -167,7 +175,7 @@ def _check_unacknowledged(appended: Appended) -> None:
             raise InvalidRequest(f"produce with acks=0 to {topic}-{number} failed: {reason}")
 
 
-async def _wait_replicated(request: Request, appended: Appended) -> ProduceResponse:
+async def _wait_replicated(request: Request[ProduceRequest], appended: Appended) -> ProduceResponse:
     await request.services.replica_manager.wait_replicated(appended, request.body.timeout_ms)
     return _respond(appended)
 

@@ -3,14 +3,14 @@
 Refused like LeaderAndIsr: stale controllers, and what was meant for this broker's former life.
 """
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.stop_replica import StopReplicaResponse
+from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
+def error_response(request: Request[StopReplicaRequest], error: KafkaError) -> StopReplicaResponse:
     return StopReplicaResponse(error.code)
 
 
@@ -20,7 +20,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
     resource_type=ResourceType.CLUSTER,
     error_response=error_response,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[StopReplicaRequest]) -> StopReplicaResponse:
     request.require_cluster()
     request.services.registrar.require_broker_epoch(request.body.broker_epoch)
     code, results = await request.services.replica_manager.stop_replicas(request.body, request.correlation_id)

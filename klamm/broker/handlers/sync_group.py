@@ -4,19 +4,17 @@ The answer waits until the leader has brought them and they are in the log. From
 protocol it believes in (KIP-559).
 """
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.coordinator.group import SyncResult
-from klamm.protocol import messages
+from klamm.protocol.apis.sync_group import SyncGroupRequest, SyncGroupResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-
-Response = messages.response_class(ApiKey.SYNC_GROUP)
 
 FIRST_VERSION_WITH_PROTOCOL = 5
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
+def error_response(request: Request[SyncGroupRequest], error: KafkaError) -> SyncGroupResponse:
     return _response(request, SyncResult(error.code))
 
 
@@ -27,7 +25,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[SyncGroupRequest]) -> SyncGroupResponse:
     body = request.body
     if request.version >= FIRST_VERSION_WITH_PROTOCOL and None in (body.protocol_type, body.protocol_name):
         raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, "protocol type and name are required")
@@ -45,9 +43,8 @@ async def handle(request: Request) -> Body:
     return _response(request, result)
 
 
-def _response(request: Request, result: SyncResult) -> Body:
-    return Response(
-        version=request.version,
+def _response(request: Request[SyncGroupRequest], result: SyncResult) -> SyncGroupResponse:
+    return SyncGroupResponse(
         error_code=result.error_code,
         protocol_type=result.protocol_type,
         protocol_name=result.protocol_name,

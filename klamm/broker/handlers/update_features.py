@@ -4,25 +4,23 @@ Only the controller's broker serves it; it waits until its own ApiVersions tell 
 features in Kafka 2.8, every update is refused until `SUPPORTED_FEATURES` has some.
 """
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.config.versions import ApiVersion
 from klamm.controller.feature_updates import FeatureUpdate, failed
-from klamm.protocol import messages
+from klamm.protocol.apis.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 
-Response = messages.response_class(ApiKey.UPDATE_FEATURES)
 
-
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(version=request.version, error_code=error.code, error_message=error.message or None, results=[])
+def error_response(request: Request[UpdateFeaturesRequest], error: KafkaError) -> UpdateFeaturesResponse:
+    return UpdateFeaturesResponse(error_code=error.code, error_message=error.message or None, results=[])
 
 
 @handler(
     ApiKey.UPDATE_FEATURES, operation=Operation.ALTER, resource_type=ResourceType.CLUSTER, error_response=error_response
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[UpdateFeaturesRequest]) -> UpdateFeaturesResponse:
     request.require_cluster()
     services, body = request.services, request.body
     services.require_controller()
@@ -37,12 +35,11 @@ async def handle(request: Request) -> Body:
     errors, epoch = await services.controller.update_features(updates)
     if epoch is not None and not await services.finalized_features.wait_until_epoch(epoch, body.timeout_ms):
         errors = failed(errors, f"written, but not known to this broker within {body.timeout_ms} ms")
-    return Response(
-        version=request.version,
+    return UpdateFeaturesResponse(
         error_code=ErrorCode.NONE,
         error_message=None,
         results=[
-            Response.UpdatableFeatureResult(
+            UpdateFeaturesResponse.UpdatableFeatureResult(
                 feature=feature,
                 error_code=ErrorCode.NONE if error is None else error.code,
                 error_message=None if error is None else error.message or None,

@@ -6,17 +6,17 @@ this broker's former life.
 
 import logging
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.broker.topic_admin import OFFSETS_TOPIC
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.update_metadata import UpdateMetadataResponse
+from klamm.protocol.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
 
 _log = logging.getLogger(__name__)
 
 
-def error_response(request: Request, error: KafkaError) -> Body:
+def error_response(request: Request[UpdateMetadataRequest], error: KafkaError) -> UpdateMetadataResponse:
     return UpdateMetadataResponse(error.code)
 
 
@@ -26,7 +26,7 @@ def error_response(request: Request, error: KafkaError) -> Body:
     resource_type=ResourceType.CLUSTER,
     error_response=error_response,
 )
-async def handle(request: Request) -> Body:
+async def handle(request: Request[UpdateMetadataRequest]) -> UpdateMetadataResponse:
     body, services = request.body, request.services
     request.require_cluster()
     services.registrar.require_broker_epoch(body.broker_epoch)

@@ -6,7 +6,7 @@ Versions: 0 flexible.
 from __future__ import annotations
 
 from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.schema import LIST, Int16, Int32, Int64, Request, Response, String, Struct
+from klamm.protocol.schema import LIST, Int16, Int32, Int64, Request, Response, String, Struct, field
 
 
 class AlterIsrRequest(Request["AlterIsrResponse"], api=ApiKey.ALTER_ISR, versions="0", flexible="0+", size=LIST):
@@ -30,10 +30,10 @@ class AlterIsrResponse(Response):
         class PartitionData(Struct):
             partition_index: Int32
             error_code: Int16
-            leader_id: Int32
-            leader_epoch: Int32
-            isr: list[Int32]
-            current_isr_version: Int32
+            leader_id: Int32 = 0
+            leader_epoch: Int32 = 0
+            isr: list[Int32] = field(default=[])
+            current_isr_version: Int32 = 0
 
         name: String
         partitions: list[PartitionData]
