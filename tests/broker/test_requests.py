@@ -4,7 +4,7 @@ import asyncio
 import random
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import group_wire
 import pytest
@@ -1034,3 +1034,11 @@ def test_the_throttle_time_reaches_the_client(tmp_path: Path) -> None:
         assert (await client.fetch("t", 0, 0)).error_code == ErrorCode.NONE
 
     run(tmp_path, scenario, quotas=ThrottleProduces())
+
+
+@pytest.mark.parametrize("key", APIS, ids=lambda key: key.name)
+def test_the_types_of_a_handler_are_its_messages(key: ApiKey) -> None:
+    """A handler is registered under a key; that its message is the key's, mypy cannot see."""
+    for function in (APIS[key].handle, APIS[key].error_response):
+        assert get_args(get_type_hints(function)["request"]) == (messages.request_class(key),)
+    assert get_type_hints(APIS[key].error_response)["return"] is messages.response_class(key)

@@ -3,23 +3,21 @@
 Without an authorizer each is refused with SECURITY_DISABLED, as in Kafka.
 """
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import NO_AUTHORIZER, Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.create_acls import CreateAclsRequest, CreateAclsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 
-Response = messages.response_class(ApiKey.CREATE_ACLS)
 
-
-def error_response(request: Request, error: KafkaError) -> Body:
-    result = Response.AclCreationResult(error_code=error.code, error_message=error.message or None)
-    return Response(version=request.version, results=[result] * len(request.body.creations))
+def error_response(request: Request[CreateAclsRequest], error: KafkaError) -> CreateAclsResponse:
+    result = CreateAclsResponse.AclCreationResult(error_code=error.code, error_message=error.message or None)
+    return CreateAclsResponse(results=[result] * len(request.body.creations))
 
 
 @handler(
     ApiKey.CREATE_ACLS, operation=Operation.ALTER, resource_type=ResourceType.CLUSTER, error_response=error_response
 )
-def handle(request: Request) -> Body:
+def handle(request: Request[CreateAclsRequest]) -> CreateAclsResponse:
     request.require_cluster()
     raise KafkaError(ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)

@@ -3,25 +3,23 @@
 Without an authorizer each filter is refused with SECURITY_DISABLED, as in Kafka.
 """
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import NO_AUTHORIZER, Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.delete_acls import DeleteAclsRequest, DeleteAclsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 
-Response = messages.response_class(ApiKey.DELETE_ACLS)
 
-
-def error_response(request: Request, error: KafkaError) -> Body:
-    result = Response.DeleteAclsFilterResult(
+def error_response(request: Request[DeleteAclsRequest], error: KafkaError) -> DeleteAclsResponse:
+    result = DeleteAclsResponse.DeleteAclsFilterResult(
         error_code=error.code, error_message=error.message or None, matching_acls=[]
     )
-    return Response(version=request.version, filter_results=[result] * len(request.body.filters))
+    return DeleteAclsResponse(filter_results=[result] * len(request.body.filters))
 
 
 @handler(
     ApiKey.DELETE_ACLS, operation=Operation.ALTER, resource_type=ResourceType.CLUSTER, error_response=error_response
 )
-def handle(request: Request) -> Body:
+def handle(request: Request[DeleteAclsRequest]) -> DeleteAclsResponse:
     request.require_cluster()
     raise KafkaError(ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)

@@ -3,17 +3,15 @@
 Without an authorizer there are none, and the answer is SECURITY_DISABLED, as Kafka's.
 """
 
-from klamm.broker.registry import Body, Request, handler
+from klamm.broker.registry import Request, handler
 from klamm.broker.security import NO_AUTHORIZER, Operation, ResourceType
-from klamm.protocol import messages
+from klamm.protocol.apis.describe_acls import DescribeAclsRequest, DescribeAclsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 
-Response = messages.response_class(ApiKey.DESCRIBE_ACLS)
 
-
-def error_response(request: Request, error: KafkaError) -> Body:
-    return Response(version=request.version, error_code=error.code, error_message=error.message or None, resources=[])
+def error_response(request: Request[DescribeAclsRequest], error: KafkaError) -> DescribeAclsResponse:
+    return DescribeAclsResponse(error_code=error.code, error_message=error.message or None, resources=[])
 
 
 @handler(
@@ -23,6 +21,6 @@ def error_response(request: Request, error: KafkaError) -> Body:
     error_response=error_response,
     ends_with_client=True,
 )
-def handle(request: Request) -> Body:
+def handle(request: Request[DescribeAclsRequest]) -> DescribeAclsResponse:
     request.require_cluster()
     raise KafkaError(ErrorCode.SECURITY_DISABLED, NO_AUTHORIZER)
