@@ -15,6 +15,7 @@ What must stay true:
 """
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
@@ -60,7 +61,7 @@ class NotSent(ClientError):
 
 
 class ConnectFailed(NotSent):
-    """No connection came about."""
+    """The connection could not be opened: nothing listens, the host is unknown, or what answers is no broker."""
 
 
 class Disconnected(ClientError):
@@ -147,6 +148,11 @@ class Connection(FrameReader):
     def connected(self) -> bool:
         return self._end is None
 
+    @property
+    def was_open(self) -> bool:
+        """Whether something listens at the address, whatever it has said."""
+        return self._transport is not None
+
     async def send(
         self,
         api_key: ApiKey,
@@ -214,9 +220,13 @@ class Connection(FrameReader):
         low, high = self.api_versions.get(api_key, (0, -1))
         version = min(high, ADVERTISED_MAX[api_key])
         if version < max(low, ADVERTISED_MIN[api_key]):
-            theirs = f"{low} to {high}" if high >= 0 else "none"
+            if high < 0:
+                raise UnsupportedVersion(
+                    f"{self}: {api_key.message_name} ({int(api_key)}) is not served by this broker"
+                )
             ours = f"{ADVERTISED_MIN[api_key]} to {ADVERTISED_MAX[api_key]}"
-            raise UnsupportedVersion(f"{self}: {api_key.message_name}: the broker has {theirs}, klamm {ours}")
+            api = f"{api_key.message_name} ({int(api_key)})"
+            raise UnsupportedVersion(f"{self}: {api}: the broker has {low} to {high}, klamm {ours}")
         return version
 
     def close(self, reason: str = "closed by this client") -> None:
@@ -379,12 +389,17 @@ async def connect(
             await connection.authenticate()
     except TimeoutError:
         connection.close()
-        raise ConnectFailed(f"{connection}: no connection within {options.connect_timeout_ms} ms") from None
+        what = "a connection, but no answer of a Kafka broker," if connection.was_open else "no connection"
+        raise ConnectFailed(f"{connection}: {what} within {options.connect_timeout_ms} ms") from None
     except OSError as error:
         hung_up = isinstance(error, (ConnectionResetError, ssl.SSLError))
         if options.ssl_context is not None and hung_up and await _speaks_plaintext(host, port, options):
             raise AuthenticationFailed(f"{connection}: {NO_TLS}") from None
-        raise ConnectFailed(f"{connection}: {error or 'the broker closed the connection'}") from error
+        raise ConnectFailed(f"{connection}: {_why_not_connected(error)}") from error
+    except InvalidResponse as error:
+        connection.close()
+        told = "" if connection.api_versions is not None else f"{connection}: not a Kafka broker, its answer is "
+        raise ConnectFailed(told + str(error).removeprefix(f"{connection}: " if told else "")) from error
     except (NotSent, Disconnected) as error:
         connection.close()
         raise ConnectFailed(*error.args) from error
@@ -392,6 +407,16 @@ async def connect(
         connection.close()
         raise
     return connection
+
+
+def _why_not_connected(error: OSError) -> str:
+    match error:
+        case ConnectionRefusedError():
+            return "connection refused, no program listens at this port"
+        case socket.gaierror():
+            return f"unknown host: {error.strerror}"
+        case _:
+            return str(error) or "the broker closed the connection"
 
 
 async def _speaks_plaintext(host: str, port: int, options: ConnectionOptions) -> bool:
@@ -443,5 +468,6 @@ async def _ask_versions(connection: Connection) -> dict[int, tuple[int, int]]:
         version = min(version, theirs.get(ApiKey.API_VERSIONS, 0))
         response = await connection.send(ApiKey.API_VERSIONS, build, version=version)
     if response.error_code != ErrorCode.NONE:
-        raise ConnectFailed(f"{connection}: ApiVersions was refused with error {response.error_code}")
+        code = ErrorCode(response.error_code)
+        raise ConnectFailed(f"{connection}: ApiVersions was refused with {code.name} ({int(code)})")
     return {entry.api_key: (entry.min_version, entry.max_version) for entry in response.api_keys}

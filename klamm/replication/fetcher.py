@@ -241,7 +241,7 @@ class ReplicaFetcher:
             # Every election does this to those who hear of it a moment later than the leader.
             self._fail(topic_partition, f"its leader is beyond epoch {fetch.leader_epoch}", logging.INFO)
         else:
-            self._delay(topic_partition, fetch, f"the leader answers error {error_code}")
+            self._delay(topic_partition, fetch, f"the leader answers {ErrorCode(error_code).name} ({error_code})")
 
     def _log_refused(self, topic_partition: TopicPartition, fetch: PartitionFetch, error: KafkaError) -> None:
         if error.code in _PASSING_ERRORS and fetch.partition.log.log_directory.failure is None:
@@ -296,7 +296,9 @@ class ReplicaFetcher:
                 self._failures = 0
             await self._process(response)
         elif request.session_epoch == INITIAL_EPOCH:
-            await self._back_off(f"a full fetch is refused with error {response.error_code}")
+            await self._back_off(
+                f"a full fetch is refused with {ErrorCode(response.error_code).name} ({response.error_code})"
+            )
 
     def _max_wait_ms(self) -> int:
         """The fetch comes back in time for the next partition that has waited long enough."""

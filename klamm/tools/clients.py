@@ -2,7 +2,8 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -44,6 +45,9 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 BOOTSTRAP_TIMEOUT_MS: Final = 10_000
+# A broker that has just been started is waited for.
+LOOK_MS: Final = 1_000
+LOOK_EVERY_S: Final = 0.1
 
 # Kafka's client properties that kafka-python has under a name of its own.
 _OPTIONS: Final[Mapping[str, tuple[str, type]]] = {
@@ -91,6 +95,8 @@ def client_errors() -> Iterator[None]:
 
 def connected(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
     """A client of kafka-python, made by its class. Raises ToolError when no broker answers it."""
+    if str(options.get("security_protocol", "PLAINTEXT")).endswith("PLAINTEXT"):
+        _require_a_broker(options["bootstrap_servers"])
     from kafka.errors import KafkaConnectionError, KafkaTimeoutError
 
     try:
@@ -99,9 +105,43 @@ def connected(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
         raise ToolError(f"no broker answers at {','.join(options['bootstrap_servers'])}: {explain(error)}") from error
 
 
+def _require_a_broker(addresses: Sequence[str]) -> None:
+    """Raises ToolError, with the reason for each address, when no broker answers at any of them for `LOOK_MS`.
+
+    kafka-python itself would try for `BOOTSTRAP_TIMEOUT_MS` and then say that it ran out of time.
+    """
+    import asyncio
+
+    from klamm.net.client import ClientError, ConnectionOptions, connect
+
+    async def answers(address: str) -> str:
+        host, _, port = address.rpartition(":")
+        try:
+            connection = await connect(host.strip("[]"), int(port), ConnectionOptions(connect_timeout_ms=LOOK_MS))
+        except ClientError as error:
+            return str(error)
+        connection.close()
+        await connection.wait_closed()
+        return ""
+
+    async def look() -> list[str]:
+        deadline = time.monotonic() + LOOK_MS / 1000
+        while True:
+            reasons = await asyncio.gather(*map(answers, addresses))
+            if not all(reasons) or time.monotonic() > deadline:
+                return reasons
+            await asyncio.sleep(LOOK_EVERY_S)
+
+    reasons = asyncio.run(look())
+    if all(reasons):
+        raise ToolError(f"no broker answers at {','.join(addresses)}: {'; '.join(reasons)}")
+
+
 def explain(error: BaseException) -> str:
-    """One line for an error of kafka-python: Kafka's name for it where it has one, and what it says."""
+    """One line for an error of kafka-python: Kafka's name and code for it where it has one, and what it says."""
     name = getattr(error, "message", type(error).__name__)
+    if isinstance(code := getattr(error, "errno", None), int) and code:
+        name = f"{name} ({code})"
     text = str(error.args[0]) if error.args else str(getattr(error, "description", ""))
     return f"{name}: {text}" if text else str(name)
 
@@ -111,5 +151,6 @@ def explain_code(code: int, message: str | None) -> str:
     from kafka.errors import for_code
 
     error = for_code(code)
+    name = f"{getattr(error, 'message', error.__name__)} ({code})"
     text = message or getattr(error, "description", "")
-    return f"{getattr(error, 'message', error.__name__)}: {text}" if text else str(error.__name__)
+    return f"{name}: {text}" if text else name

@@ -9,8 +9,8 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 import typer
@@ -36,7 +36,8 @@ LOOK_EVERY_S = 0.2
 class ControllerAddress:
     """The controller as ZooKeeper knows it. `port` is None when it tells nothing about itself over HTTP.
 
-    One that is not registered has died, or lost its session, and /controller has not gone with it yet.
+    One that is not registered has died, or lost its session, and /controller has not gone with it yet. `addresses` are
+    host:port of all live brokers, by id: those of their first listeners.
     """
 
     broker_id: int
@@ -45,6 +46,13 @@ class ControllerAddress:
     host: str
     port: int | None
     registered: bool = True
+    addresses: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        """Where the controller tells about itself; paths follow."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
 
 
 class NotKlamm(ToolError):
@@ -144,9 +152,11 @@ def status_lines(
     address: ControllerAddress, status: Mapping[str, Any] | None, *, is_silent: bool = False
 ) -> Iterator[str]:
     """The status for people. One that `is_silent` should have told it."""
-    where = f" at {address.host}" if address.host else ""
-    yield f"Controller: broker {address.broker_id}{where}, epoch {address.epoch}"
-    yield f"Since: {_moment(address.since_ms)}"
+    where = address.addresses.get(address.broker_id, address.host)
+    yield f"Controller: broker {address.broker_id}{' at ' if where else ''}{where}, epoch {address.epoch}"
+    yield f"Since: {_moment(address.since_ms)} {_time_zone(address.since_ms)}"
+    if address.port is not None:
+        yield f"Status port: {address.port} ({address.url}/controller)"
     if is_silent:
         return
     if status is None:
@@ -164,7 +174,8 @@ def status_lines(
         f" {status['preferred_replica_imbalance']} not led by their preferred replica"
     )
     for broker in status["brokers"]:
-        yield f"\tBroker: {broker['broker_id']}\tEpoch: {broker['epoch']}\t{_send_queue(broker)}"
+        listens = address.addresses.get(broker["broker_id"], "unknown")
+        yield f"\tBroker: {broker['broker_id']}\tAddress: {listens}\tEpoch: {broker['epoch']}\t{_send_queue(broker)}"
     for title, key, line in (
         ("Offline partitions", "offline_partitions", _partition_line),
         ("Under-replicated partitions", "under_replicated_partitions", _partition_line),
@@ -176,6 +187,12 @@ def status_lines(
 
 def _moment(time_ms: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ms / 1000))
+
+
+def _time_zone(time_ms: int) -> str:
+    """The zone of `_moment`, by its name and as the hours that it is ahead of UTC."""
+    local = time.localtime(time_ms / 1000)
+    return f"{local.tm_zone} ({time.strftime('%z', local)})"
 
 
 def _send_queue(broker: Mapping[str, Any]) -> str:
@@ -350,7 +367,8 @@ async def _read_controller(store: Any) -> tuple[ControllerAddress, int] | None:
         except NoNode:
             return None
     controller = Controller.decode(data)
-    broker = (await store.live_brokers()).get(controller.broker_id)
+    live = await store.live_brokers()
+    broker = live.get(controller.broker_id)
     host, port = "", None
     if broker is not None:
         registration = broker.registration
@@ -358,9 +376,23 @@ async def _read_controller(store: Any) -> tuple[ControllerAddress, int] | None:
         port = registration.jmx_port if registration.jmx_port > 0 else None
     number = decode_controller_epoch(found)
     address = ControllerAddress(
-        controller.broker_id, number, controller.timestamp_ms, host, port, registered=broker is not None
+        controller.broker_id,
+        number,
+        controller.timestamp_ms,
+        host,
+        port,
+        registered=broker is not None,
+        addresses={each: _first_address(found.registration.endpoints) for each, found in sorted(live.items())},
     )
     return address, epoch.version
+
+
+def _first_address(endpoints: Sequence[Any]) -> str:
+    """host:port of the first listener; brokers before Kafka 0.9 have none."""
+    if not endpoints:
+        return "unknown"
+    host = endpoints[0].host
+    return f"[{host}]:{endpoints[0].port}" if ":" in host else f"{host}:{endpoints[0].port}"
 
 
 async def _move(connect: str) -> tuple[ControllerAddress, ControllerAddress]:
@@ -435,8 +467,7 @@ def _not_klamm(address: ControllerAddress) -> NotKlamm:
 
 def _get(address: ControllerAddress, path: str) -> Iterator[bytes]:
     """The lines of an answer. Raises ToolError."""
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    url = f"http://{host}:{address.port}{path}"
+    url = f"{address.url}{path}"
     import http.client
     import urllib.error
     import urllib.request

@@ -409,7 +409,7 @@ class _Refused(ToolError):
         from kafka.errors import for_code
 
         self.reason = explain_code(code, None)
-        self.name = self.reason.partition(":")[0]
+        self.name = self.reason.partition(" ")[0]
         self.is_passing: bool = for_code(code).retriable
         super().__init__(f"{what}: {self.reason}")
 

@@ -1,7 +1,8 @@
 """How `klamm groups` shows groups: as the lines of kafka-consumer-groups, or as plain values for JSON.
 
 Everything here is a function of what the cluster has said. A line knows where it belongs: on stdout, or, as a note or
-an error, on stderr. Kafka's tool puts its errors on stdout, and exits with 0; the texts are the same.
+an error, on stderr, with the prefix of all commands. Kafka's tool puts its errors on stdout, with the prefix "Error: ",
+and exits with 0; the texts are the same.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -44,7 +45,7 @@ class PartitionRow:
 
 
 def error(text: str) -> Line:
-    return Line(f"\nError: {text}", Kind.ERROR)
+    return Line(f"klamm: {text}", Kind.ERROR)
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The commands against a cluster that `klamm up` runs: everything real, from the shell's side."""
 
+import contextlib
 import io
 import json
 import os
@@ -7,8 +8,11 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -100,7 +104,7 @@ def test_topics_from_creation_to_deletion(klamm: Run) -> None:
     topic = ("--topic", "life")
     create = ("topics", "create", *topic, "--partitions", "2")
     assert klamm(*create, "--config", "retention.ms=60000", "--config", "segment.ms=1000") == "Created topic life.\n"
-    assert klamm(*create, code=1) == "klamm: TOPIC_ALREADY_EXISTS: Topic 'life' already exists.\n"
+    assert klamm(*create, code=1) == "klamm: TOPIC_ALREADY_EXISTS (36): Topic 'life' already exists.\n"
     assert klamm(*create, "--if-not-exists") == ""
     first, *partitions = klamm("topics", "describe", *topic).splitlines()
     assert re.fullmatch(
@@ -118,7 +122,7 @@ def test_topics_from_creation_to_deletion(klamm: Run) -> None:
     assert described["partition_count"] == 3
     assert described["partitions"][2] == {"partition": 2, "leader": 0, "replicas": [0], "isr": [0]}
     assert described["configs"] == {"retention.ms": "60000", "segment.ms": "1000"}
-    assert "INVALID_PARTITIONS" in klamm("topics", "alter", *topic, "--partitions", "1", code=1)
+    assert "INVALID_PARTITIONS (37)" in klamm("topics", "alter", *topic, "--partitions", "1", code=1)
     klamm("topics", "delete", *topic)
     assert "life" not in klamm("topics", "list").split()
     missing = "klamm: Topic 'life' does not exist as expected\n"
@@ -140,8 +144,8 @@ def test_lists_and_patterns(klamm: Run) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--config", "no.such=1"], "klamm: INVALID_CONFIG: no.such is not a topic config\n"),
-        (["--replication-factor", "2"], "klamm: INVALID_REPLICATION_FACTOR: "),
+        (["--config", "no.such=1"], "klamm: INVALID_CONFIG (40): no.such is not a topic config\n"),
+        (["--replication-factor", "2"], "klamm: INVALID_REPLICATION_FACTOR (38): "),
     ],
 )
 def test_what_the_broker_refuses_is_told_in_its_words(klamm: Run, options: list[str], message: str) -> None:
@@ -156,10 +160,46 @@ def test_assigned_replicas(klamm: Run) -> None:
 
 @pytest.mark.parametrize("command", ["topics list", "consume --topic t", "produce --topic t --file /dev/null"])
 def test_no_broker_there(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, command: str) -> None:
-    monkeypatch.setattr("klamm.tools.clients.BOOTSTRAP_TIMEOUT_MS", 500)
+    monkeypatch.setattr("klamm.tools.clients.LOOK_MS", 200)
     nobody = f"127.0.0.1:{free_port()}"
     assert main.run([*command.split(), "--bootstrap-server", nobody]) == 1
-    assert capsys.readouterr().err.startswith(f"klamm: no broker answers at {nobody}: ")
+    told = f"klamm: no broker answers at {nobody}: {nobody}: connection refused, no program listens at this port\n"
+    assert capsys.readouterr().err == told
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not a Kafka broker, its answer is a frame of 1213486160 bytes"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "not a Kafka broker, its answer is a frame of 1397966893 bytes"),
+        (b"", "a connection, but no answer of a Kafka broker, within 1000 ms"),
+    ],
+)
+def test_another_program_than_a_broker_is_told_within_two_seconds(
+    capsys: pytest.CaptureFixture[str], answer: bytes, message: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    accepted.append(listening.accept()[0])
+                    accepted[-1].sendall(answer)
+
+        accepted: list[socket.socket] = []
+        server = threading.Thread(target=serve)
+        server.start()
+        address = f"127.0.0.1:{listening.getsockname()[1]}"
+        began = time.monotonic()
+        assert main.run(["topics", "list", "--bootstrap-server", f"{address},nowhere.invalid:9092"]) == 1
+        assert time.monotonic() - began < 3, "two seconds, and one for a slow machine"
+        listening.shutdown(socket.SHUT_RDWR)
+        server.join()
+        for connection in accepted:
+            connection.close()
+    told = capsys.readouterr().err
+    assert told.startswith(f"klamm: no broker answers at {address},nowhere.invalid:9092: {address}: {message}")
+    assert "; nowhere.invalid:9092: unknown host: " in told
 
 
 # -- produce and consume ------------------------------------------------------------------------------------------
@@ -269,7 +309,7 @@ def test_records_that_are_not_delivered_are_counted(klamm: Run, tmp_path: Path) 
     source = tmp_path / "source"
     source.write_bytes(b"small\n" + b"x" * 5000 + b"\n")
     told = klamm("produce", "--topic", "narrow", "--file", str(source), code=1)
-    assert told.startswith("klamm: 1 records were not delivered: MESSAGE_SIZE_TOO_LARGE: ")
+    assert told.startswith("klamm: 1 records were not delivered: MESSAGE_SIZE_TOO_LARGE (10): ")
     assert klamm("consume", "--topic", "narrow", "--offset", "earliest", "--timeout-ms", "300") == "small\n"
 
 

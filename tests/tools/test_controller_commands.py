@@ -57,7 +57,7 @@ def klamm(capfd: pytest.CaptureFixture[str]) -> Run:
 
 # -- texts ------------------------------------------------------------------------------------------------------------
 
-ADDRESS = ControllerAddress(1, 7, 1_609_459_200_000, "host1", 9999)
+ADDRESS = ControllerAddress(1, 7, 1_609_459_200_000, "host1", 9999, addresses={1: "host1:9092"})
 STATUS: dict[str, Any] = {
     "active": True,
     "state": "BrokerChange",
@@ -110,14 +110,15 @@ STATUS: dict[str, Any] = {
 
 def test_a_status_for_people() -> None:
     first, since, *rest = status_lines(ADDRESS, STATUS)
-    assert first == "Controller: broker 1 at host1, epoch 7"
-    assert since.startswith("Since: 20")
+    assert first == "Controller: broker 1 at host1:9092, epoch 7"
+    assert re.fullmatch(r"Since: 202[01]-\d\d-\d\d \d\d:00:00 \S+ \([+-]\d{4}\)", since)
     assert rest == [
+        "Status port: 9999 (http://host1:9999/controller)",
         "State: BrokerChange (doing BrokerChange for 12 ms)",
         "Event queue: 3 events, the first for 11 ms",
         "Cluster: 1 brokers, 2 topics, 9 partitions, 1 not led by their preferred replica",
-        "\tBroker: 1\tEpoch: 20\tQueue: 2\tSending: LeaderAndIsr for 5 ms\tOfflineReplicas: 4\tshutting down"
-        "\tTrouble: cannot connect",
+        "\tBroker: 1\tAddress: host1:9092\tEpoch: 20\tQueue: 2\tSending: LeaderAndIsr for 5 ms\tOfflineReplicas: 4"
+        "\tshutting down\tTrouble: cannot connect",
         "Offline partitions: 2",
         "\tTopic: t\tPartition: 0\tLeader: none\tReplicas: 2,3\tIsr: 2\tWhy: not alive: broker 2",
         "\t... and 1 more",
@@ -132,10 +133,10 @@ def test_a_status_for_people() -> None:
 
 
 def test_a_controller_that_tells_nothing() -> None:
-    assert list(status_lines(ADDRESS, None))[2:] == [
+    assert list(status_lines(ADDRESS, None))[3:] == [
         "It tells nothing else: it is a broker of Apache Kafka, or klamm.metrics.port is -1."
     ]
-    assert list(status_lines(ADDRESS, {"active": False}))[2:] == [
+    assert list(status_lines(ADDRESS, {"active": False}))[3:] == [
         "It is named in ZooKeeper and does not act: it takes over, or has lost its session."
     ]
 
@@ -238,7 +239,7 @@ def test_another_program_at_the_port(answer: bytes) -> None:
 def test_the_status_of_a_kafka_with_jmx(monkeypatch: pytest.MonkeyPatch, klamm: Run, answer: bytes) -> None:
     with answering(answer) as address:
         monkeypatch.setattr(controller, "find_controller", lambda connect: address)
-        first, _, last = klamm("status", "--zookeeper", "zk").splitlines()
+        first, _, _, last = klamm("status", "--zookeeper", "zk").splitlines()
     assert first == "Controller: broker 1 at 127.0.0.1, epoch 7"
     assert last.startswith("It tells nothing else: it is a broker of Apache Kafka")
 
@@ -256,7 +257,7 @@ def test_the_status_of_a_controller_that_does_not_answer(
         pass
     out, err = status(nobody)
     assert out.splitlines()[0] == "Controller: broker 1 at 127.0.0.1, epoch 7"
-    assert len(out.splitlines()) == 2
+    assert len(out.splitlines()) == 3
     assert err.startswith("klamm: broker 1 does not answer at http://127.0.0.1:")
     out, err = status(nobody, "--json")
     assert (json.loads(out)["broker_id"], json.loads(out)["status"]) == (1, None)
@@ -329,7 +330,10 @@ def test_status(cluster: Cluster, klamm: Run) -> None:
     where = ("--bootstrap-server", cluster.bootstrap)
     controller = cluster.controller_id()
     lines = klamm("status", *where).splitlines()
-    assert lines[0].startswith(f"Controller: broker {controller} at 127.0.0.1, epoch ")
+    address = cluster.broker(controller).address
+    assert lines[0].startswith(f"Controller: broker {controller} at {address}, epoch ")
+    for broker in cluster.brokers:
+        assert any(line.startswith(f"\tBroker: {broker.id}\tAddress: {broker.address}\t") for line in lines)
     assert "Cluster: 3 brokers, 1 topics, 2 partitions, 0 not led by their preferred replica" in lines
     assert "Under-replicated partitions: 0" in lines
     for told in (where, ("--zookeeper", cluster.zookeeper)):

@@ -202,14 +202,14 @@ def test_a_group_that_does_not_exist_is_dead(error_code: int) -> None:
 
 
 def test_what_does_not_pass_is_told() -> None:
-    with pytest.raises(ToolError, match=r"^group g: GROUP_AUTHORIZATION_FAILED: "):
+    with pytest.raises(ToolError, match=r"^group g: GROUP_AUTHORIZATION_FAILED \(30\): "):
         client(Cluster([described("g", error_code=GROUP_AUTHORIZATION_FAILED)])).describe(["g"])
     with pytest.raises(ToolError, match=r"^GroupId g is not a consumer group \(connect\)\.$"):
         client(Cluster([described("g", kind="connect")])).describe(["g"])
 
 
 def test_patience_ends() -> None:
-    with pytest.raises(ToolError, match=r"^group g: COORDINATOR_LOAD_IN_PROGRESS: "):
+    with pytest.raises(ToolError, match=r"^group g: COORDINATOR_LOAD_IN_PROGRESS \(14\): "):
         client(Cluster([described("g", error_code=LOADING)]), timeout_ms=-1).describe(["g"])
 
 
@@ -219,7 +219,10 @@ def test_each_group_is_deleted_by_itself() -> None:
         return "DeleteGroups", DeleteGroupsResponse(results=[row])
 
     cluster = Cluster([answer("a", NON_EMPTY_GROUP), answer("b", LOADING), answer("b", 0)])
-    assert client(cluster).delete_groups(["a", "b"]) == {"a": "NON_EMPTY_GROUP: The group is not empty.", "b": None}
+    assert client(cluster).delete_groups(["a", "b"]) == {
+        "a": "NON_EMPTY_GROUP (68): The group is not empty.",
+        "b": None,
+    }
 
 
 # -- offsets ----------------------------------------------------------------------------------------------------------
@@ -252,7 +255,7 @@ def test_commits_that_are_refused_are_told() -> None:
     cluster = Cluster([answer(NOT_COORDINATOR, NOT_COORDINATOR), answer(0, UNKNOWN_MEMBER)])
     refused = client(cluster).commit("g", {P0: 1, P1: 2})
     assert list(refused) == [P1]
-    assert refused[P1].startswith("UNKNOWN_MEMBER_ID: ")
+    assert refused[P1].startswith("UNKNOWN_MEMBER_ID (25): ")
     assert client(Cluster()).commit("g", {}) == {}
 
 
@@ -264,9 +267,9 @@ def test_deleted_offsets() -> None:
     whole, refused = client(cluster).delete_offsets("g", [P1, P0])
     assert whole is None
     assert list(refused) == [P1]
-    assert refused[P1].startswith("GROUP_SUBSCRIBED_TO_TOPIC: ")
+    assert refused[P1].startswith("GROUP_SUBSCRIBED_TO_TOPIC (86): ")
     cluster = Cluster([("OffsetDelete", OffsetDeleteResponse(error_code=NON_EMPTY_GROUP, topics=[]))])
-    reason = "NON_EMPTY_GROUP: The group is not empty."
+    reason = "NON_EMPTY_GROUP (68): The group is not empty."
     assert client(cluster).delete_offsets("g", [P0]) == ("NON_EMPTY_GROUP", {P0: reason})
 
 
@@ -301,8 +304,8 @@ def test_partitions_without_a_leader_do_not_hide_the_others() -> None:
     nowhere = TopicPartition("nope", 0)
     found = client(cluster, timeout_ms=-1).list_offsets([P0, P1, P2, nowhere], LATEST)
     assert found.offsets == {P0: 5}
-    unknown = "UNKNOWN_TOPIC_OR_PARTITION"
-    assert found.missing == {P1: "LEADER_NOT_AVAILABLE", P2: unknown, nowhere: unknown}
+    unknown = "UNKNOWN_TOPIC_OR_PARTITION (3)"
+    assert found.missing == {P1: "LEADER_NOT_AVAILABLE (5)", P2: unknown, nowhere: unknown}
 
 
 def test_what_does_not_exist_is_not_waited_for() -> None:

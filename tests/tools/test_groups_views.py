@@ -86,14 +86,14 @@ def test_rows_are_those_of_members_then_those_without() -> None:
         ("Empty", Line("\nConsumer group 'g' has no active members.", Kind.NOTE)),
         ("PreparingRebalance", Line("\nWarning: Consumer group 'g' is rebalancing.", Kind.NOTE)),
         ("CompletingRebalance", Line("\nWarning: Consumer group 'g' is rebalancing.", Kind.NOTE)),
-        ("Dead", Line("\nError: Consumer group 'g' does not exist.", Kind.ERROR)),
+        ("Dead", Line("klamm: Consumer group 'g' does not exist.", Kind.ERROR)),
     ],
 )
 def test_notes_about_the_state(state: str, note: Line) -> None:
     assert list(offset_lines(group(state), [])) == [note]
     assert list(member_lines(group(state), verbose=True)) == [note]
     assert next(state_lines(group(state))) == note
-    assert list(state_lines(group("Dead"))) == [Line("\nError: Consumer group 'g' does not exist.", Kind.ERROR)]
+    assert list(state_lines(group("Dead"))) == [Line("klamm: Consumer group 'g' does not exist.", Kind.ERROR)]
 
 
 def test_members() -> None:
@@ -156,7 +156,7 @@ def test_deletions() -> None:
         Line("Deletion of requested consumer groups ('g', 'h') was successful.")
     ]
     assert list(deletion_lines({"g": None, "h": "NON_EMPTY_GROUP: so"})) == [
-        Line("\nError: Deletion of some consumer groups failed:", Kind.ERROR),
+        Line("klamm: Deletion of some consumer groups failed:", Kind.ERROR),
         Line("* Group 'h' could not be deleted due to: NON_EMPTY_GROUP: so", Kind.ERROR),
         Line("\nThese consumer groups were deleted successfully: 'g'"),
     ]
@@ -169,17 +169,17 @@ def test_deletions() -> None:
         (
             None,
             {("t", 0): None, ("u", 0): "X"},
-            "\nError: Encounter some partition level error, see the follow-up details:",
+            "klamm: Encounter some partition level error, see the follow-up details:",
         ),
-        ("INVALID_GROUP_ID", {}, "\nError: 'g' is not valid."),
-        ("GROUP_ID_NOT_FOUND", {}, "\nError: 'g' does not exist."),
-        ("GROUP_AUTHORIZATION_FAILED", {}, "\nError: Access to 'g' is not authorized."),
+        ("INVALID_GROUP_ID", {}, "klamm: 'g' is not valid."),
+        ("GROUP_ID_NOT_FOUND", {}, "klamm: 'g' does not exist."),
+        ("GROUP_AUTHORIZATION_FAILED", {}, "klamm: Access to 'g' is not authorized."),
         (
             "NON_EMPTY_GROUP",
             {},
-            "\nError: Deleting offsets of a consumer group 'g' is forbidden if the group is not empty.",
+            "klamm: Deleting offsets of a consumer group 'g' is forbidden if the group is not empty.",
         ),
-        ("ODD", {}, "\nError: Encounter some unknown error: ODD"),
+        ("ODD", {}, "klamm: Encounter some unknown error: ODD"),
     ],
 )
 def test_deletions_of_offsets(whole: str | None, results: dict[tuple[str, int | None], str | None], told: str) -> None:

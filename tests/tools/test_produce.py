@@ -45,7 +45,7 @@ def test_deliveries_and_failures_are_counted_by_reason() -> None:
     with pytest.raises(ToolError) as error:
         deliveries.require_success()
     assert str(error.value) == (
-        "2 records were not delivered: NOT_LEADER_FOR_PARTITION: moved;"
+        "2 records were not delivered: NOT_LEADER_FOR_PARTITION (6): moved;"
         " 1 records were not delivered: KafkaTimeoutError: too late"
     )
 
