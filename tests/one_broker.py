@@ -150,7 +150,7 @@ class OneBroker:
 
     async def wait_until_told(self) -> None:
         """Waits until the controller, which is this broker's, has told it all that it had to tell."""
-        controller, cache = self.broker._controller, self.broker._metadata_cache
+        controller, cache = self.broker.parts.controller, self.broker.parts.metadata_cache
 
         def is_told() -> bool:
             known = cache.snapshot.topics
@@ -165,11 +165,11 @@ class OneBroker:
     @property
     def controller_epoch(self) -> int:
         """The latest that the broker has heard of."""
-        return self.broker._replica_manager.controller_epoch
+        return self.broker.parts.replica_manager.controller_epoch
 
     @property
     def broker_epoch(self) -> int:
-        return self.broker._registrar.broker_epoch
+        return self.broker.parts.registrar.broker_epoch
 
     async def begin_leader_epoch(
         self, client: Client, topic: str, leader_epoch: int, code: int = 0, **changes: Any
@@ -180,7 +180,7 @@ class OneBroker:
         """
         state = {"leader": 0, "isr": (0,), "zk_version": 0, "replicas": (0,)} | changes
         partition = LeaderAndIsrPartitionState(0, self.controller_epoch, leader_epoch=leader_epoch, **state)
-        topics = [LeaderAndIsrTopic(topic, self.broker._metadata_cache.snapshot.topic_ids.get(topic), [partition])]
+        topics = [LeaderAndIsrTopic(topic, self.broker.parts.metadata_cache.snapshot.topic_ids.get(topic), [partition])]
         # Where no other broker is, nobody can be reached.
         live = [LiveLeader(state["leader"], "127.0.0.1", 1)] if state["leader"] > 0 else []
         body = LeaderAndIsrRequest(0, self.controller_epoch, self.broker_epoch, topics, live)
@@ -189,7 +189,7 @@ class OneBroker:
 
     async def kill_broker(self) -> None:
         """To ZooKeeper it looks like a kill: the session, with all that is ephemeral, lives on until it expires."""
-        session = self.broker._zookeeper._client
+        session = self.broker.zookeeper.store.client
         assert session is not None
         session._finish(State.CLOSED, "killed")
         await self.broker.stop()

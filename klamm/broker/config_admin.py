@@ -12,8 +12,8 @@ from klamm.broker.config_alterations import (
     replace_broker_config,
     replace_topic_config,
 )
-from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
 from klamm.broker.metadata_cache import MetadataCache
+from klamm.config.current import CurrentConfig
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes.configs import broker_entity, topic_entity
 from klamm.znodes.store import KafkaZooKeeper
@@ -33,19 +33,19 @@ class ConfigAdmin:
     def __init__(
         self,
         metadata_cache: MetadataCache,
-        broker_config: DynamicBrokerConfig,
+        config: CurrentConfig,
         broker_id: int,
         zookeeper: Callable[[], KafkaZooKeeper],
     ) -> None:
         self._metadata_cache = metadata_cache
-        self._broker_config = broker_config
+        self._config = config
         self._broker_id = broker_id
         self._zookeeper = zookeeper
 
     async def replace_topic(self, topic: str, entries: Entries, *, validate_only: bool) -> None:
         """The topic is to have these configs and no others."""
         await self._require_topic(topic)
-        config = replace_topic_config(self._broker_config.current, entries)
+        config = replace_topic_config(self._config.current, entries)
         if not validate_only:
             await self._zookeeper().replace_config(topic_entity(topic), config)
 
@@ -54,7 +54,7 @@ class ConfigAdmin:
         await self._require_topic(topic)
         await self._change(
             topic_entity(topic),
-            lambda stored: change_topic_config(self._broker_config.current, stored, changes),
+            lambda stored: change_topic_config(self._config.current, stored, changes),
             validate_only,
         )
 
@@ -62,7 +62,7 @@ class ConfigAdmin:
         """The broker is to have these dynamic configs and no others."""
         broker_id = self._require_broker(name)
         per_broker = broker_id is not None
-        config = replace_broker_config(self._broker_config.current, entries, per_broker=per_broker)
+        config = replace_broker_config(self._config.current, entries, per_broker=per_broker)
         if not validate_only:
             await self._zookeeper().replace_config(broker_entity(broker_id), config)
 
@@ -72,7 +72,7 @@ class ConfigAdmin:
         per_broker = broker_id is not None
         await self._change(
             broker_entity(broker_id),
-            lambda stored: change_broker_config(self._broker_config.current, stored, changes, per_broker=per_broker),
+            lambda stored: change_broker_config(self._config.current, stored, changes, per_broker=per_broker),
             validate_only,
         )
 

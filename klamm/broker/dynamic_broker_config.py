@@ -10,6 +10,7 @@ import logging
 from collections.abc import Mapping
 
 from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
 from klamm.config.definition import ConfigError
 from klamm.config.dynamic import SAFEST_BROKER_VALUES, entry_problems, is_password
 from klamm.config.safest import values_instead
@@ -22,11 +23,11 @@ _log = logging.getLogger(__name__)
 Stored = Mapping[str, str] | ZnodeError
 
 
-class DynamicBrokerConfig:
+class DynamicBrokerConfig(CurrentConfig):
     """`current` is the file's alone until something is loaded."""
 
     def __init__(self, static: BrokerConfig) -> None:
-        self.current = static
+        super().__init__(static)
         self._is_loaded = False
 
     async def load(self, store: KafkaZooKeeper, broker_id: int) -> None:
@@ -36,16 +37,18 @@ class DynamicBrokerConfig:
 
     def apply(self, default: Stored, broker: Stored) -> None:
         """`default` is what all brokers have, `broker` what this one has, as stored."""
-        known_default = self.current.dynamic_default if self._is_loaded else None
-        known_broker = self.current.dynamic_broker if self._is_loaded else None
+        current = self.current
+        known_default = current.dynamic_default if self._is_loaded else None
+        known_broker = current.dynamic_broker if self._is_loaded else None
         usable_default = _usable(default, known_default, per_broker=False)
         usable_broker = _usable(broker, known_broker, per_broker=True)
-        static = self.current.with_dynamic(default={}, broker={})
+        static = current.with_dynamic(default={}, broker={})
         try:
-            self.current = static.with_dynamic(default=usable_default, broker=usable_broker)
+            new = static.with_dynamic(default=usable_default, broker=usable_broker)
         except ConfigError:
-            self.current = _level_by_level(static, usable_default, usable_broker)
+            new = _level_by_level(static, usable_default, usable_broker)
         self._is_loaded = True
+        self.replace(new)
 
 
 async def _stored(store: KafkaZooKeeper, entity_path: str) -> Stored:

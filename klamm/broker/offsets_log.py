@@ -17,11 +17,11 @@ Source: kafka.coordinator.group.GroupMetadataManager (`appendForGroup`, `doLoadG
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple
 
 from klamm.broker.topic_admin import OFFSETS_TOPIC
-from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
 from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -78,12 +78,12 @@ class _Append(NamedTuple):
 class OffsetsLog:
     """Appends to and reads from the partitions that this broker hosts. Made while the loop runs.
 
-    `config()` is what the broker runs with now. `on_failure` hears of faults that nobody waits for.
+    `on_failure` hears of faults that nobody waits for.
     """
 
     def __init__(
         self,
-        config: Callable[[], BrokerConfig],
+        config: CurrentConfig,
         environment: Environment,
         replica_manager: ReplicaManager,
         on_failure: OnFailure,
@@ -160,7 +160,7 @@ class OffsetsLog:
 
     def _append_together(self, partition: int, appends: Sequence[_Append]) -> bool:
         """Whether the append has waited for the disk."""
-        config = self._config()
+        config = self._config.current
         acks = ACKS_NONE if appends[0].result is None else config.offsets_commit_required_acks
         records = appends[0].records if len(appends) == 1 else [one for append in appends for one in append.records]
         if appends[0].term == self._term(partition):
@@ -186,7 +186,7 @@ class OffsetsLog:
 
     def _append_batch(self, partition: int, records: Sequence[KeyAndValue], acks: int) -> ProduceResult:
         now_ms = self._environment.now_ms()
-        codec = CompressionType(self._config().offsets_topic_compression_codec)
+        codec = CompressionType(self._config.current.offsets_topic_compression_codec)
         batch = build_batch([Record(key, value, now_ms) for key, value in records], codec=codec)
         return self._replica_manager.append_records(
             OFFSETS_TOPIC, partition, memoryview(batch), acks, AppendOrigin.COORDINATOR
@@ -214,7 +214,7 @@ class OffsetsLog:
         end = log.log_end_offset
         while offset < end:
             fetched = await log.read(
-                offset, self._config().offsets_load_buffer_size, max_offset=end, minimum_one_batch=True
+                offset, self._config.current.offsets_load_buffer_size, max_offset=end, minimum_one_batch=True
             )
             if fetched.next_offset <= offset:
                 # A part of the groups must not pass for all of them.

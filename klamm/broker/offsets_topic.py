@@ -16,7 +16,7 @@ from collections.abc import Callable
 from klamm.broker.auto_topic_creation import AutoTopicCreation
 from klamm.broker.metadata_cache import NO_LEADER, Endpoint, MetadataCache
 from klamm.broker.topic_admin import OFFSETS_TOPIC, NewTopic
-from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
 from klamm.coordinator.group_metadata_manager import UNKNOWN_PARTITION, partition_for
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes.store import KafkaZooKeeper
@@ -25,12 +25,11 @@ _log = logging.getLogger(__name__)
 
 
 class OffsetsTopic:
-    """What this broker knows of the topic. `zookeeper()` is the store of the current session, `config()` what the
-    broker runs with now."""
+    """What this broker knows of the topic. `zookeeper()` is the store of the current session."""
 
     def __init__(
         self,
-        config: Callable[[], BrokerConfig],
+        config: CurrentConfig,
         metadata_cache: MetadataCache,
         auto_topic_creation: AutoTopicCreation,
         zookeeper: Callable[[], KafkaZooKeeper],
@@ -56,7 +55,7 @@ class OffsetsTopic:
 
     def new_topic(self) -> NewTopic:
         """The topic as this broker's configuration wants it, and Kafka's demand of it."""
-        config = self._config()
+        config = self._config.current
         return NewTopic(
             OFFSETS_TOPIC,
             config.offsets_topic_num_partitions,

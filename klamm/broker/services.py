@@ -1,4 +1,4 @@
-"""What the handlers of a broker work with. The composition root (`broker.py`) makes it; nobody changes it."""
+"""What the handlers of a broker work with. The composition root (`parts.py`) makes it; nobody changes it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from klamm.broker.auto_topic_creation import AutoTopicCreation
 from klamm.broker.config_admin import ConfigAdmin
 from klamm.broker.controller_channel import ControllerChannel
-from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
 from klamm.broker.fetch_session import FetchSessionCache
 from klamm.broker.finalized_features import FinalizedFeatureCache
 from klamm.broker.leader_elections import LeaderElections
@@ -20,7 +19,7 @@ from klamm.broker.registry import Api
 from klamm.broker.security import Authorizer
 from klamm.broker.topic_admin import TopicAdmin
 from klamm.broker.topic_configs import TopicConfigs
-from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
 from klamm.controller.controller import KafkaController
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.environment import Environment
@@ -36,7 +35,7 @@ class Services:
     """The parts of one broker that handlers may use."""
 
     environment: Environment
-    broker_config: DynamicBrokerConfig
+    config: CurrentConfig
     broker_id: int
     cluster_id: str
     registrar: Registrar
@@ -61,11 +60,6 @@ class Services:
     group_coordinator: GroupCoordinator
     # Until it is encoded, an answer takes ten times as much memory as its bytes.
     long_answers: Turns
-
-    @property
-    def config(self) -> BrokerConfig:
-        """What the broker runs with now."""
-        return self.broker_config.current
 
     def require_controller(self) -> None:
         """Raises KafkaError NOT_CONTROLLER unless this broker is the active controller, as far as it knows."""

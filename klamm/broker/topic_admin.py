@@ -18,7 +18,7 @@ from uuid import UUID
 from klamm.broker.metadata_cache import NO_LEADER, MetadataCache
 from klamm.broker.replica_assignment import InvalidPartitions, InvalidReplicationFactor, assign_replicas
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
-from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
 from klamm.config.definition import ConfigError
 from klamm.config.topic import TopicConfig
 from klamm.config.versions import ApiVersion
@@ -74,13 +74,12 @@ def validate_topic_name(name: str) -> None:
 
 
 class TopicAdmin:
-    """The admin operations of one broker. `zookeeper()` is the store of the current session, `config()` what the broker
-    runs with now."""
+    """The admin operations of one broker. `zookeeper()` is the store of the current session."""
 
     def __init__(
         self,
         environment: Environment,
-        config: Callable[[], BrokerConfig],
+        config: CurrentConfig,
         metadata_cache: MetadataCache,
         zookeeper: Callable[[], KafkaZooKeeper],
     ) -> None:
@@ -124,7 +123,7 @@ class TopicAdmin:
         try:
             assignment, config, overrides = self._validate(topic, left_partitions)
             topic_id = None
-            if self._config().inter_broker_protocol_version >= ApiVersion.V2_8_IV0 and not validate_only:
+            if self._config.current.inter_broker_protocol_version >= ApiVersion.V2_8_IV0 and not validate_only:
                 topic_id = self._environment.random_uuid()
             if not validate_only:
                 await self._zookeeper().create_topic(topic.name, assignment, topic_id, overrides)
@@ -151,7 +150,7 @@ class TopicAdmin:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, f"the value of topic config {key} is null")
             overrides[key] = value
         try:
-            config = TopicConfig.from_overrides(self._config(), overrides)
+            config = TopicConfig.from_overrides(self._config.current, overrides)
         except ConfigError as error:
             raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from None
         return assignment, config, overrides
@@ -164,10 +163,12 @@ class TopicAdmin:
                 )
             _check_count(len(topic.assignments), left_partitions)
             return _check_assignment({number: list(replicas) for number, replicas in topic.assignments}, 0)
-        partitions = self._config().num_partitions if topic.partitions == UNSET else topic.partitions
+        partitions = self._config.current.num_partitions if topic.partitions == UNSET else topic.partitions
         _check_count(partitions, left_partitions)
         replication_factor = (
-            self._config().default_replication_factor if topic.replication_factor == UNSET else topic.replication_factor
+            self._config.current.default_replication_factor
+            if topic.replication_factor == UNSET
+            else topic.replication_factor
         )
         chance, count = self._environment.random, max(1, len(self._metadata_cache.snapshot.brokers))
         return self._place(partitions, replication_factor, chance.randrange(count), chance.randrange(count), 0)

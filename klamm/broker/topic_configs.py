@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
 from klamm.config.topic import TopicConfig
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
@@ -27,10 +27,10 @@ class TopicConfigs:
     `zookeeper()` is the store of the current session.
     """
 
-    def __init__(self, config: BrokerConfig, zookeeper: Callable[[], KafkaZooKeeper]) -> None:
-        self._broker_config = config
+    def __init__(self, config: CurrentConfig, zookeeper: Callable[[], KafkaZooKeeper]) -> None:
+        self._config = config
         self._zookeeper = zookeeper
-        self._default = TopicConfig.from_overrides(config, {})
+        self._default = TopicConfig.from_overrides(config.current, {})
         self._configs: dict[str, TopicConfig] = {}
         self._keeping = asyncio.Lock()
 
@@ -55,11 +55,10 @@ class TopicConfigs:
         """Reads what is kept again. Raises ZooKeeperError."""
         await self.load(list(self._configs))
 
-    async def inherit_from(self, config: BrokerConfig) -> None:
-        """From now on topics have what this says where they have nothing of their own."""
+    async def inherit(self) -> None:
+        """The broker's configuration has changed: topics have it where they have nothing of their own."""
         async with self._keeping:
-            self._broker_config = config
-            self._default = TopicConfig.from_overrides(config, {})
+            self._default = TopicConfig.from_overrides(self._config.current, {})
             for index, topic in enumerate(list(self._configs), 1):
                 # A topic may be forgotten while others have their turn.
                 if (kept := self._configs.get(topic)) is not None:
@@ -82,9 +81,9 @@ class TopicConfigs:
             return self._default
         known = self._configs.get(topic)
         if isinstance(stored, ZnodeError):
-            config, problems = TopicConfig.unreadable(self._broker_config, known), [str(stored)]
+            config, problems = TopicConfig.unreadable(self._config.current, known), [str(stored)]
         else:
-            config, problems = TopicConfig.from_stored(self._broker_config, stored, known)
+            config, problems = TopicConfig.from_stored(self._config.current, stored, known)
         for problem in problems:
             _log.error(
                 "topic %s has a configuration that cannot be read: %s. Until it is mended, %s counts: %s",

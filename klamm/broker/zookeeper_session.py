@@ -13,7 +13,8 @@ What must stay true:
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
 
 from klamm.config.broker import BrokerConfig
 from klamm.environment import Environment
@@ -34,42 +35,36 @@ _log = logging.getLogger(__name__)
 class ZooKeeperSession:
     """`start`, and once the broker is set up `keep`; at the end `stop`.
 
-    `on_expired()` is told that everything ephemeral is gone. `on_session(store)` sets the broker up in each session but
-    the first. `on_failure` hears of an `on_session` that
-    failed for another reason than ZooKeeper.
+    `on_failure` hears of an `on_session` that failed for another reason than ZooKeeper.
     """
 
     store: KafkaZooKeeper
 
-    def __init__(
-        self,
-        environment: Environment,
-        config: BrokerConfig,
-        on_expired: Callable[[], None],
-        on_session: Callable[[KafkaZooKeeper], Awaitable[None]],
-        on_failure: OnFailure,
-    ) -> None:
+    def __init__(self, environment: Environment, config: BrokerConfig, on_failure: OnFailure) -> None:
         self._environment = environment
         self._config = config
-        self._on_expired = on_expired
-        self._on_session = on_session
         self._on_failure = on_failure
         self._client: ZooKeeperClient | None = None
         self._renewal: asyncio.Task[None] | None = None
-        self._keeping = False
+        # Sets the broker up in a new session; None: it is not to be.
+        self._renew: Callable[[], Coroutine[Any, Any, None]] | None = None
 
     async def start(self) -> None:
         """Opens the first session. Raises ConnectionLoss after zookeeper.connection.timeout.ms."""
         await self._open(self._config.zookeeper_connection_timeout_ms)
 
-    def keep(self) -> None:
-        """From now on a session that has expired is followed by a new one."""
-        self._keeping = True
+    def keep(self, on_expired: Callable[[], None], on_session: Callable[[KafkaZooKeeper], Awaitable[None]]) -> None:
+        """From now on a session that has expired is followed by a new one.
+
+        `on_expired()` is told that everything ephemeral is gone; `on_session(store)` sets the broker up in the new
+        session.
+        """
+        self._renew = lambda: self._open_next(on_expired, on_session)
         self._check_session()
 
     async def stop(self) -> None:
         """Ends the session, and with it the broker's registration."""
-        self._keeping = False
+        self._renew = None
         if self._renewal is not None:
             self._renewal.cancel()
             await asyncio.gather(self._renewal, return_exceptions=True)
@@ -93,18 +88,20 @@ class ZooKeeperSession:
         return self._client is not None and self._client.state is State.EXPIRED
 
     def _check_session(self) -> None:
-        if self._has_expired and self._keeping and (self._renewal is None or self._renewal.done()):
+        if self._has_expired and self._renew is not None and (self._renewal is None or self._renewal.done()):
             _log.warning("the ZooKeeper session has expired; opening a new one")
             self._renewal = start_task(self._renew(), self._on_failure)
 
-    async def _renew(self) -> None:
+    async def _open_next(
+        self, on_expired: Callable[[], None], on_session: Callable[[KafkaZooKeeper], Awaitable[None]]
+    ) -> None:
         is_set_up = False
         while not is_set_up:
             try:
                 if self._has_expired:
-                    self._on_expired()
+                    on_expired()
                     await self._open(None)
-                await self._on_session(self.store)
+                await on_session(self.store)
                 is_set_up = not self._has_expired
             except ZooKeeperError as error:
                 _log.warning("setting the broker up in a new ZooKeeper session failed: %s", error)

@@ -23,6 +23,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 
 from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
 from klamm.controller.context import ControllerContext
 from klamm.controller.event_flows import Flow, flows
 from klamm.controller.event_manager import ControllerEventManager
@@ -68,7 +69,7 @@ class KafkaController(ControllerRequests):
 
     def __init__(
         self,
-        config: BrokerConfig,
+        config: CurrentConfig,
         environment: Environment,
         broker_id: int,
         open_channels: Callable[[], Channels],
@@ -103,6 +104,7 @@ class KafkaController(ControllerRequests):
             ControllerChange: self._controller_change,
         }
         self._flows = flows(self._parts)
+        config.subscribe(self._config_changed)
 
     # -- what the broker uses ---------------------------------------------------------------------------------------
 
@@ -176,16 +178,16 @@ class KafkaController(ControllerRequests):
         await on_controller_resignation(self._parts)
         self.state_changes.close()
 
-    def reconfigure(self, config: BrokerConfig) -> None:
-        """The broker runs with this configuration now. Of what may change while it runs, the controller uses the
-        three configs of the automatic rebalance and unclean.leader.election.enable."""
-        old = self._parts.config
-        self._parts.reconfigure(config)
+    def _config_changed(self, old: BrokerConfig, new: BrokerConfig) -> None:
+        """Of what may change while the broker runs, the controller uses the three configs of the automatic rebalance
+        and unclean.leader.election.enable."""
         timing, old_timing = (
-            (each.auto_leader_rebalance_enable, each.leader_imbalance_check_interval_seconds) for each in (config, old)
+            (each.auto_leader_rebalance_enable, each.leader_imbalance_check_interval_seconds) for each in (new, old)
         )
         if self._is_active and timing != old_timing:
-            self._parts.schedule_leader_rebalance(config.leader_imbalance_check_interval_seconds)
+            self._parts.schedule_leader_rebalance(new.leader_imbalance_check_interval_seconds)
+        if new.unclean_leader_election_enable and not old.unclean_leader_election_enable:
+            self.enable_default_unclean_leader_election()
 
     # -- events -----------------------------------------------------------------------------------------------------
 

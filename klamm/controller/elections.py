@@ -115,7 +115,7 @@ async def zk_preferred_replica_election(parts: ControllerParts) -> None:
 
 async def auto_preferred_replica_leader_election(parts: ControllerParts) -> None:
     """Gives brokers their leaderships back, if they have lost too many of them; and looks again after a while."""
-    percentage = parts.config.leader_imbalance_per_broker_percentage
+    percentage = parts.config.current.leader_imbalance_per_broker_percentage
     wanted = []
     for broker_id, leaderships in sorted((await _leaderships_by_preferred_leader(parts.context)).items()):
         # leader.imbalance.per.broker.percentage is what is tolerated.
@@ -128,7 +128,7 @@ async def auto_preferred_replica_leader_election(parts: ControllerParts) -> None
     if wanted:
         results = await replica_leader_election(parts, wanted, ElectionType.PREFERRED)
         _announce_results(parts, "that restores the balance", results)
-    parts.schedule_leader_rebalance(parts.config.leader_imbalance_check_interval_seconds)
+    parts.schedule_leader_rebalance(parts.config.current.leader_imbalance_check_interval_seconds)
 
 
 class _Leaderships(NamedTuple):

@@ -44,7 +44,7 @@ async def on_controller_failover(
     context, store = parts.context, parts.store
     context.epoch, context.epoch_zk_version = epoch
     # F1
-    await store.set_up_features(parts.config.inter_broker_protocol_version >= ApiVersion.V2_7_IV0, parts.guard)
+    await store.set_up_features(parts.config.current.inter_broker_protocol_version >= ApiVersion.V2_7_IV0, parts.guard)
     # F2
     await store.delete_log_dir_events(await store.log_dir_events(parts.on_log_dir_events), parts.guard)
     await store.delete_isr_changes(await store.isr_changes(parts.on_isr_changes), parts.guard)

@@ -41,7 +41,7 @@ async def compatible_brokers(parts: ControllerParts) -> dict[int, LiveBroker]:
 
 
 async def _finalized_features(parts: ControllerParts) -> FinalizedFeatures:
-    if parts.config.inter_broker_protocol_version < ApiVersion.V2_7_IV0:
+    if parts.config.current.inter_broker_protocol_version < ApiVersion.V2_7_IV0:
         return NONE_FINALIZED
     return await parts.store.finalized_features() or NONE_FINALIZED
 

@@ -23,7 +23,7 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
 from klamm.controller.context import ControllerContext
 from klamm.controller.leader_election import (
     Election,
@@ -61,14 +61,14 @@ class PartitionStateMachine:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        config: CurrentConfig,
         context: ControllerContext,
         zookeeper: Callable[[], KafkaZooKeeper],
         request_batch: ControllerBrokerRequestBatch,
         state_change_log: StateChangeLog,
         on_illegal_transition: OnIllegalTransition = log_illegal_transition,
     ) -> None:
-        self.config = config
+        self._config = config
         self._context = context
         self._zookeeper = zookeeper
         self._request_batch = request_batch
@@ -336,7 +336,7 @@ class PartitionStateMachine:
         topics = list(dict.fromkeys(without_isr))
         if strategy is ElectionStrategy.OFFLINE_ALLOW_UNCLEAN or not topics:
             return set(topics)
-        default = str(self.config.unclean_leader_election_enable)
+        default = str(self._config.current.unclean_leader_election_enable)
         allowed = set()
         for topic, config in (await self._zookeeper().topic_configs(topics)).items():
             if isinstance(config, ZnodeError):

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
 from klamm.controller.context import ControllerContext
 from klamm.controller.events import (
     AutoPreferredReplicaLeaderElection,
@@ -76,7 +76,7 @@ class ControllerParts:
 
     def __init__(
         self,
-        config: BrokerConfig,
+        config: CurrentConfig,
         environment: Environment,
         broker_id: int,
         put: Callable[[ControllerEvent], None],
@@ -92,7 +92,7 @@ class ControllerParts:
         self._put = put
         self._leader_rebalance: asyncio.TimerHandle | None = None
         self.batch = ControllerBrokerRequestBatch(
-            config,
+            config.current,
             broker_id,
             self.context,
             self._send,
@@ -106,10 +106,10 @@ class ControllerParts:
             config, self.context, self._current_store, self.batch, self.state_changes, on_illegal_transition
         )
         self.replicas = ReplicaStateMachine(
-            config, self.context, self._current_store, self.batch, self.state_changes, on_illegal_transition
+            config.current, self.context, self._current_store, self.batch, self.state_changes, on_illegal_transition
         )
         self.deletions = TopicDeletionManager(
-            config,
+            config.current,
             self.context,
             self._current_store,
             self.partitions,
@@ -151,10 +151,6 @@ class ControllerParts:
             raise RuntimeError(f"{api_key.message_name} for broker {broker_id}, but this broker is not the controller")
         self.channels.send_request(broker_id, api_key, body, on_response)
 
-    def reconfigure(self, config: BrokerConfig) -> None:
-        """The broker runs with this configuration now."""
-        self.config = self.partitions.config = config
-
     # -- timers -----------------------------------------------------------------------------------------------------
 
     def schedule_leader_rebalance(self, delay_seconds: int) -> None:
@@ -163,7 +159,7 @@ class ControllerParts:
         Without auto.leader.rebalance.enable there is none.
         """
         self.cancel_leader_rebalance()
-        if self.config.auto_leader_rebalance_enable:
+        if self.config.current.auto_leader_rebalance_enable:
             # An interval of 0, which Kafka allows, would leave the controller no time for anything else.
             self._leader_rebalance = asyncio.get_running_loop().call_later(
                 max(delay_seconds, 1), self._put, AutoPreferredReplicaLeaderElection()

@@ -94,7 +94,7 @@ async def on_partition_reassignment(parts: ControllerParts, reassignments: Reass
 
 async def refresh_leadership(parts: ControllerParts, partitions: Collection[TopicPartition]) -> None:
     """The context gets leaders and ISRs from ZooKeeper: leaders before 2.7 change the ISR there by themselves."""
-    is_alter_isr_enabled = parts.config.inter_broker_protocol_version >= ApiVersion.V2_7_IV2
+    is_alter_isr_enabled = parts.config.current.inter_broker_protocol_version >= ApiVersion.V2_7_IV2
     watch = None if is_alter_isr_enabled else parts.on_partition_state
     turns = Turns()
 

@@ -61,7 +61,7 @@ async def load_topics(parts: ControllerParts, names: Sequence[str]) -> list[Topi
 
     async def load(piece: Sequence[str]) -> Mapping[str, TopicAssignment]:
         assignments = await store.topic_assignments(piece, parts.on_topic)
-        if parts.config.inter_broker_protocol_version >= ApiVersion.V2_8_IV0:
+        if parts.config.current.inter_broker_protocol_version >= ApiVersion.V2_8_IV0:
             return await store.add_topic_ids(assignments, parts.environment.random_uuid, parts.guard)
         return assignments
 

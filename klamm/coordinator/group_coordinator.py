@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TypeVar
 
-from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
 from klamm.coordinator.admission import (
     commit_error,
     has_room,
@@ -69,12 +69,12 @@ DEAD_GROUP = GroupSummary(GroupState.DEAD, "", "", ())
 class GroupCoordinator:
     """Between `start` and `stop` it coordinates the groups of the partitions that it was elected for.
 
-    `config` is asked at each use. `on_failure` hears of faults of the program in work that no request waits for.
+    `on_failure` hears of faults of the program in work that no request waits for.
     """
 
     def __init__(
         self,
-        config: Callable[[], BrokerConfig],
+        config: CurrentConfig,
         manager: GroupMetadataManager,
         environment: Environment,
         on_failure: OnFailure,
@@ -106,11 +106,13 @@ class GroupCoordinator:
 
     def on_election(self, partition: int, coordinator_epoch: int) -> None:
         """This broker leads the partition now, with its groups."""
-        self._manager.become_leader(partition, coordinator_epoch, self._rebalances.load)
+        if self._is_active:
+            self._manager.become_leader(partition, coordinator_epoch, self._rebalances.load)
 
     def on_resignation(self, partition: int, coordinator_epoch: int | None) -> None:
-        """It does no longer. Without an epoch: whichever it was."""
-        self._manager.resign(partition, coordinator_epoch, self._rebalances.unload)
+        """This broker no longer leads the partition. None means any epoch."""
+        if self._is_active:
+            self._manager.resign(partition, coordinator_epoch, self._rebalances.unload)
 
     # -- members ----------------------------------------------------------------------------------------------------
 
@@ -148,7 +150,7 @@ class GroupCoordinator:
         self, group_id: str, says: Member, requires_known_member_id: bool, on_joined: JoinCallback
     ) -> JoinResult | None:
         """The answer, or None if `on_joined` gets it."""
-        config = self._config()
+        config = self._config.current
         error = self._group_error(group_id)
         if error is not None:
             return JoinResult(error, says.member_id)

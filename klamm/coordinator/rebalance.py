@@ -21,7 +21,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from typing import Any
 
-from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
 from klamm.coordinator.group import (
     NO_LEADER,
     NO_MEMBER_ID,
@@ -89,7 +89,7 @@ class Rebalances:
 
     def __init__(
         self,
-        config: Callable[[], BrokerConfig],
+        config: CurrentConfig,
         manager: GroupMetadataManager,
         now_ms: Callable[[], int],
         on_failure: OnFailure,
@@ -112,7 +112,7 @@ class Rebalances:
 
     def load(self, group: Group) -> None:
         """The group has come to this coordinator. Its members have a full session to find it."""
-        if len(group.members) > self._config().group_max_size:
+        if len(group.members) > self._config.current.group_max_size:
             self.prepare(group, "the group was loaded with more members than group.max.size")
         for member in group.members.values():
             self.sessions.renew(group, member)
@@ -245,7 +245,7 @@ class Rebalances:
         self._syncs.check(group)
         _log.info("group %s rebalances after generation %d: %s", group.group_id, group.generation_id, reason)
         if was_empty:
-            delay_ms = self._config().group_initial_rebalance_delay_ms
+            delay_ms = self._config.current.group_initial_rebalance_delay_ms
             self._await_first_members(group, delay_ms, max(group.rebalance_timeout_ms - delay_ms, 0))
         else:
             self._await_joins(group, group.rebalance_timeout_ms)

@@ -48,7 +48,8 @@ def disagreements(cluster: SimulatedCluster) -> list[str]:
     state = cluster.state
     found = [*_unfinished_requests(state), *_active_controllers(cluster)]
     for one in cluster.brokers.values():
-        if one.broker is not None and (services := one.broker.services) is not None:
+        if one.broker is not None:
+            services = one.broker.parts.services
             found += [f"broker {one.broker_id} {line}" for line in _of_broker(state, one.broker, services)]
             found += [f"broker {one.broker_id} {line}" for line in _offsets(state, services)]
             if services.controller.is_active:
@@ -60,13 +61,14 @@ def leftovers(cluster: SimulatedCluster) -> list[str]:
     """What waits in brokers for clients; nothing should when all clients have been gone for a while."""
     found = []
     for one in cluster.brokers.values():
-        if one.broker is not None and (services := one.broker.services) is not None:
+        if one.broker is not None:
+            services = one.broker.parts.services
             manager = services.replica_manager
             waiting = {
                 "produces": len(manager.produce_purgatory),
                 "fetches of consumers": len(manager.fetch_purgatory),
                 "members of groups": services.group_coordinator.waiting_count,
-                "bytes of responses": one.broker.held_response_bytes,
+                "bytes of responses": one.broker.parts.response_memory.held_bytes,
             }
             found += [f"broker {one.broker_id} holds {count} {what}" for what, count in waiting.items() if count]
     return found
@@ -103,7 +105,7 @@ def _of_broker(state: StateChecker, broker: Broker, services: Services) -> Itera
     assignments, states = _assignments(state), state.partitions()
     yield from _metadata(state, services, assignments)
     yield from _configs(state, services, assignments)
-    followed, hosted = broker.followed_partitions, services.replica_manager.partitions
+    followed, hosted = broker.parts.followers.followed_partitions, services.replica_manager.partitions
     for key in sorted({*assignments, *hosted, *followed}):
         replicas, truth = assignments.get(key, ()), states.get(key)
         if truth is not None and services.broker_id in replicas:
@@ -168,8 +170,8 @@ def _configs(
     state: StateChecker, services: Services, assignments: Mapping[TopicPartition, tuple[int, ...]]
 ) -> Iterator[str]:
     stored = {
-        "the default of brokers": (services.config.dynamic_default, state.config(broker_entity(None))),
-        "this broker": (services.config.dynamic_broker, state.config(broker_entity(services.broker_id))),
+        "the default of brokers": (services.config.current.dynamic_default, state.config(broker_entity(None))),
+        "this broker": (services.config.current.dynamic_broker, state.config(broker_entity(services.broker_id))),
     }
     for key, partition in services.replica_manager.partitions.items():
         if services.broker_id not in assignments.get(key, ()):
@@ -203,7 +205,7 @@ def _active_controllers(cluster: SimulatedCluster) -> Iterator[str]:
     active = [
         one.broker_id
         for one in cluster.brokers.values()
-        if one.broker is not None and (services := one.broker.services) is not None and services.controller.is_active
+        if one.broker is not None and one.broker.parts.controller.is_active
     ]
     if active != [cluster.controller_id()]:
         yield f"brokers {active} act as the controller; /controller names {cluster.controller_id()}"
@@ -270,5 +272,4 @@ def uncommitted(cluster: SimulatedCluster) -> list[str]:
 def hosted_partition(cluster: SimulatedCluster, broker_id: int, key: TopicPartition) -> Partition | None:
     """What a broker has of a partition; None if it hosts nothing of it, or is down."""
     broker = cluster.brokers[broker_id].broker
-    services = None if broker is None else broker.services
-    return None if services is None else services.replica_manager.hosted_partition(key)
+    return None if broker is None else broker.parts.replica_manager.hosted_partition(key)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from klamm.broker.broker import Broker
+from klamm.broker.parts import BrokerParts
 from klamm.broker.services import Services
 from klamm.broker.topic_admin import OFFSETS_TOPIC
 from klamm.config.broker import BrokerConfig
@@ -21,7 +22,6 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataRequest
 from klamm.simulation.process import SimulationFailure
-from klamm.storage.log_manager import LogManager
 from klamm.tasks import OnFailure, start_task
 from klamm.znodes.topics import TopicPartition
 
@@ -37,10 +37,9 @@ class WitnessedBroker(Broker):
         super().__init__(config, environment)
         self._on_stale = on_stale
 
-    def _assemble(self, log_manager: LogManager) -> None:
-        super()._assemble(log_manager)
-        assert self.services is not None
-        services, manager = self.services, self.services.replica_manager
+    def assemble(self) -> BrokerParts:
+        parts = super().assemble()
+        services, manager = parts.services, parts.replica_manager
         update_metadata = manager.update_metadata
 
         async def witnessed(
@@ -52,6 +51,7 @@ class WitnessedBroker(Broker):
             return result
 
         manager.update_metadata = witnessed  # type: ignore[method-assign]  # the request is seen nowhere else
+        return parts
 
 
 def _deleted(request: UpdateMetadataRequest) -> list[TopicPartition]:

@@ -106,7 +106,7 @@ class LogManager:
         self._environment = environment
         self._file_system = environment.file_system
         self._meta_properties = meta_properties
-        self.default_config = default_config
+        self._default_config = default_config
         self._settings = settings or LogManagerSettings()
         self._on_directory_failure = on_directory_failure
         self._on_failure = on_failure
@@ -137,6 +137,11 @@ class LogManager:
     def directories(self) -> Sequence[LogDirectory]:
         """All of `log.dirs`, the offline ones included."""
         return self._directories
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether `load` has succeeded."""
+        return self._is_loaded
 
     @property
     def live_directories(self) -> list[str]:
@@ -175,7 +180,7 @@ class LogManager:
             for topic, partition in partitions:
                 if not entry.directory.is_online:
                     return
-                await self._load(entry, topic, partition, topic_configs.get(topic, self.default_config))
+                await self._load(entry, topic, partition, topic_configs.get(topic, self._default_config))
                 done += 1
                 if progress is not None:
                     progress(done, total)
@@ -242,7 +247,7 @@ class LogManager:
         if parsed is None:
             _LOGGER.warning("Ignoring %s, which is no partition's directory", path)
         elif parsed[2] == DELETE_SUFFIX:
-            self._remove_later(self.default_config.file_delete_delay_ms, _remove_tree, path)
+            self._remove_later(self._default_config.file_delete_delay_ms, _remove_tree, path)
         elif parsed[2]:
             _LOGGER.warning("Ignoring %s: moving replicas between directories is not supported", path)
         else:

@@ -52,7 +52,7 @@ OWN_LISTENER_FOR_BROKERS = {
 
 
 def connections(cluster: OneBroker) -> list[Any]:
-    return list(cluster.broker._listeners["PLAINTEXT"]._connections)
+    return list(cluster.broker.parts.listeners["PLAINTEXT"]._connections)
 
 
 async def until_alone(cluster: OneBroker, client: Client) -> None:
@@ -142,9 +142,9 @@ def test_thousands_of_connections_come_and_go(tmp_path: Path) -> None:
         await asyncio.gather(work(), *(come_and_go() for _ in range(50)))
         await until_alone(cluster, client)
         assert len(await read_all(client)) == 100
-        server = cluster.broker._listeners["PLAINTEXT"]
+        server = cluster.broker.parts.listeners["PLAINTEXT"]
         assert (len(server._connections), list(server._connections_per_ip.values())) == (1, [1])
-        purgatory = cluster.broker._replica_manager.fetch_purgatory  # type: ignore[union-attr]
+        purgatory = cluster.broker.parts.replica_manager.fetch_purgatory  # type: ignore[union-attr]
         while len(purgatory):
             await client.ask(ApiKey.API_VERSIONS, 0)
 
@@ -154,7 +154,7 @@ def test_thousands_of_connections_come_and_go(tmp_path: Path) -> None:
 def test_a_client_vanishes_in_a_long_poll(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")
-        purgatory = cluster.broker._replica_manager.fetch_purgatory  # type: ignore[union-attr]
+        purgatory = cluster.broker.parts.replica_manager.fetch_purgatory  # type: ignore[union-attr]
         gone = await cluster.connect()
         gone.send_raw(fetch_frame(max_wait_ms=60_000, min_bytes=1))
         while not len(purgatory):

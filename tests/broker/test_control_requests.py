@@ -109,14 +109,14 @@ def test_brokers_whose_listeners_differ_are_told_of_in_the_log(
 def test_a_former_controller_is_refused(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")
-        snapshot = cluster.broker._metadata_cache.snapshot
+        snapshot = cluster.broker.parts.metadata_cache.snapshot
         former = Controller(cluster, client)
         former.epoch -= 1
         assert await former.lead("t", 5) == (STALE_CONTROLLER_EPOCH, [STALE_CONTROLLER_EPOCH])
         assert await former.stop_replica("t", delete=True) == (STALE_CONTROLLER_EPOCH, [])
         assert await former.update("t", 5) == STALE_CONTROLLER_EPOCH
         assert await leader_epoch(client, "t") == 0
-        assert cluster.broker._metadata_cache.snapshot is snapshot
+        assert cluster.broker.parts.metadata_cache.snapshot is snapshot
 
     run(tmp_path, scenario)
 
@@ -192,7 +192,7 @@ def test_every_version_of_stop_replica(tmp_path: Path, version: int, delete: boo
 @pytest.mark.parametrize("version", range(8))
 def test_every_version_of_update_metadata(tmp_path: Path, version: int) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
-        controller, cache = Controller(cluster, client), cluster.broker._metadata_cache
+        controller, cache = Controller(cluster, client), cluster.broker.parts.metadata_cache
         assert await controller.update("t", 5, version) == NONE
         assert (cache.snapshot.topics["t"][0].leader, cache.snapshot.topics["t"][0].leader_epoch) == (0, 5)
         endpoint = cache.snapshot.endpoint(0, "PLAINTEXT")
@@ -297,7 +297,7 @@ def test_a_follower_reads_to_the_end_and_acknowledges_by_asking_on(tmp_path: Pat
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await with_follower(cluster, client)
         waiting = asyncio.ensure_future((await cluster.connect()).produce("t", 0, batch(b"d"), acks=-1))
-        log = cluster.broker._replica_manager.partition("t", 0).log
+        log = cluster.broker.parts.replica_manager.partition("t", 0).log
         await until(lambda: log.log_end_offset == 4)
         assert not (await client.fetch("t", 0, 0)).records
         result = await fetch_as(client, 1, 0)
@@ -315,7 +315,7 @@ def test_a_follower_waits_for_the_end_of_the_log(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await with_follower(cluster, client)
         waiting = asyncio.ensure_future(fetch_as(await cluster.connect(), 1, 3, max_wait_ms=60_000))
-        purgatory = cluster.broker._replica_manager.follower_fetch_purgatory
+        purgatory = cluster.broker.parts.replica_manager.follower_fetch_purgatory
         await until(lambda: len(purgatory) == 1)
         assert (await client.produce("t", 0, batch(b"d"), acks=1)).error_code == NONE
         assert values((await waiting).records) == [b"d"]

@@ -224,7 +224,7 @@ def test_leaderships_move_before_the_broker_stops(tmp_path: Path) -> None:
             ]
             created = await client.ask(ApiKey.CREATE_TOPICS, topics=topics, timeout_ms=10_000, validate_only=False)
             assert [topic.error_code for topic in created.topics] == [0, 0]
-            cache = cluster.broker._metadata_cache
+            cache = cluster.broker.parts.metadata_cache
             while True:
                 host, port = second.endpoints["PLAINTEXT"]
                 producer = Client(*await asyncio.open_connection(host, port))

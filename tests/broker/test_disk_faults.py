@@ -13,11 +13,13 @@ import pytest
 from failing_disk import FailingDisk
 from one_broker import Client, OneBroker, batch, run, until, values
 
+from klamm.controller.controller import KafkaController
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.replication import replica_manager
 from klamm.storage import log_manager
+from klamm.znodes.store import KafkaZooKeeper
 
 STORAGE_ERROR = ErrorCode.KAFKA_STORAGE_ERROR
 
@@ -275,7 +277,7 @@ def test_a_broker_that_can_open_no_file_refuses_what_needs_one_and_goes_on(tmp_p
         failures = disk.failures
         while disk.failures < failures + 5:
             await client.ask(ApiKey.METADATA, topics=[])
-        assert cluster.broker._log_manager.live_directories == [str(tmp_path / "data")]
+        assert cluster.broker.parts.log_manager.live_directories == [str(tmp_path / "data")]
         disk.heal()
         for topic, kept in acknowledged.items():
             while await produce(client, topic, b"last") != ErrorCode.NONE:
@@ -290,6 +292,36 @@ def test_a_broker_that_can_open_no_file_refuses_what_needs_one_and_goes_on(tmp_p
 
     intervals = {"replica.high.watermark.checkpoint.interval.ms": "20", "log.flush.offset.checkpoint.interval.ms": "20"}
     run(tmp_path, scenario, environment=disk, **intervals)
+
+
+def test_a_directory_that_fails_while_the_broker_starts_to_serve_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The controller may have told the broker of its partitions by then, and does not ask again by itself."""
+    start, startup = log_manager.LogManager.start, KafkaController.startup
+    running: list[log_manager.LogManager] = []
+    reports: list[int] = []
+
+    def starting(manager: log_manager.LogManager) -> None:
+        running.append(manager)
+        start(manager)
+
+    async def failing(controller: KafkaController, store: KafkaZooKeeper) -> None:
+        running[-1].directories[0].fail(OSError(errno.EIO, "broken"), "the test")
+        await startup(controller, store)
+
+    async def reporting(_store: KafkaZooKeeper, broker_id: int) -> None:
+        reports.append(broker_id)
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        monkeypatch.setattr(log_manager.LogManager, "start", starting)
+        monkeypatch.setattr(KafkaController, "startup", failing)
+        monkeypatch.setattr(KafkaZooKeeper, "report_log_dir_failure", reporting)
+        await cluster.restart_broker()
+        await asyncio.sleep(0)
+        assert reports == [0]
+
+    run(tmp_path, scenario, log_dirs=f"{tmp_path / 'one'},{tmp_path / 'two'}")
 
 
 def test_a_log_is_created_where_an_attempt_without_descriptors_has_begun(tmp_path: Path) -> None:
@@ -443,7 +475,7 @@ def test_one_of_two_disks_fails(tmp_path: Path, operation: str) -> None:
         # As in Kafka clients hear that it is gone, when it has only begun to go.
         deletion = await client.ask(ApiKey.DELETE_TOPICS, topics=doomed, timeout_ms=10_000)
         assert deletion.responses[0].error_code == ErrorCode.NONE
-        store = cluster.broker._zookeeper.store
+        store = cluster.broker.zookeeper.store
         assert await store.topic_names() == ["t", "u"]
         assert await produce(client, "u", b"b") == ErrorCode.NONE
         assert not cluster.broker.failure.done()
@@ -455,7 +487,7 @@ def test_one_of_two_disks_fails(tmp_path: Path, operation: str) -> None:
         await until(lambda: list(one.glob("t-?")) + list(two.glob("t-?")) == [])
         assert await produce(client, "t", b"x") == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         await cluster.wait_until_told()
-        assert await cluster.broker._zookeeper.store.topic_names() == ["u"]
+        assert await cluster.broker.zookeeper.store.topic_names() == ["u"]
 
     run(tmp_path, scenario, environment=disk, log_dirs=f"{one},{two}")
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from one_broker import Client, OneBroker, batch, run, until
 
-from klamm.broker.broker import Broker
 from klamm.controller.controller import KafkaController
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
+from klamm.storage.log_manager import LogManager
 from klamm.znodes.configs import encode_config
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.zookeeper.client import ZooKeeperClient
@@ -81,16 +81,15 @@ async def describe(client: Client, kind: int, name: str) -> dict[str, tuple[str 
 
 
 def stored(cluster: OneBroker, entity_path: str) -> Any:
-    return cluster.broker._zookeeper.store.config(entity_path)
+    return cluster.broker.zookeeper.store.config(entity_path)
 
 
 def current(cluster: OneBroker) -> Any:
-    return cluster.broker._broker_config.current
+    return cluster.broker.parts.services.config.current
 
 
 def partition(cluster: OneBroker, topic: str) -> Any:
-    assert cluster.broker._replica_manager is not None
-    return cluster.broker._replica_manager.partition(topic, 0)
+    return cluster.broker.parts.replica_manager.partition(topic, 0)
 
 
 def test_a_topics_config_reaches_its_logs_and_partitions(tmp_path: Path) -> None:
@@ -153,7 +152,7 @@ def test_nothing_is_stored_of_what_is_refused_or_only_validated(tmp_path: Path) 
         big = {f"nobody.knows.{number}": "\x01" * 30_000 for number in range(8)}  # Six bytes each in JSON.
         code, message = await alter(client, BROKER, "0", big)
         assert (code, "ZooKeeper takes" in (message or "")) == (INVALID_REQUEST, True)
-        store = cluster.broker._zookeeper.store
+        store = cluster.broker.zookeeper.store
         assert await store.config_changes() == []
         assert await store.config("topics/t") == {"retention.ms": "5"}
         assert await store.client.children("/config/brokers") == []
@@ -166,7 +165,7 @@ def test_a_topic_that_is_gone_gets_no_configs(tmp_path: Path) -> None:
 
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")
-        zk = cluster.broker._zookeeper.store.client
+        zk = cluster.broker.zookeeper.store.client
         for path in ("/brokers/topics/t", "/config/topics/t"):
             await zk.delete_recursive(path)
         unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
@@ -291,20 +290,19 @@ def test_the_first_election_goes_by_the_configs_of_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_allowed: bool
 ) -> None:
     """Not by those that were read before the logs were loaded, which may take long."""
-    open_logs, startup, elects_unclean = Broker._open_logs, KafkaController.startup, []
-
-    async def changing(broker: Broker, store: KafkaZooKeeper) -> Any:
-        log_manager = await open_logs(broker, store)
-        config = {"unclean.leader.election.enable": str(is_allowed)}
-        await overwrite(store.client, "brokers/<default>", encode_config(config))
-        return log_manager
+    load, startup, elects_unclean = LogManager.load, KafkaController.startup, []
 
     async def noting(controller: KafkaController, store: KafkaZooKeeper) -> None:
-        elects_unclean.append(controller._parts.config.unclean_leader_election_enable)
+        elects_unclean.append(controller.parts.config.current.unclean_leader_election_enable)
         await startup(controller, store)
 
     async def scenario(cluster: OneBroker, client: Client) -> None:
-        monkeypatch.setattr(Broker, "_open_logs", changing)
+        async def changing(*arguments: Any) -> None:
+            await load(*arguments)
+            config = {"unclean.leader.election.enable": str(is_allowed)}
+            await overwrite(cluster.broker.zookeeper.store.client, "brokers/<default>", encode_config(config))
+
+        monkeypatch.setattr(LogManager, "load", changing)
         monkeypatch.setattr(KafkaController, "startup", noting)
         await cluster.restart_broker()
         assert elects_unclean == [is_allowed]
@@ -314,8 +312,7 @@ def test_the_first_election_goes_by_the_configs_of_then(
 
 def test_the_controller_works_with_what_the_cluster_has(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
-        controller = cluster.broker._controller
-        assert controller is not None
+        controller = cluster.broker.parts.controller
         asked: list[str] = []
         controller.enable_default_unclean_leader_election = lambda: asked.append("all")  # type: ignore[method-assign]
         controller.enable_topic_unclean_leader_election = asked.append  # type: ignore[method-assign]
@@ -331,8 +328,7 @@ def test_the_controller_works_with_what_the_cluster_has(tmp_path: Path) -> None:
         )
         assert await change(client, BROKER, "", *changes) == NONE
         await until(lambda: asked == ["t", "all"])
-        config = controller._parts.config
-        assert config is controller._parts.partitions.config
+        config = controller.parts.config.current
         assert (
             config.unclean_leader_election_enable,
             config.auto_leader_rebalance_enable,
@@ -342,7 +338,7 @@ def test_the_controller_works_with_what_the_cluster_has(tmp_path: Path) -> None:
         # Only being switched on is an event.
         assert await change(client, BROKER, "", ("min.insync.replicas", SET, "2")) == NONE
         assert await change(client, BROKER, "", ("unclean.leader.election.enable", DELETE, None)) == NONE
-        await until(lambda: not controller._parts.config.unclean_leader_election_enable)
+        await until(lambda: not controller.parts.config.current.unclean_leader_election_enable)
         assert asked == ["t", "all"]
 
     run(tmp_path, scenario)
@@ -350,7 +346,7 @@ def test_the_controller_works_with_what_the_cluster_has(tmp_path: Path) -> None:
 
 def test_the_rebalance_is_planned_anew_when_it_is_switched_on(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
-        parts = cluster.broker._controller._parts  # type: ignore[union-attr]
+        parts = cluster.broker.parts.controller.parts
         assert parts._leader_rebalance is None
         assert await change(client, BROKER, "", ("auto.leader.rebalance.enable", SET, "true")) == NONE
         await until(lambda: parts._leader_rebalance is not None)
@@ -419,7 +415,7 @@ KNOWN = ("brokers/0", "brokers/<default>", "topics/t")
 def test_garbage_stops_no_broker_and_is_passed_over(tmp_path: Path, data: bytes) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")
-        zk = cluster.broker._zookeeper.store.client
+        zk = cluster.broker.zookeeper.store.client
         for entity_path in (*KNOWN, "topics/..", "topics/a/b", "brokers/x", "x"):
             if ".." not in entity_path:
                 await zk.ensure_path(f"/config/{entity_path}")
@@ -455,7 +451,7 @@ def test_what_cannot_be_read_makes_no_topic_less_safe(tmp_path: Path, data: byte
         own = {"retention_ms": "-1", "min_insync_replicas": "2", "unclean_leader_election_enable": "false"}
         await client.create_topic("t", **own)
         await client.create_topic("u")
-        zk = cluster.broker._zookeeper.store.client
+        zk = cluster.broker.zookeeper.store.client
         await overwrite(zk, "topics/t", data)
         assert await change(client, TOPIC, "u", ("segment.ms", SET, "123")) == NONE
         await until(lambda: partition(cluster, "u").log.config.segment_ms == 123)
@@ -480,7 +476,7 @@ def test_what_cannot_be_read_makes_no_topic_less_safe(tmp_path: Path, data: byte
 def test_a_bad_value_of_a_topic_leaves_the_others_in_force(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")
-        zk = cluster.broker._zookeeper.store.client
+        zk = cluster.broker.zookeeper.store.client
         await overwrite(zk, "topics/t", b'{"version":1,"config":{"retention.ms":"-1","segment.bytes":"x"}}')
         await until(lambda: partition(cluster, "t").log.config.retention_ms == -1)
         await cluster.restart_broker()
@@ -492,7 +488,7 @@ def test_a_bad_value_of_a_topic_leaves_the_others_in_force(tmp_path: Path) -> No
 
 def test_a_broker_does_not_start_with_a_dynamic_listener_that_it_cannot_protect(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
-        zk = cluster.broker._zookeeper.store.client
+        zk = cluster.broker.zookeeper.store.client
         await overwrite(
             zk, "brokers/0", b'{"version":1,"config":{"listeners":"SSL://127.0.0.1:0,PLAINTEXT://127.0.0.1:0"}}'
         )

@@ -78,8 +78,8 @@ def test_every_version_of_elect_leaders(tmp_path: Path, version: int) -> None:
 def test_an_unclean_election_is_answered_when_the_leader_is_known(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")
-        controller, cache = cluster.broker._controller, cluster.broker._metadata_cache
-        store = cluster.broker._zookeeper.store
+        controller, cache = cluster.broker.parts.controller, cluster.broker.parts.metadata_cache
+        store = cluster.broker.zookeeper.store
         assert controller is not None
         await store.create_topic("v", {0: [7, 0]}, cluster.environment.random_uuid(), {})
         await until(lambda: cache.snapshot.partition("v", 0) is not None)
@@ -221,9 +221,9 @@ def test_what_is_finalized_is_told_at_once(tmp_path: Path, monkeypatch: pytest.M
         assert await update(client, ("f", 0, True)) == (NONE, {"f": NONE})
         assert await told(client) == ({"f": (1, 5)}, {}, 3)
         for gone in (b"?", Features(FeatureStatus.DISABLED).encode(), None):
-            store = cluster.broker._zookeeper.store
+            store = cluster.broker.zookeeper.store
             await (store.client.delete(FEATURE_PATH) if gone is None else store.client.set(FEATURE_PATH, gone))
-            await until(lambda: cluster.broker._finalized_features.current is None)
+            await until(lambda: cluster.broker.parts.services.finalized_features.current is None)
             assert await told(client) == ({"f": (1, 5)}, {}, -1)
         assert await update(client, ("f", 1, False)) == (NONE, {"f": ErrorCode.FEATURE_UPDATE_FAILED})
 
@@ -255,7 +255,7 @@ def test_before_2_7_there_are_no_features(tmp_path: Path) -> None:
 
 def test_a_broker_that_cannot_do_what_is_finalized_does_not_serve(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
-        store: KafkaZooKeeper = cluster.broker._zookeeper.store
+        store: KafkaZooKeeper = cluster.broker.zookeeper.store
         features = Features(FeatureStatus.ENABLED, {"f": FinalizedVersions(1, 2)})
         await store.client.set(FEATURE_PATH, features.encode())
         async with asyncio.timeout(20):

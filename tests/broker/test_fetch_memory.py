@@ -111,7 +111,7 @@ def test_the_budget_is_whole_again_when_clients_hang_up_or_read(tmp_path: Path) 
         await client.create_topic("t")
         for _ in range(8):
             assert (await client.produce("t", 0, batch(bytes(500_000)))).error_code == ErrorCode.NONE
-        memory = cluster.broker._response_memory
+        memory = cluster.broker.parts.response_memory
         loop = asyncio.get_running_loop()
         address = cluster.broker.endpoints["PLAINTEXT"]
         hoarders = [await loop.run_in_executor(None, no_reader, address) for _ in range(4)]
@@ -147,7 +147,7 @@ def test_responses_of_many_partitions_count_while_they_are_encoded(tmp_path: Pat
         await client.create_topic("t")
         for _ in range(2):
             assert (await client.produce("t", 0, batch(bytes(500_000)))).error_code == ErrorCode.NONE
-        memory = cluster.broker._response_memory
+        memory = cluster.broker.parts.response_memory
         memory.budget_bytes = 4 * MB
         granted = []
         share = memory.share

@@ -22,7 +22,7 @@ async def connect_when_it_opens(cluster: OneBroker) -> Client:
     while True:
         try:
             return await cluster.connect()
-        except (KeyError, OSError):  # not bound yet; bound, but does not accept yet
+        except (AttributeError, OSError):  # not put together yet; does not accept yet
             await asyncio.sleep(0)
 
 

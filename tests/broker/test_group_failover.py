@@ -36,7 +36,7 @@ def run_two(tmp_path: Any, scenario: Any, **properties: Any) -> None:
         second = Broker(cluster.config(broker_id=1, log_dirs=tmp_path / "second"), SystemEnvironment())
         cluster._stack.push_async_callback(second.stop)
         await second.start()
-        await until(lambda: len(cluster.broker._metadata_cache.snapshot.brokers) == 2)
+        await until(lambda: len(cluster.broker.parts.metadata_cache.snapshot.brokers) == 2)
         host, port = second.endpoints["PLAINTEXT"]
         other = Client(*await asyncio.open_connection(host, port))
         await client.create_topic("t")
@@ -56,9 +56,9 @@ def run_two(tmp_path: Any, scenario: Any, **properties: Any) -> None:
 
 async def hand_over(two: Two, former: int) -> None:
     """Has the other broker lead the offsets topic."""
-    controller = two.brokers[0]._controller
+    controller = two.brokers[0].parts.controller
     assert controller is not None and controller.is_active
-    partition = two.brokers[former]._replica_manager.hosted_partition((OFFSETS_TOPIC, 0))
+    partition = two.brokers[former].parts.replica_manager.hosted_partition((OFFSETS_TOPIC, 0))
     await until(lambda: len(partition.isr) == 2)
     assignment = {(OFFSETS_TOPIC, 0): [1 - former, former]}
     request = wire.messages.request_class(wire.ApiKey.ALTER_PARTITION_REASSIGNMENTS)
@@ -70,7 +70,7 @@ async def hand_over(two: Two, former: int) -> None:
     answer = await two.clients[0].ask(wire.ApiKey.ALTER_PARTITION_REASSIGNMENTS, topics=body, timeout_ms=10_000)
     assert answer.error_code == NONE, answer
     elect = wire.messages.request_class(wire.ApiKey.ELECT_LEADERS).TopicPartitions
-    snapshot = two.brokers[0]._metadata_cache
+    snapshot = two.brokers[0].parts.metadata_cache
 
     def is_first() -> bool:
         return tuple(snapshot.snapshot.partition(OFFSETS_TOPIC, 0).replicas) == (1 - former, former)
@@ -139,7 +139,7 @@ def test_a_commit_that_the_followers_do_not_get_is_not_acknowledged(tmp_path):
     async def scenario(two: Two) -> None:
         former = await two.coordinator()
         assert await commit(two.clients[former], OFFSETS) == {("t", 0): NONE}
-        follower = two.brokers[1 - former]._replica_manager
+        follower = two.brokers[1 - former].parts.replica_manager
         follower._followers.remove_fetchers([(OFFSETS_TOPIC, 0)])
         codes = await commit(two.clients[former], {("t", 0): 8})
         assert codes == {("t", 0): ErrorCode.REQUEST_TIMED_OUT}
@@ -153,7 +153,7 @@ def test_with_too_few_replicas_in_sync_nothing_is_committed(tmp_path):
         former = await two.coordinator()
         client = two.clients[former]
         assert await commit(client, OFFSETS) == {("t", 0): NONE}
-        partition = two.brokers[former]._replica_manager.hosted_partition((OFFSETS_TOPIC, 0))
+        partition = two.brokers[former].parts.replica_manager.hosted_partition((OFFSETS_TOPIC, 0))
         partition.topic_config = replace(partition.topic_config, min_insync_replicas=3)
         assert await commit(client, {("t", 0): 8}) == {("t", 0): ErrorCode.COORDINATOR_NOT_AVAILABLE}
         joined = await join_fully(client)

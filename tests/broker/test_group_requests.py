@@ -35,7 +35,7 @@ def run_with_topic(tmp_path: Any, scenario: Any, **properties: Any) -> None:
 
 
 def coordinator(cluster: OneBroker) -> Any:
-    return cluster.broker._group_coordinator
+    return cluster.broker.parts.group_coordinator
 
 
 # -- finding the coordinator
@@ -104,15 +104,15 @@ def test_many_ask_at_once(tmp_path):
 
 def test_groups_are_spread_over_all_partitions_as_kafka_spreads_them(tmp_path):
     async def scenario(cluster, client):
-        topic = cluster.broker._offsets_topic
+        topic = cluster.broker.parts.offsets_topic
         # String.hashCode of "g" is 103, of "group" 98629247.
         assert [topic.partition_for(group) for group in ("g", "group", "")] == [103 % 7, 98629247 % 7, 0]
         # The number of partitions is fixed while the broker runs, and read again when it starts.
         assert (await create_partitions(client, OFFSETS_TOPIC, 9)) == NONE
-        await until(lambda: len(cluster.broker._metadata_cache.snapshot.topics[OFFSETS_TOPIC]) == 9)
+        await until(lambda: len(cluster.broker.parts.metadata_cache.snapshot.topics[OFFSETS_TOPIC]) == 9)
         assert topic.partition_for("g") == 103 % 7
         await cluster.restart_broker()
-        assert cluster.broker._offsets_topic.partition_for("g") == 103 % 9
+        assert cluster.broker.parts.offsets_topic.partition_for("g") == 103 % 9
 
     run_with_topic(tmp_path, scenario, offsets_topic_num_partitions=7)
 
@@ -405,7 +405,7 @@ def test_a_member_that_goes_while_it_waits_leaves_nothing_behind(tmp_path):
             await wire.leave(client, member)
         await wire.until_state(client, "Empty")
         await until(lambda: coordinator(cluster).waiting_count == 0)
-        assert not [server for server in cluster.broker._listeners.values() if server.connection_count > 2]
+        assert not [server for server in cluster.broker.parts.listeners.values() if server.connection_count > 2]
 
     run_with_topic(tmp_path, scenario)
 

@@ -110,7 +110,7 @@ def test_groups_of_hostile_records(tmp_path: Path) -> None:
         # A leader that has followed another meanwhile reads the partition anew.
         await cluster.begin_leader_epoch(client, OFFSETS_TOPIC, 2 * seed + 1000, leader=1, isr=(1,), replicas=(0, 1))
         await cluster.begin_leader_epoch(client, OFFSETS_TOPIC, 2 * seed + 1001)
-        await until(lambda: not cluster.broker._groups.is_loading)
+        await until(lambda: not cluster.broker.parts.groups.is_loading)
         await ask_everything(client, hostile)
         for group in GROUPS:
             await asyncio.wait_for(take_part(client, hostile, group), 30)

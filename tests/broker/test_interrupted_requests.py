@@ -81,7 +81,7 @@ async def commit(client: Client, group: str) -> None:
 def test_an_interrupted_update_metadata_forgets_no_offsets_of_deleted_topics(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         def offsets_left() -> int:
-            return sum(group.offset_count for group in cluster.broker._groups.groups())
+            return sum(group.offset_count for group in cluster.broker.parts.groups.groups())
 
         await find_coordinator(client)
         assert (await client.request(ApiKey.UPDATE_METADATA, 7, update_metadata(cluster, 0))).error_code == 0
@@ -122,12 +122,12 @@ def test_a_creation_of_topics_runs_to_its_end_and_nobody_waits_for_their_leaders
         gone = await cluster.connect()
         for buffer in messages.encode_request(ApiKey.CREATE_TOPICS, 7, 1, "gone", body):
             gone.send_raw(bytes(buffer))
-        known = cluster.broker._metadata_cache
+        known = cluster.broker.parts.metadata_cache
         await until(lambda: len(known.snapshot.topics) > 0)
         assert len(known.snapshot.topics) < len(names)
         await gone.close()
         await until(lambda: sorted(known.snapshot.topics) == sorted(names))
-        (listener,) = cluster.broker._listeners.values()
+        (listener,) = cluster.broker.parts.listeners.values()
         await until(lambda: not listener._abandoned)
 
     run(tmp_path, scenario)
@@ -141,7 +141,7 @@ def test_a_produce_is_kept_and_its_replicas_are_waited_for_by_nobody(tmp_path: P
         body = ProduceRequest(None, -1, 2**31 - 1, [("t", [(0, batch(b"kept"))])])
         for buffer in messages.encode_request(ApiKey.PRODUCE, 9, 1, "gone", body):
             gone.send_raw(bytes(buffer))
-        replicas = cluster.broker._replica_manager
+        replicas = cluster.broker.parts.replica_manager
         await until(lambda: len(replicas.produce_purgatory) == 1)
         await gone.close()
         await until(lambda: len(replicas.produce_purgatory) == 0)

@@ -143,7 +143,7 @@ def test_very_many_batches_in_one_request_hold_nobody_up(tmp_path: Path) -> None
         other = await cluster.connect()
         body = ProduceRequest(None, 1, 10_000, [("t", [(0, one)] * count)])
         client.send_raw(b"".join(map(bytes, messages.encode_request(ApiKey.PRODUCE, 9, 1, "c", body))))
-        log = cluster.broker._replica_manager.partition("t", 0).log
+        log = cluster.broker.parts.replica_manager.partition("t", 0).log
         await until(lambda: log.log_end_offset > 0)
         between = (await other.produce("t", 0, bytearray(one))).base_offset
         assert 0 < between < count
@@ -229,7 +229,7 @@ def test_a_topic_that_is_configured_anew_meanwhile_has_its_way(tmp_path: Path) -
             keyless = build_batch([Record(None, b"v")] * LARGE)
             client.send_raw(frame(1, "t", keyless))
             await environment.asked.wait()
-            partition = cluster.broker._replica_manager.partition("t", 0)
+            partition = cluster.broker.parts.replica_manager.partition("t", 0)
             config = partition.log.config
             partition.log.config = type(config)(cleanup_policy=("compact",))
             environment.may_work.set()

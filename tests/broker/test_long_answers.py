@@ -23,7 +23,7 @@ def test_clients_that_ask_for_very_much_are_answered_one_after_the_other(
 
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")
-        cache = cluster.broker._metadata_cache
+        cache = cluster.broker.parts.metadata_cache
         await until(lambda: "t" in cache.snapshot.topics)
         partition = cache.snapshot.topics["t"][0]
         cache.snapshot = replace(cache.snapshot, topics={"t": dict.fromkeys(range(PARTITIONS), partition)})

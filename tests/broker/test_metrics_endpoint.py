@@ -177,11 +177,11 @@ def test_records_that_there_are_and_those_that_follow(tmp_path: Path) -> None:
         leaving = await get(cluster, "/controller/events?follow")
         leaving.close()
         # Nobody tells anything after the end of the controllership.
-        await cluster.broker._controller._trigger_controller_move()
+        await cluster.broker.parts.controller._trigger_controller_move()
         rest = await following.body()
         assert json.loads(rest.splitlines()[-1])["text"] == "Resigned"
         async with asyncio.timeout(20):
-            while cluster.broker._controller.state_changes._followers:  # noqa: ASYNC110  # nobody tells
+            while cluster.broker.parts.controller.state_changes._followers:  # noqa: ASYNC110  # nobody tells
                 await asyncio.sleep(0.01)
 
     run(tmp_path, scenario, klamm_metrics_port=0)
@@ -217,7 +217,7 @@ def test_other_paths(tmp_path: Path, path: str, status: int) -> None:
 
 def test_the_registration_tells_the_port(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, _client: Client) -> None:
-        (broker,) = (await cluster.broker._zookeeper.store.live_brokers()).values()
+        (broker,) = (await cluster.broker.zookeeper.store.live_brokers()).values()
         assert broker.registration.jmx_port == cluster.broker.metrics_port
         callbacks = len(gc.callbacks)
         await cluster.broker.stop()
@@ -230,7 +230,7 @@ def test_the_registration_tells_the_port(tmp_path: Path) -> None:
 
 def test_without_the_port_nothing_is_told(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, _client: Client) -> None:
-        (broker,) = (await cluster.broker._zookeeper.store.live_brokers()).values()
+        (broker,) = (await cluster.broker.zookeeper.store.live_brokers()).values()
         assert (broker.registration.jmx_port, cluster.broker.metrics_port) == (-1, None)
 
     run(tmp_path, scenario)

@@ -29,11 +29,9 @@ def run_log(tmp_path: Any, scenario: Any, **properties: Any) -> None:
 
     async def prepared(cluster: OneBroker, client: Client) -> None:
         await find_coordinator(client)
-        replica_manager = cluster.broker._replica_manager
+        replica_manager = cluster.broker.parts.replica_manager
         failures: list[BaseException] = []
-        log = OffsetsLog(
-            lambda: cluster.broker._broker_config.current, cluster.environment, replica_manager, failures.append
-        )
+        log = OffsetsLog(cluster.broker.parts.services.config, cluster.environment, replica_manager, failures.append)
         await until(lambda: log.is_leader(0))
         await scenario(cluster, log)
         assert failures == []
@@ -42,7 +40,7 @@ def run_log(tmp_path: Any, scenario: Any, **properties: Any) -> None:
 
 
 def hosted(cluster: OneBroker) -> Any:
-    return cluster.broker._replica_manager.hosted_partition((OFFSETS_TOPIC, 0))
+    return cluster.broker.parts.replica_manager.hosted_partition((OFFSETS_TOPIC, 0))
 
 
 async def all_records(log: OffsetsLog) -> list[tuple[int, bytes | None, bytes | None]]:
@@ -166,7 +164,7 @@ def test_a_fault_of_the_program_is_heard_by_those_who_wait(tmp_path, monkeypatch
             raise RuntimeError("a fault")
 
         with monkeypatch.context() as patched:
-            patched.setattr(cluster.broker._replica_manager, "append_records", fail)
+            patched.setattr(cluster.broker.parts.replica_manager, "append_records", fail)
             appends = [log.append(0, [(b"a", b"1")]), log.append(0, [(b"b", b"2")])]
             ended = await asyncio.wait_for(asyncio.gather(*appends, return_exceptions=True), 10)
             assert [str(one) for one in ended] == ["a fault", "a fault"]

@@ -114,7 +114,7 @@ def test_the_first_records_after_an_unclean_start_wait_for_the_disk_off_the_loop
 
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t", partitions=2)
-        for log in cluster.broker._log_manager.logs.values():
+        for log in cluster.broker.parts.log_manager.logs.values():
             log.is_truncation_unsynced = True
         for number in range(5):
             batch = build_batch([Record(None, b"%d" % number, cluster.environment.now_ms())])

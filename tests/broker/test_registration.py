@@ -56,7 +56,7 @@ def test_a_killed_controller_takes_over_at_once_and_leaves_others_alone(tmp_path
                 # The former life may have been a short one, too.
                 await cluster.kill_broker()
                 await cluster.start_broker()
-                assert (cluster.broker.is_controller, cluster.controller_epoch) == (True, epoch + restart)
+                assert (cluster.broker.parts.controller.is_active, cluster.controller_epoch) == (True, epoch + restart)
 
     asyncio.run(main())
 
@@ -80,7 +80,7 @@ def test_a_rack_that_no_request_can_hold(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("protocol", "version"), [("2.4", 4), ("2.6", 4), ("2.7-IV0", 5), ("2.8", 5)])
 def test_an_older_protocol_has_an_older_registration(tmp_path: Path, protocol: str, version: int) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
-        data, _ = await cluster.broker._zookeeper.store.client.get("/brokers/ids/0")
+        data, _ = await cluster.broker.zookeeper.store.client.get("/brokers/ids/0")
         registration = orjson.loads(data)
         assert registration["version"] == version
         assert ("features" in registration) == (version == 5)
@@ -103,7 +103,7 @@ def test_topics_have_ids_since_2_8(tmp_path: Path, protocol: str, has_id: bool) 
         assert values((await (await cluster.connect()).fetch("t", 0, 0)).records) == [b"a"]
 
     async def has_topic_id(cluster: OneBroker) -> bool:
-        assignment = await cluster.broker._zookeeper.store.topic_assignment("t")
+        assignment = await cluster.broker.zookeeper.store.topic_assignment("t")
         assert assignment is not None
         return assignment.topic_id is not None
 
@@ -115,13 +115,13 @@ def test_the_controller_uses_the_control_plane_listener(tmp_path: Path) -> None:
 
     async def scenario(cluster: OneBroker, client: Client) -> None:
         assert (await client.create_topic("t")).error_code == 0
-        servers = cluster.broker._listeners
+        servers = cluster.broker.parts.listeners
         assert {name: server.connection_count for name, server in servers.items()} == {"PLAINTEXT": 1, "CONTROL": 1}
         metadata = await client.ask(ApiKey.METADATA, topics=None)
         assert [broker.port for broker in metadata.brokers] == [servers["PLAINTEXT"].port]
-        (channel,) = cluster.broker._controller._parts.channels._channels.values()
+        (channel,) = cluster.broker.parts.controller._parts.channels._channels.values()
         assert channel._address == (servers["CONTROL"].host, servers["CONTROL"].port)
-        other_way = await cluster.broker._controller_channel._connected()
+        other_way = await cluster.broker.parts.controller_channel._connected()
         assert other_way.address == channel._address
 
     run(

@@ -85,7 +85,7 @@ def test_after_a_power_failure_a_start_waits_for_the_end_of_the_former_session(t
             successor = Broker(cluster.config(), OtherBoot())
             await successor.start()
             assert not set(owners(cluster)) & set(former)
-            assert successor.is_controller
+            assert successor.parts.controller.is_active
             await successor.stop()
 
     asyncio.run(scenario())
@@ -130,7 +130,7 @@ def test_a_killed_brokers_successor_starts_at_once_and_a_strangers_does_not(tmp_
             # What a kill leaves behind: the session lives and owns the broker's znode and /controller.
             await cluster.kill_broker()
             await cluster.start_broker()
-            assert (cluster.broker.is_controller, cluster.controller_epoch) == (True, epoch + 1)
+            assert (cluster.broker.parts.controller.is_active, cluster.controller_epoch) == (True, epoch + 1)
             client = await cluster.connect()
             assert (await client.create_topic("t")).error_code == 0
 

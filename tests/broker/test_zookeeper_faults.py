@@ -41,7 +41,7 @@ class Behind(OneBroker):
 
     async def end_session(self) -> None:
         """Ends the broker's session, as its time-out would."""
-        session = self.broker._zookeeper._client
+        session = self.broker.zookeeper.store.client
         assert session is not None
         thief = ZooKeeperClient(
             SystemEnvironment(),
@@ -161,7 +161,7 @@ def test_topics_that_exist_are_told_of_while_zookeeper_is_away_and_others_are_no
         assert not expired.is_set()
         # Nobody asks again, but what was begun is done.
         cluster.proxy.refusing = False
-        await until(lambda: set(cluster.broker._metadata_cache.snapshot.topics) == {"t", "new", "newer"})
+        await until(lambda: set(cluster.broker.parts.metadata_cache.snapshot.topics) == {"t", "new", "newer"})
 
     play(tmp_path, scenario, zookeeper_session_timeout_ms=10_000)
 
@@ -306,7 +306,7 @@ def test_configs_that_change_without_a_session_are_seen_in_the_next_one(tmp_path
         await cluster.zk.set("/config/topics/t", b'{"version":1,"config":{"segment.bytes":"7777"}}')
         await cluster.zk.create("/config/brokers/<default>", b'{"version":1,"config":{"log.retention.ms":"-1"}}')
         cluster.proxy.refusing = False
-        log = cluster.broker._replica_manager.partition("t", 0).log  # type: ignore[union-attr]
+        log = cluster.broker.parts.replica_manager.partition("t", 0).log  # type: ignore[union-attr]
         await until(lambda: (log.config.segment_bytes, log.config.retention_ms) == (7777, -1))
         assert await produce(client, "t", b"a") == NONE
 
@@ -326,7 +326,7 @@ def test_a_new_session_elects_with_the_configs_of_now(tmp_path: Path) -> None:
         await cluster.zk.set("/brokers/topics/t", b'{"version":2,"partitions":{"0":[7,0]}}')
         await cluster.zk.set("/brokers/topics/t/partitions/0/state", LeaderAndIsr(7, 1, (7,), 1).encode())
         cluster.proxy.refusing = False
-        cache = cluster.broker._metadata_cache
+        cache = cluster.broker.parts.metadata_cache
         # It is told of broker 7 before it elects.
         await until(lambda: cache.snapshot.topics["t"][0].leader_epoch > 0)
         await until(lambda: cache.snapshot.topics["t"][0].leader != 7)

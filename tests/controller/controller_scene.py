@@ -11,6 +11,7 @@ from uuid import UUID
 from zookeeper_proxy import Proxy
 
 from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
 from klamm.controller.controller import KafkaController
 from klamm.controller.events import ControllerEvent
 from klamm.controller.send_queue import SendQueue
@@ -111,7 +112,7 @@ class FakeBroker:
         self.epoch = -1
         self.port = 9000 + broker_id
         self.controller = ObservedController(
-            BrokerConfig.from_properties({"zookeeper.connect": address, **properties}),
+            CurrentConfig(BrokerConfig.from_properties({"zookeeper.connect": address, **properties})),
             scene.environment,
             broker_id,
             lambda: FakeChannels(scene, broker_id),

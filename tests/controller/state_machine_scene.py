@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
 from klamm.controller.context import ControllerContext, ReplicaAssignment
 from klamm.controller.partition_state_machine import PartitionStateMachine
 from klamm.controller.replica_state_machine import ReplicaStateMachine
@@ -104,7 +105,7 @@ class Scene(Batch):
         self.illegal: list[str] = []
         self.log = StateChangeLog(lambda: 1)
         self.partitions = PartitionStateMachine(
-            self.config, self.context, lambda: self.store, self.batch, self.log, self.illegal.append
+            CurrentConfig(self.config), self.context, lambda: self.store, self.batch, self.log, self.illegal.append
         )
         self.replicas = ReplicaStateMachine(
             self.config, self.context, lambda: self.store, self.batch, self.log, self.illegal.append

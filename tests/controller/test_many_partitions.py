@@ -85,7 +85,7 @@ def test_no_turn_of_the_loop_reassigns_very_many_partitions(monkeypatch: pytest.
         context=context,
         store=Store(looks),
         guard=0,
-        config=SimpleNamespace(inter_broker_protocol_version=ApiVersion.V2_8_IV1),
+        config=SimpleNamespace(current=SimpleNamespace(inter_broker_protocol_version=ApiVersion.V2_8_IV1)),
         deletions=SimpleNamespace(mark_topics_ineligible_for_deletion=lambda topics, reason: None),
         partitions=Machine(),
         replicas=Machine(),

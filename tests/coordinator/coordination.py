@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapp
 from typing import Any
 
 from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
 from klamm.coordinator.group import Group, GroupState, JoinResult, Member, OffsetAndMetadata, SyncResult
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.coordinator.group_metadata_manager import GroupMetadataManager
@@ -110,12 +111,14 @@ class Coordination:
     """A coordinator that is started, and how members talk to it. `join` and `sync` are tasks: they may wait."""
 
     def __init__(self, **config: object) -> None:
-        self.config = self.with_config(**config)
+        self.config = CurrentConfig(self.with_config(**config))
         self.failures: list[BaseException] = []
         self.log = Log()
         machine = Machine()
-        self.manager = GroupMetadataManager(self.config, self.log, lambda _: 0, machine.now_ms, self.failures.append)
-        self.coordinator = GroupCoordinator(lambda: self.config, self.manager, machine, self.failures.append)
+        self.manager = GroupMetadataManager(
+            self.config.current, self.log, lambda _: 0, machine.now_ms, self.failures.append
+        )
+        self.coordinator = GroupCoordinator(self.config, self.manager, machine, self.failures.append)
         self.coordinator.start()
 
     @classmethod

@@ -505,7 +505,7 @@ def test_a_group_has_a_largest_size(has_room: bool) -> None:
 def test_while_members_join_those_count_who_have() -> None:
     async def scenario(c: Coordination) -> None:
         a, b = await c.stable(2)
-        c.config = c.with_config(group_max_size=1)
+        c.config.replace(c.with_config(group_max_size=1))
         new = c.join(a.member_id)
         await settle()
         # The last to join again has no room any more; the others need not wait for it.
@@ -953,7 +953,7 @@ def test_a_group_that_is_loaded_with_too_many_members_rebalances() -> None:
     async def scenario(c: Coordination) -> None:
         a, b = await c.stable(2)
         c.resign()
-        c.config = c.with_config(group_max_size=1)
+        c.config.replace(c.with_config(group_max_size=1))
         await c.elect()
         assert c.heartbeat(a) is REBALANCING
         again = c.join(b.member_id)

@@ -60,13 +60,13 @@ async def _create_topics(ensemble: RealEnsemble, directory: Path, topics: int) -
             asyncio.get_running_loop().call_later(PAUSE_S, lagging.resume)
             await create_topic(client, f"t{number}", partitions=3, replication_factor=3, configs=CONFIGS)
             await _heard_of(f"t{number}", brokers)
-            assert [broker._topic_configs.of(f"t{number}").overrides for broker in brokers] == [CONFIGS] * 3
+            assert [broker.parts.topic_configs.of(f"t{number}").overrides for broker in brokers] == [CONFIGS] * 3
 
 
 async def _heard_of(topic: str, brokers: list[Broker]) -> None:
     """Returns when all brokers know the topic; before that each has been told of its replicas."""
     for _ in range(300):
-        if all(topic in broker._metadata_cache.snapshot.topics for broker in brokers):
+        if all(topic in broker.parts.metadata_cache.snapshot.topics for broker in brokers):
             return
         await asyncio.sleep(0.1)
     raise AssertionError(f"{topic} is not known everywhere")

@@ -49,8 +49,8 @@ class Parts:
 
     def services(self, broker_id: int) -> Services:
         broker = self.cluster.brokers[broker_id].broker
-        assert broker is not None and broker.services is not None
-        return broker.services
+        assert broker is not None and broker.parts.services is not None
+        return broker.parts.services
 
     @property
     def leader(self) -> Services:
@@ -121,12 +121,13 @@ def knows_fewer_brokers(parts: Parts) -> None:
 
 
 def runs_with_another_config(parts: Parts) -> None:
-    config = TopicConfig.from_overrides(parts.leader.config, {"min.insync.replicas": "1"})
+    config = TopicConfig.from_overrides(parts.leader.config.current, {"min.insync.replicas": "1"})
     partition_of(parts.leader).topic_config = config
 
 
 def runs_with_another_default(parts: Parts) -> None:
-    parts.leader.broker_config.apply({"log.retention.ms": "1"}, {})
+    config = parts.leader.config
+    config.replace(config.current.with_dynamic(default={"log.retention.ms": "1"}))
 
 
 def takes_a_partition_for_reassigned(parts: Parts) -> None:
@@ -206,7 +207,7 @@ def test_what_waits_for_clients_that_are_gone_is_found() -> None:
         leader.replica_manager.produce_purgatory.put(Never(), [(TOPIC, 0)], 60_000, lambda _: None)
         broker = cluster.brokers[leader.broker_id].broker
         assert broker is not None
-        with broker._response_memory.reading(1000):
+        with broker.parts.response_memory.reading(1000):
             assert leftovers(cluster) == [
                 f"broker {leader.broker_id} holds 1 produces",
                 f"broker {leader.broker_id} holds 1000 bytes of responses",

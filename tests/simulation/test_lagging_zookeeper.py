@@ -51,7 +51,7 @@ async def known(cluster: SimulatedCluster, topic: str) -> None:
 async def everywhere(cluster: SimulatedCluster, is_told: Callable[[MetadataSnapshot], bool]) -> None:
     """Returns when all brokers have been told so."""
     for _ in range(1000):
-        if all(is_told(broker._metadata_cache.snapshot) for broker in brokers(cluster)):
+        if all(is_told(broker.parts.metadata_cache.snapshot) for broker in brokers(cluster)):
             return
         await asyncio.sleep(0.01)
     raise AssertionError("not all brokers have been told")
@@ -61,7 +61,7 @@ async def a_topic_has_its_configuration_from_the_beginning(world: World) -> None
     async with lagging_cluster(world) as (cluster, client):
         await world.node("client").run(create_topic(client, "t", partitions=3, replication_factor=3, configs=CONFIGS))
         await known(cluster, "t")
-        assert [broker._topic_configs.of("t").overrides for broker in brokers(cluster)] == [CONFIGS] * 3
+        assert [broker.parts.topic_configs.of("t").overrides for broker in brokers(cluster)] == [CONFIGS] * 3
 
 
 async def a_topic_that_is_created_again_has_nothing_of_the_former_one(world: World) -> None:
@@ -73,7 +73,7 @@ async def a_topic_that_is_created_again_has_nothing_of_the_former_one(world: Wor
         await cluster.until(lambda: cluster.state.topics() == [])
         await node.run(create_topic(client, "t", partitions=1, replication_factor=3, configs=CONFIGS))
         await known(cluster, "t")
-        assert [broker._topic_configs.of("t").overrides for broker in brokers(cluster)] == [CONFIGS] * 3
+        assert [broker.parts.topic_configs.of("t").overrides for broker in brokers(cluster)] == [CONFIGS] * 3
 
 
 async def everybody_knows_where_groups_are_kept(world: World) -> None:
@@ -88,8 +88,8 @@ async def everybody_knows_where_groups_are_kept(world: World) -> None:
             )
         )
         await known(cluster, "__consumer_offsets")
-        assert len({broker._offsets_topic.partition_for("g") for broker in brokers(cluster)} - {-1}) == 1
-        assert [broker._topic_configs.of("__consumer_offsets").cleanup_policy for broker in brokers(cluster)] == [
+        assert len({broker.parts.offsets_topic.partition_for("g") for broker in brokers(cluster)} - {-1}) == 1
+        assert [broker.parts.topic_configs.of("__consumer_offsets").cleanup_policy for broker in brokers(cluster)] == [
             ("compact",)
         ] * 3
 
@@ -112,10 +112,10 @@ async def a_fresh_topic_is_not_taken_for_a_deleted_one(world: World) -> None:
             await world.node("client").run(create_topic(client, name, partitions=1, replication_factor=1))
             await known(cluster, name)
             for broker in brokers(cluster):
-                assert broker._metadata_updates is not None
-                broker._metadata_updates.new_session()
+                assert broker.parts.metadata_updates is not None
+                broker.parts.metadata_updates.new_session()
             await asyncio.sleep(1)
-            assert all(name in broker._metadata_cache.snapshot.topics for broker in brokers(cluster))
+            assert all(name in broker.parts.metadata_cache.snapshot.topics for broker in brokers(cluster))
 
 
 async def alter(client: ClusterClient, broker_id: int, topic: str, configs: Mapping[str, str]) -> ErrorCode:

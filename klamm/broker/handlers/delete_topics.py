@@ -30,7 +30,7 @@ def error_response(request: Request[DeleteTopicsRequest], error: KafkaError) -> 
 async def handle(request: Request[DeleteTopicsRequest]) -> AnswerOnly[DeleteTopicsResponse]:
     services = request.services
     services.require_controller()
-    if not services.config.delete_topic_enable:
+    if not services.config.current.delete_topic_enable:
         disabled = request.version >= FIRST_VERSION_WITH_DELETION_DISABLED
         code = ErrorCode.TOPIC_DELETION_DISABLED if disabled else ErrorCode.INVALID_REQUEST
         raise KafkaError(code, "delete.topic.enable is false")

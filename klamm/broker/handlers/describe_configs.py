@@ -108,12 +108,12 @@ def _describe(
         if not request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         if name == "":
-            return describe_default_broker(services.config)
+            return describe_default_broker(services.config.current)
         if name != str(services.broker_id):
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST, f"broker {name!r} is described by itself; this is {services.broker_id}"
             )
-        return describe_broker(services.config)
+        return describe_broker(services.config.current)
     raise KafkaError(
         ErrorCode.INVALID_REQUEST,
         f"resource type {resource.resource_type}: allowed are {TOPIC} (topic) and {BROKER} (broker)",

@@ -60,7 +60,7 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
         isolation_level=body.isolation_level,
         max_wait_ms=0 if refused else body.max_wait_ms,
         min_bytes=body.min_bytes,
-        max_bytes=min(body.max_bytes, services.config.fetch_max_bytes),
+        max_bytes=min(body.max_bytes, services.config.current.fetch_max_bytes),
     )
     request.connection.has_read(sum(len(result.records) for result in results if result.records))
     if refused:

@@ -112,7 +112,7 @@ def _check_name(name: str) -> ErrorCode:
 
 
 def _may_auto_create(request: Request[MetadataRequest]) -> bool:
-    return bool(request.body.allow_auto_topic_creation and request.services.config.auto_create_topics_enable)
+    return bool(request.body.allow_auto_topic_creation and request.services.config.current.auto_create_topics_enable)
 
 
 def _may_create(request: Request[MetadataRequest], name: str) -> bool:

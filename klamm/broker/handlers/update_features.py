@@ -24,7 +24,7 @@ async def handle(request: Request[UpdateFeaturesRequest]) -> UpdateFeaturesRespo
     request.require_cluster()
     services, body = request.services, request.body
     services.require_controller()
-    if services.config.inter_broker_protocol_version < ApiVersion.V2_7_IV0:
+    if services.config.current.inter_broker_protocol_version < ApiVersion.V2_7_IV0:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST, "with an inter.broker.protocol.version before 2.7 nothing is finalized"
         )

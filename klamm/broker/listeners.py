@@ -1,0 +1,99 @@
+"""The listeners of a broker: where clients and other brokers reach it.
+
+Ports are taken before anything is served, so that the broker can be registered with its addresses.
+"""
+
+from collections.abc import Iterator, Mapping
+
+from klamm.broker.dispatcher import Dispatcher
+from klamm.broker.metadata_cache import Endpoint
+from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
+from klamm.environment import Environment
+from klamm.net.response_memory import ResponseMemory
+from klamm.net.server import ServerLimits, SocketServer
+from klamm.protocol.messages import request_size_limit
+from klamm.tasks import OnFailure
+
+# How long a stop waits for requests under way.
+DRAIN_TIMEOUT_MS = 2_000
+
+
+class Listeners(Mapping[str, SocketServer]):
+    """The servers by the names of their listeners: `bind`, then `start`; `stop` at any time."""
+
+    def __init__(
+        self,
+        config: CurrentConfig,
+        environment: Environment,
+        dispatcher: Dispatcher,
+        response_memory: ResponseMemory,
+        on_failure: OnFailure,
+    ) -> None:
+        self._environment = environment
+        self._advertised = config.current.advertised_listeners
+        self._servers = {
+            listener.name: SocketServer(
+                listener.name,
+                listener.host,
+                listener.port,
+                dispatch=dispatcher.dispatch,
+                is_pipelined=dispatcher.is_pipelined,
+                size_limit=request_size_limit(config.current.socket_request_max_bytes),
+                limits=_limits(config.current),
+                response_memory=response_memory,
+                on_failure=on_failure,
+            )
+            for listener in config.current.listeners
+        }
+        config.subscribe(self._config_changed)
+
+    def __getitem__(self, name: str) -> SocketServer:
+        return self._servers[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._servers)
+
+    def __len__(self) -> int:
+        return len(self._servers)
+
+    async def bind(self) -> None:
+        """Takes the ports without accepting yet. Raises OSError for an address that cannot be used."""
+        for server in self._servers.values():
+            await server.bind()
+
+    async def start(self) -> None:
+        """Starts to accept."""
+        for server in self._servers.values():
+            await server.start()
+
+    async def stop(self) -> None:
+        """Lets requests under way finish, within limits, and ends all connections."""
+        for server in self._servers.values():
+            await server.stop(DRAIN_TIMEOUT_MS)
+
+    @property
+    def addresses(self) -> dict[str, tuple[str, int]]:
+        """Host and port of each listener by its name, once they are bound."""
+        return {name: (server.host, server.port) for name, server in self._servers.items()}
+
+    def advertised_endpoints(self) -> dict[str, Endpoint]:
+        """Port 0 and an empty host stand for what the system gave the listener and this machine's name."""
+        endpoints = {}
+        for listener in self._advertised:
+            host = listener.host or self._environment.host_name()
+            port = listener.port or self._servers[listener.name].port
+            endpoints[listener.name] = Endpoint(host, port, listener.security_protocol)
+        return endpoints
+
+    def _config_changed(self, _old: BrokerConfig, new: BrokerConfig) -> None:
+        for server in self._servers.values():
+            server.limits = _limits(new)
+
+
+def _limits(config: BrokerConfig) -> ServerLimits:
+    return ServerLimits(
+        max_connections=config.max_connections,
+        max_connections_per_ip=config.max_connections_per_ip,
+        connections_max_idle_ms=config.connections_max_idle_ms,
+    )

@@ -1,0 +1,302 @@
+"""Puts the parts of a broker together.
+
+`BrokerParts` is made when it is known which broker of which cluster this is; from then on nothing is missing from it.
+Nothing is opened, bound or written here: the lifecycle is in `broker.py`.
+"""
+
+import asyncio
+import logging
+import os.path
+
+from klamm.broker.auto_topic_creation import AutoTopicCreation
+from klamm.broker.config_admin import ConfigAdmin
+from klamm.broker.config_changes import ConfigChanges
+from klamm.broker.config_handlers import ConfigHandlers
+from klamm.broker.controlled_shutdown import ControlledShutdown
+from klamm.broker.controller_channel import ControllerChannel
+from klamm.broker.dispatcher import Dispatcher
+from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
+from klamm.broker.fetch_session import FetchSessionCache
+from klamm.broker.finalized_features import FinalizedFeatureCache
+from klamm.broker.handlers import APIS
+from klamm.broker.leader_elections import LeaderElections
+from klamm.broker.listeners import Listeners
+from klamm.broker.log_dir_failures import LogDirFailures
+from klamm.broker.metadata_cache import MetadataCache
+from klamm.broker.metadata_updates import Look, MetadataUpdates
+from klamm.broker.metrics_endpoint import MetricsEndpoint
+from klamm.broker.offsets_log import OffsetsLog
+from klamm.broker.offsets_topic import OffsetsTopic
+from klamm.broker.producer_ids import ProducerIds
+from klamm.broker.quotas import Quotas
+from klamm.broker.registration import Registrar
+from klamm.broker.security import Authorizer
+from klamm.broker.services import Services
+from klamm.broker.topic_admin import OFFSETS_TOPIC, TopicAdmin
+from klamm.broker.topic_configs import TopicConfigs
+from klamm.broker.zookeeper_session import ZooKeeperSession
+from klamm.config.broker import BrokerConfig
+from klamm.config.versions import ApiVersion
+from klamm.controller.channel_manager import ControllerChannelManager
+from klamm.controller.controller import KafkaController
+from klamm.controller.controller_metrics import register_controller_metrics
+from klamm.coordinator.group_coordinator import GroupCoordinator
+from klamm.coordinator.group_metadata_manager import GroupMetadataManager
+from klamm.coordinator.group_metrics import register_group_metrics
+from klamm.environment import Environment
+from klamm.metrics import Metrics
+from klamm.net.response_memory import ResponseMemory
+from klamm.protocol.messages import ApiKey
+from klamm.replication.alter_isr import AlterIsrManager
+from klamm.replication.fetcher_manager import ReplicaFetcherManager
+from klamm.replication.partition import Partition
+from klamm.replication.replica_manager import ReplicaManager, log_config
+from klamm.replication.zk_isr import ZkIsrManager
+from klamm.storage.log_directory import MetaProperties
+from klamm.storage.log_manager import LogManager, LogManagerSettings
+from klamm.tasks import OnFailure, Turns
+from klamm.znodes.store import KafkaZooKeeper
+from klamm.znodes.topics import TopicPartition
+
+_log = logging.getLogger(__name__)
+
+
+class BrokerParts:
+    """All parts of one broker; `services` are those that handlers use. Made while the loop runs."""
+
+    def __init__(
+        self,
+        *,
+        config: DynamicBrokerConfig,
+        environment: Environment,
+        broker_id: int,
+        cluster_id: str,
+        zookeeper: ZooKeeperSession,
+        finalized_features: FinalizedFeatureCache,
+        authorizer: Authorizer,
+        quotas: Quotas,
+        on_failure: OnFailure,
+    ) -> None:
+        static = config.current
+        self._config = static
+        self._broker_id = broker_id
+        self._zookeeper = zookeeper
+        self._on_failure = on_failure
+        self.response_memory = ResponseMemory(static.klamm_queued_max_response_bytes)
+
+        # What ZooKeeper and the controller tell.
+        self.registrar = Registrar(
+            environment,
+            broker_id,
+            static.broker_rack,
+            finalized_features.supported,
+            static.inter_broker_protocol_version,
+        )
+        self.metadata_cache = MetadataCache()
+        self.topic_configs = TopicConfigs(config, self._store)
+        self.topic_admin = TopicAdmin(environment, config, self.metadata_cache, self._store)
+        self.auto_topic_creation = AutoTopicCreation(self.topic_admin, on_failure)
+        self.offsets_topic = OffsetsTopic(config, self.metadata_cache, self.auto_topic_creation, self._store)
+        self.controller_channel = ControllerChannel(
+            self.metadata_cache, broker_id, static.control_listener_name, static.request_timeout_ms
+        )
+
+        # Logs and replicas.
+        self.log_dir_failures = LogDirFailures(broker_id, self._store, on_failure)
+        self.log_manager = LogManager(
+            environment,
+            log_directories(static),
+            meta_properties=MetaProperties(cluster_id, broker_id),
+            default_config=log_config(self.topic_configs.of("")),
+            settings=_log_manager_settings(static),
+            on_directory_failure=self._directory_failed,
+            on_failure=on_failure,
+        )
+        self.isr_changes = self._make_isr_changes()
+        self.followers = ReplicaFetcherManager(static, broker_id, self._hosted_partition, on_failure)
+        self.replica_manager = ReplicaManager(
+            static,
+            environment,
+            broker_id,
+            self.log_manager,
+            response_memory=self.response_memory,
+            topic_configs=self.topic_configs,
+            followers=self.followers,
+            isr_changes=self.isr_changes,
+            live_broker=self._inter_broker_address,
+            is_known_partition=self._is_known_partition,
+            on_leadership=self._leadership_changed,
+            notify_log_dir_failure=self.log_dir_failures.report,
+            on_failure=on_failure,
+        )
+
+        # Coordinator and controller.
+        self.groups = GroupMetadataManager(
+            static,
+            OffsetsLog(config, environment, self.replica_manager, on_failure),
+            self.offsets_topic.partition_for,
+            environment.now_ms,
+            on_failure,
+            self._groups_loaded,
+        )
+        self.group_coordinator = GroupCoordinator(config, self.groups, environment, on_failure)
+        self.controller = KafkaController(
+            config,
+            environment,
+            broker_id,
+            lambda: ControllerChannelManager(static, broker_id, on_failure),
+            register_broker=self.register,
+            on_failure=on_failure,
+        )
+        self.controlled_shutdown = ControlledShutdown(static, broker_id, self.registrar, self.metadata_cache)
+
+        # What changes while the broker runs.
+        leader_elections = LeaderElections(self.controller, self.metadata_cache)
+        self.metadata_updates = MetadataUpdates(
+            self.metadata_cache,
+            self.replica_manager,
+            self.group_coordinator,
+            self.topic_configs,
+            self.topic_admin,
+            leader_elections,
+            self._store,
+            on_failure,
+        )
+        self.config_handlers = ConfigHandlers(
+            broker_id,
+            config,
+            self.topic_configs,
+            self.replica_manager,
+            self.controller,
+            self._store,
+        )
+        self.config_changes = ConfigChanges(
+            self._store, environment.now_ms, self.config_handlers.changed, self.config_handlers.reload, on_failure
+        )
+
+        # What serves clients.
+        self.services = Services(
+            environment=environment,
+            config=config,
+            broker_id=broker_id,
+            cluster_id=cluster_id,
+            registrar=self.registrar,
+            controller=self.controller,
+            controller_channel=self.controller_channel,
+            apis=APIS,
+            authorizer=authorizer,
+            quotas=quotas,
+            metadata_cache=self.metadata_cache,
+            metadata_updates=self.metadata_updates,
+            topic_configs=self.topic_configs,
+            topic_admin=self.topic_admin,
+            auto_topic_creation=self.auto_topic_creation,
+            config_admin=ConfigAdmin(self.metadata_cache, config, broker_id, self._store),
+            leader_elections=leader_elections,
+            finalized_features=finalized_features,
+            producer_ids=ProducerIds(self._allocate_producer_ids),
+            replica_manager=self.replica_manager,
+            log_manager=self.log_manager,
+            fetch_sessions=_fetch_sessions(static, environment),
+            offsets_topic=self.offsets_topic,
+            group_coordinator=self.group_coordinator,
+            long_answers=Turns(),
+        )
+        self.listeners = Listeners(config, environment, Dispatcher(self.services), self.response_memory, on_failure)
+        self.metrics_endpoint = self._make_metrics_endpoint(environment)
+
+    def _store(self) -> KafkaZooKeeper:
+        """That of the current session."""
+        return self._zookeeper.store
+
+    def _make_isr_changes(self) -> AlterIsrManager | ZkIsrManager:
+        """How leaders change ISRs: through the controller, before 2.7-IV2 by themselves."""
+        if self._config.inter_broker_protocol_version >= ApiVersion.V2_7_IV2:
+            return AlterIsrManager(
+                lambda body: self.controller_channel.send(ApiKey.ALTER_ISR, lambda _version: body),
+                self._broker_id,
+                lambda: self.registrar.broker_epoch,
+                self._on_failure,
+            )
+        return ZkIsrManager(self._store, self._broker_id, self._on_failure)
+
+    def _make_metrics_endpoint(self, environment: Environment) -> MetricsEndpoint | None:
+        """None without klamm.metrics.port."""
+        if self._config.klamm_metrics_port < 0:
+            return None
+        metrics = Metrics()
+        register_controller_metrics(metrics, self.controller)
+        register_group_metrics(metrics, self.groups)
+        return MetricsEndpoint(
+            self.listeners[self._config.inter_broker_listener_name].host,
+            self._config.klamm_metrics_port,
+            self._broker_id,
+            self.controller,
+            metrics,
+            environment,
+            self._on_failure,
+        )
+
+    # -- what one part tells another --------------------------------------------------------------------------------
+
+    async def register(self) -> None:
+        """Makes this broker known in the current session. The listeners are bound and the log directories locked."""
+        await self.registrar.register(
+            self._store(), self.listeners.advertised_endpoints(), self.log_manager.live_directories[0]
+        )
+
+    async def _allocate_producer_ids(self) -> tuple[int, int]:
+        return await self._store().allocate_producer_id_block(self._broker_id)
+
+    def _inter_broker_address(self, broker_id: int) -> tuple[str, int] | None:
+        endpoint = self.metadata_cache.snapshot.endpoint(broker_id, self._config.inter_broker_listener_name)
+        return None if endpoint is None else (endpoint.host, endpoint.port)
+
+    def _is_known_partition(self, topic: str, partition: int) -> bool:
+        return self.metadata_cache.snapshot.partition(topic, partition) is not None
+
+    def _hosted_partition(self, key: TopicPartition) -> Partition | None:
+        return self.replica_manager.hosted_partition(key)
+
+    def _groups_loaded(self) -> None:
+        self.metadata_updates.look_for_deleted_topics(Look.UNKNOWN_TOPICS)
+
+    def _leadership_changed(self, key: TopicPartition, leads: bool, leader_epoch: int | None) -> None:
+        """The leader of a partition of the offsets topic coordinates its groups."""
+        topic, partition = key
+        if topic != OFFSETS_TOPIC:
+            return
+        if leads and leader_epoch is not None:
+            self.group_coordinator.on_election(partition, leader_epoch)
+        else:
+            self.group_coordinator.on_resignation(partition, leader_epoch)
+
+    def _directory_failed(self, directory: str, error: OSError) -> None:
+        _log.error("log directory %s is offline: %s", directory, error)
+        if not self.log_manager.is_loaded:
+            return  # Still starting: loading the logs tells what is wrong when no directory is left.
+        self.replica_manager.directory_failed(directory)
+        if not self.log_manager.live_directories:
+            self._on_failure(error)
+
+
+def log_directories(config: BrokerConfig) -> list[str]:
+    """The absolute paths of log.dirs."""
+    return [os.path.abspath(directory) for directory in config.log_dirs]
+
+
+def _log_manager_settings(config: BrokerConfig) -> LogManagerSettings:
+    return LogManagerSettings(
+        retention_check_ms=config.log_retention_check_interval_ms,
+        flush_check_ms=config.log_flush_scheduler_interval_ms,
+        recovery_point_checkpoint_ms=config.log_flush_offset_checkpoint_interval_ms,
+        log_start_offset_checkpoint_ms=config.log_flush_start_offset_checkpoint_interval_ms,
+        producer_expiration_ms=config.transactional_id_expiration_ms,
+        recovery_threads_per_directory=config.num_recovery_threads_per_data_dir,
+    )
+
+
+def _fetch_sessions(config: BrokerConfig, environment: Environment) -> FetchSessionCache:
+    loop = asyncio.get_running_loop()
+    slots = config.max_incremental_fetch_session_cache_slots
+    return FetchSessionCache(slots, environment.random, lambda: loop.time() * 1000)

@@ -1,0 +1,24 @@
+"""The configuration that a broker runs with now, and the parts that hear of a change."""
+
+from klamm.config.broker import BrokerConfig
+from klamm.config.current import CurrentConfig
+
+
+def config(min_insync_replicas: int) -> BrokerConfig:
+    return BrokerConfig.from_properties({"zookeeper.connect": "zk", "min.insync.replicas": str(min_insync_replicas)})
+
+
+def test_subscribers_hear_of_each_replacement_in_the_order_of_subscription_and_find_the_new_one() -> None:
+    one, two, three = config(1), config(2), config(3)
+    current = CurrentConfig(one)
+    heard: list[tuple[str, int, int, int]] = []
+    for name in ("first", "second"):
+        current.subscribe(
+            lambda old, new, name=name: heard.append(  # type: ignore[misc]
+                (name, old.min_insync_replicas, new.min_insync_replicas, current.current.min_insync_replicas)
+            )
+        )
+    assert (current.current, heard) == (one, [])
+    current.replace(two)
+    current.replace(three)
+    assert heard == [("first", 1, 2, 2), ("second", 1, 2, 2), ("first", 2, 3, 3), ("second", 2, 3, 3)]
