@@ -21,7 +21,9 @@ import random
 from collections.abc import Callable, Collection, Sequence
 
 from klamm.broker.broker import Broker, BrokerStartError
+from klamm.broker.topic_admin import OFFSETS_TOPIC
 from klamm.config.broker import BrokerConfig
+from klamm.coordinator.group_metadata_manager import partition_for
 from klamm.net.client import Address, ConnectionOptions
 from klamm.net.cluster import ClusterClient, RetryPolicy
 from klamm.protocol.errors import KafkaError
@@ -314,6 +316,11 @@ class SimulatedCluster:
     def leader(self, topic: str, partition: int) -> int:
         """The leader as ZooKeeper names it; -1 when there is none."""
         return self.state.partition(topic, partition).leader
+
+    def coordinator(self, group_id: str) -> int:
+        """The broker that leads the group's partition, as ZooKeeper names it; -1 when there is none. KeyError while
+        there is no topic for the offsets."""
+        return self.leader(OFFSETS_TOPIC, partition_for(group_id, len(self.state.replicas(OFFSETS_TOPIC))))
 
     def isr(self, topic: str, partition: int) -> tuple[int, ...]:
         """The in-sync replicas as ZooKeeper names them."""

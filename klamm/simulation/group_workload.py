@@ -7,6 +7,10 @@ What must stay true, and is checked with every answer (a contradiction is an Ass
 - In one generation of a group a partition has one owner.
 - Who gets a partition finds at least what was acknowledged to be committed before it asked, and nothing that nobody
   has committed. So does whoever asks when all have left.
+
+A broker that has not heard yet that another is the coordinator answers with what it knows, as in Kafka: its members go
+on from older offsets, and none of their commits is acknowledged. Such an answer is only checked for offsets that nobody
+has committed, where `coordinator_id` tells who the coordinator is.
 """
 
 import asyncio
@@ -110,6 +114,7 @@ class GroupMember:
         ledger: GroupLedger,
         name: str,
         group_instance_id: str | None = None,
+        coordinator_id: Callable[[], int] | None = None,
     ) -> None:
         self.name = name
         self.owned: list[TopicPartition] = []
@@ -119,6 +124,8 @@ class GroupMember:
         self._new_client = new_client
         self._ledger = ledger
         self._instance_id = group_instance_id
+        self._coordinator_id = coordinator_id
+        self._asked_id = -1
         self._stop = asyncio.Event()
 
     def start(self) -> None:
@@ -220,6 +227,7 @@ class GroupMember:
         )
         self._check(response.error_code)
         await self._client.refresh_metadata([])
+        self._asked_id = response.node_id
         return await self._client.connection_to(response.node_id)
 
     def _check(self, code: int) -> None:
@@ -294,8 +302,10 @@ class GroupMember:
             assert codes <= {ErrorCode.NONE, ErrorCode.UNSTABLE_OFFSET_COMMIT}, response
             await self._heartbeat()
             await asyncio.sleep(BACK_OFF_S)
+        is_coordinator = self._coordinator_id is None or self._coordinator_id() == self._asked_id
         for partition in partitions:
-            self._ledger.fetched(partition, found[partition].committed_offset, before[partition])
+            least = before[partition] if is_coordinator else -1
+            self._ledger.fetched(partition, found[partition].committed_offset, least)
         return {partition: found[partition].committed_offset for partition in partitions}
 
     async def _work(self, positions: dict[TopicPartition, int]) -> None:
@@ -356,11 +366,17 @@ class GroupWorkload:
         group_id: str,
         partitions: Sequence[TopicPartition],
         members: int = 3,
+        coordinator_id: Callable[[], int] | None = None,
     ) -> None:
         self.ledger = GroupLedger(group_id, partitions)
         self.members = [
             GroupMember(
-                world, new_client, self.ledger, f"{group_id}-{index}", f"instance-{index}" if index % 2 else None
+                world,
+                new_client,
+                self.ledger,
+                f"{group_id}-{index}",
+                f"instance-{index}" if index % 2 else None,
+                coordinator_id,
             )
             for index in range(members)
         ]

@@ -331,7 +331,9 @@ async def _run(world: World, shape: RunShape, steps: int) -> str:
     await node.run(_create_topics(cluster, shape))
     workload = Workload(world, cluster.client, IS_IDEMPOTENT, only_leader=[ONLY_LEADER], unread=[(UNCLEAN_TOPIC, 0)])
     workload.start(pause_s=PRODUCER_PAUSE_S)
-    group = GroupWorkload(world, cluster.client, GROUP, list(IS_IDEMPOTENT))
+    group = GroupWorkload(
+        world, cluster.client, GROUP, list(IS_IDEMPOTENT), coordinator_id=lambda: cluster.coordinator(GROUP)
+    )
     group.start()
     administrator = Administrator(cluster, UNCLEAN_TOPIC, shape.min_insync_replicas)
     await RandomFaults(cluster, administrator, group, logs_flush=shape.logs_flush).run(steps)

@@ -35,7 +35,9 @@ async def working_group(world: World, members: int = 3) -> AsyncIterator[tuple[S
     await cluster.start()
     client = cluster.client()
     await world.node("client").run(create_topic(client, TOPIC, partitions=len(PARTITIONS), replication_factor=3))
-    group = GroupWorkload(world, cluster.client, GROUP, PARTITIONS, members)
+    group = GroupWorkload(
+        world, cluster.client, GROUP, PARTITIONS, members, coordinator_id=lambda: cluster.coordinator(GROUP)
+    )
     group.start()
     await group.until_stable()
     await group.ledger.until_commits(10)
