@@ -46,6 +46,10 @@ from sides import (
 
 from klamm.environment import SystemEnvironment
 from klamm.net.client import ClientError, Connection, connect
+from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
+from klamm.protocol.apis.join_group import JoinGroupRequest
+from klamm.protocol.apis.offset_fetch import OffsetFetchRequest
+from klamm.protocol.apis.sync_group import SyncGroupRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, decode_response, encode_request, request_class
 from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
@@ -154,12 +158,12 @@ class Clients:
 
     async def coordinator(self, group: str) -> str:
         """Its address, once there is one."""
-        build = request_class(ApiKey.FIND_COORDINATOR)
         while True:
             for address in self._addresses:
                 with contextlib.suppress(ClientError):
                     response = await (await self.connection(address)).send(
-                        ApiKey.FIND_COORDINATOR, lambda version: build(version=version, key=group, key_type=0)
+                        ApiKey.FIND_COORDINATOR,
+                        lambda version: FindCoordinatorRequest(key=group, key_type=0),
                     )
                     found = f"{response.host}:{response.port}"
                     if not response.error_code and found in self._addresses:
@@ -168,12 +172,12 @@ class Clients:
 
     async def committed(self, group: str, partitions: Sequence[int]) -> dict[int, int]:
         """The committed offsets, as soon as a coordinator tells them."""
-        build = request_class(ApiKey.OFFSET_FETCH)
-        topic = build.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=list(partitions))
+        topic = OffsetFetchRequest.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=list(partitions))
         while True:
             with contextlib.suppress(ClientError):
                 response = await (await self.connection(await self.coordinator(group))).send(
-                    ApiKey.OFFSET_FETCH, lambda version: build(version=version, group_id=group, topics=[topic])
+                    ApiKey.OFFSET_FETCH,
+                    lambda version: OffsetFetchRequest(group_id=group, topics=[topic]),
                 )
                 if not response.error_code:
                     return {p.partition_index: p.committed_offset for t in response.topics for p in t.partitions}
@@ -263,12 +267,12 @@ class Consumer:
     async def _send(self, key: ApiKey, **fields: Any) -> Any:
         build = request_class(key)
         return await self._connection.send(
-            key, lambda version: build(version=version, group_id=self._group, member_id=self._member_id, **fields)
+            key, lambda version: build(group_id=self._group, member_id=self._member_id, **fields)
         )
 
     async def _join(self) -> bool:
         self.generation = -1
-        protocol = request_class(ApiKey.JOIN_GROUP).JoinGroupRequestProtocol(name="range", metadata=b"\0\1\0\0\0\0")
+        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name="range", metadata=b"\0\1\0\0\0\0")
         joined = await self._send(
             ApiKey.JOIN_GROUP,
             session_timeout_ms=SESSION_TIMEOUT_MS,
@@ -281,7 +285,7 @@ class Consumer:
             if joined.error_code not in {ErrorCode.MEMBER_ID_REQUIRED, *RETRIABLE}:
                 raise SystemExit(f"JoinGroup: error {joined.error_code}")
             return False
-        one = request_class(ApiKey.SYNC_GROUP).SyncGroupRequestAssignment
+        one = SyncGroupRequest.SyncGroupRequestAssignment
         members = [member.member_id for member in joined.members]
         synced = await self._send(
             ApiKey.SYNC_GROUP,

@@ -31,6 +31,14 @@ from rich.table import Table
 from sides import KlammZooKeeper, free_port
 
 from klamm.protocol import messages
+from klamm.protocol.apis.alter_partition_reassignments import AlterPartitionReassignmentsRequest
+from klamm.protocol.apis.api_versions import ApiVersionsRequest
+from klamm.protocol.apis.create_topics import CreateTopicsRequest
+from klamm.protocol.apis.delete_topics import DeleteTopicsRequest
+from klamm.protocol.apis.describe_configs import DescribeConfigsRequest
+from klamm.protocol.apis.list_offsets import ListOffsetsRequest
+from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassignmentsRequest
+from klamm.protocol.apis.metadata import MetadataRequest
 from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
@@ -219,7 +227,7 @@ class Client:
 
     def ask(self, api_key: ApiKey, /, **fields: Any) -> Any:
         version = messages.ADVERTISED_MAX[api_key]
-        return self.send(api_key, messages.request_class(api_key)(version=version, **fields), version)
+        return self.send(api_key, messages.request_class(api_key)(**fields), version)
 
 
 class Work:
@@ -257,13 +265,12 @@ class Work:
             yield topic, range(PARTITIONS_PER_TOPIC)
 
     def create(self) -> None:
-        request = messages.request_class(ApiKey.CREATE_TOPICS)
         assignment = [
-            request.CreatableTopic.CreatableReplicaAssignment(partition_index=number, broker_ids=[0])
+            CreateTopicsRequest.CreatableTopic.CreatableReplicaAssignment(partition_index=number, broker_ids=[0])
             for number in range(PARTITIONS_PER_TOPIC)
         ]
         topics = [
-            request.CreatableTopic(
+            CreateTopicsRequest.CreatableTopic(
                 name=name, num_partitions=-1, replication_factor=-1, assignments=assignment, configs=[]
             )
             for name in self._topics
@@ -274,11 +281,10 @@ class Work:
         self._wait_for_leaders()
 
     def _wait_for_leaders(self) -> None:
-        request = messages.request_class(ApiKey.METADATA)
         deadline = time.monotonic() + TIMEOUT_S
         names = [
-            request.MetadataRequestTopic(name=self._topics[-1]),
-            request.MetadataRequestTopic(name=self._topics[0]),
+            MetadataRequest.MetadataRequestTopic(name=self._topics[-1]),
+            MetadataRequest.MetadataRequestTopic(name=self._topics[0]),
         ]
         while time.monotonic() < deadline:
             response = self._client.ask(ApiKey.METADATA, topics=names, allow_auto_topic_creation=False)
@@ -292,9 +298,7 @@ class Work:
 
     def metadata(self) -> None:
         for _ in range(2):
-            self._client.write(
-                ApiKey.METADATA, messages.request_class(ApiKey.METADATA)(version=9, topics=None), version=9
-            )
+            self._client.write(ApiKey.METADATA, MetadataRequest(topics=None), version=9)
             self._client.read()
 
     def _fetch(self, session: int, epoch: int, offset: int, wait_ms: int, min_bytes: int) -> Any:
@@ -327,12 +331,11 @@ class Work:
             client.send(ApiKey.PRODUCE, body, 9)
 
     def list_offsets(self) -> None:
-        request = messages.request_class(ApiKey.LIST_OFFSETS)
         topics = [
-            request.ListOffsetsTopic(
+            ListOffsetsRequest.ListOffsetsTopic(
                 name=topic,
                 partitions=[
-                    request.ListOffsetsTopic.ListOffsetsPartition(
+                    ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition(
                         partition_index=number, current_leader_epoch=-1, timestamp=-1
                     )
                     for number in numbers
@@ -343,9 +346,8 @@ class Work:
         self._client.ask(ApiKey.LIST_OFFSETS, replica_id=-1, isolation_level=0, topics=topics)
 
     def describe_configs(self) -> None:
-        request = messages.request_class(ApiKey.DESCRIBE_CONFIGS)
         resources = [
-            request.DescribeConfigsResource(resource_type=2, resource_name=name, configuration_keys=None)
+            DescribeConfigsRequest.DescribeConfigsResource(resource_type=2, resource_name=name, configuration_keys=None)
             for name in self._topics
         ]
         self._client.ask(ApiKey.DESCRIBE_CONFIGS, resources=resources)
@@ -359,7 +361,7 @@ class Work:
 
     def flood(self) -> None:
         client = Client(self._brokers[0].port)
-        request = messages.request_class(ApiKey.API_VERSIONS)(version=0)
+        request = ApiVersionsRequest()
         frame = b"".join(messages.encode_request(ApiKey.API_VERSIONS, 0, 1, "bench", request))
         sender = threading.Thread(target=client.send_raw, args=(frame * FLOOD,))
         sender.start()
@@ -408,8 +410,7 @@ class Work:
         """The leader's and the follower's steps."""
         other = self._brokers[1]
         other.start()
-        request = messages.request_class(ApiKey.ALTER_PARTITION_REASSIGNMENTS)
-        topic = request.ReassignableTopic
+        topic = AlterPartitionReassignmentsRequest.ReassignableTopic
         topics = [
             topic(
                 name=name,
@@ -418,7 +419,7 @@ class Work:
             for name, numbers in self._each()
         ]
         self._client.ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, timeout_ms=300_000, topics=topics)
-        pending = messages.request_class(ApiKey.LIST_PARTITION_REASSIGNMENTS)(version=0, timeout_ms=60_000, topics=None)
+        pending = ListPartitionReassignmentsRequest(timeout_ms=60_000, topics=None)
         while self._client.send(ApiKey.LIST_PARTITION_REASSIGNMENTS, pending, 0).topics:
             time.sleep(1)
         return sorted(self._brokers[0].take() + other.take(), reverse=True)
@@ -444,11 +445,10 @@ class Work:
         self._produce_to([(topic, list(range(PARTITIONS_PER_TOPIC))) for topic in self._topics[:10]])
 
     def delete(self) -> None:
-        request = messages.request_class(ApiKey.DELETE_TOPICS)
         version = 5
         self._client.send(
             ApiKey.DELETE_TOPICS,
-            request(version=version, topic_names=self._topics, timeout_ms=300_000),
+            DeleteTopicsRequest(topic_names=self._topics, timeout_ms=300_000),
             version,
         )
         time.sleep(10)

@@ -39,7 +39,7 @@ class Client:
     async def ask(self, api_key: ApiKey, version: int | None = None, /, **fields: Any) -> Any:
         """A request of an API, by default in the newest version."""
         version = ADVERTISED_MAX[api_key] if version is None else version
-        return await self.request(api_key, version, messages.request_class(api_key)(version=version, **fields))
+        return await self.request(api_key, version, messages.request_class(api_key)(**fields))
 
     async def receive(self) -> bytes:
         async with asyncio.timeout(20):

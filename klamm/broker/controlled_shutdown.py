@@ -12,9 +12,10 @@ from klamm.broker.metadata_cache import MetadataCache
 from klamm.broker.registration import Registrar
 from klamm.config.broker import BrokerConfig
 from klamm.net.client import ClientError, ConnectionOptions, NotSent, connect
+from klamm.protocol.apis.controlled_shutdown import ControlledShutdownRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.inter_broker_versions import inter_broker_version
-from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.messages import ApiKey
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.zookeeper.client import State
@@ -89,11 +90,10 @@ class ControlledShutdown:
         )
         connection = await connect(endpoint.host, endpoint.port, options)
         try:
-            request = request_class(ApiKey.CONTROLLED_SHUTDOWN)
             response = await connection.send(
                 ApiKey.CONTROLLED_SHUTDOWN,
-                lambda version: request(
-                    version=version, broker_id=self._broker_id, broker_epoch=self._registrar.broker_epoch
+                lambda version: ControlledShutdownRequest(
+                    broker_id=self._broker_id, broker_epoch=self._registrar.broker_epoch
                 ),
                 version=inter_broker_version(ApiKey.CONTROLLED_SHUTDOWN, self._config.inter_broker_protocol_version),
             )

@@ -7,10 +7,9 @@ What must stay true:
 """
 
 import asyncio
-from typing import Any
 
 from klamm.broker.metadata_cache import MetadataCache
-from klamm.net.client import Address, BuildRequest, Connection, ConnectionOptions, NotSent, connect
+from klamm.net.client import Address, BuildRequest, Connection, ConnectionOptions, NotSent, Response, connect
 from klamm.protocol.messages import ApiKey
 
 
@@ -30,7 +29,7 @@ class ControllerChannel:
         self._lock = asyncio.Lock()
         self._connection: Connection | None = None
 
-    async def send(self, api_key: ApiKey, build: BuildRequest) -> Any:
+    async def send(self, api_key: ApiKey, build: BuildRequest[Response]) -> Response:
         """The controller's response. Raises ClientError when no controller is known, or it does not answer."""
         return await (await self._connected()).send(api_key, build)
 

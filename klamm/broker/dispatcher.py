@@ -18,6 +18,7 @@ from klamm.broker.security import ANONYMOUS, Client
 from klamm.broker.services import Services
 from klamm.net.server import Answer, AnswerOnly, InvalidRequest, Response, ServerConnection
 from klamm.protocol import messages
+from klamm.protocol.apis.api_versions import ApiVersionsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, InvalidFrame
 from klamm.protocol.primitives import Buffer, Steps
@@ -134,9 +135,10 @@ class Dispatcher:
             raise InvalidRequest(
                 f"{api.key.name} v{header.api_version} is not served, only v{api.min_version} to v{api.max_version}"
             )
-        response = messages.response_class(ApiKey.API_VERSIONS)
-        supported = response.ApiVersion(api_key=api.key, min_version=api.min_version, max_version=api.max_version)
-        body = response(version=0, error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[supported])
+        supported = ApiVersionsResponse.ApiVersion(
+            api_key=api.key, min_version=api.min_version, max_version=api.max_version
+        )
+        body = ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[supported])
         return Response(messages.encode_response(api.key, 0, header.correlation_id, body))
 
 

@@ -20,11 +20,13 @@ import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import klamm
 from klamm.net.framing import FrameReader, ReceiveBuffer
 from klamm.net.tls import NO_TLS, explain
+from klamm.protocol.apis.api_versions import ApiVersionsRequest
+from klamm.protocol.apis.sasl_handshake import SaslHandshakeRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import (
     ADVERTISED_MAX,
@@ -35,10 +37,10 @@ from klamm.protocol.messages import (
     encode_request,
     encode_request_body_steps,
     parse_correlation_id,
-    request_class,
     response_steps,
 )
 from klamm.protocol.primitives import Buffer, Steps
+from klamm.protocol.schema import Answered
 from klamm.tasks import in_slices
 
 # How long a closed connection may take to send what was written before it is cut off.
@@ -48,7 +50,8 @@ CLOSE_TIMEOUT_MS = 1_000
 SESSION_SHARE = 0.85
 
 # Makes a request in the version that the broker and we have in common.
-BuildRequest = Callable[[int], Any]
+Response = TypeVar("Response")
+BuildRequest = Callable[[int], Answered[Response]]
 Address = tuple[str, int]
 
 
@@ -156,13 +159,13 @@ class Connection(FrameReader):
     async def send(
         self,
         api_key: ApiKey,
-        build: BuildRequest,
+        build: BuildRequest[Response],
         *,
         version: int | None = None,
         timeout_ms: int | None = None,
         expect_response: bool = True,
-    ) -> Any:
-        """Sends the request that `build` makes in `version`, and returns the response.
+    ) -> Response:
+        """Sends the request that `build` makes for `version`, and returns the response.
 
         The version is the highest common one unless given. None is returned at once, when the request is written, if
         no response is expected (produce with acks=0). Raises NotSent, Disconnected (RequestTimedOut, InvalidResponse)
@@ -183,9 +186,9 @@ class Connection(FrameReader):
                 raise NotSent(*self._end.args)
             response = self._write(api_key, version, request, timeout_ms, expect_response, body)
         if response is None:
-            return None
+            return cast(Response, None)
         message = await response
-        return await self._decode_in_slices(message) if isinstance(message, Generator) else message
+        return cast(Response, await self._decode_in_slices(message) if isinstance(message, Generator) else message)
 
     async def _decode_in_slices(self, steps: Steps[Any]) -> Any:
         try:
@@ -204,14 +207,14 @@ class Connection(FrameReader):
         self.ready = True
         self._first_correlation_id = self._next_correlation_id
 
-    async def exchange(self, api_key: ApiKey, build: BuildRequest) -> Any:
+    async def exchange(self, api_key: ApiKey, build: BuildRequest[Response]) -> Response:
         """As `send`, for who authenticates: it has the turn already, and no other request gets between."""
         if self._end is not None:
             raise NotSent(*self._end.args)
         version = self.version_of(api_key)
         response = self._write(api_key, version, build(version), None, True)
         assert response is not None
-        return await response
+        return cast(Response, await response)
 
     def version_of(self, api_key: ApiKey) -> int:
         """The highest version of an API that the broker and we have in common. Raises UnsupportedVersion."""
@@ -434,9 +437,8 @@ async def check_sasl(host: str, port: int, options: ConnectionOptions) -> None:
     """Asks a broker that has hung up whether it wants SASL. If so, no repetition helps: raises AuthenticationFailed."""
 
     async def ask(connection: Connection) -> int:
-        request = request_class(ApiKey.SASL_HANDSHAKE)
         response = await connection.exchange(
-            ApiKey.SASL_HANDSHAKE, lambda version: request(version=version, mechanism="PLAIN")
+            ApiKey.SASL_HANDSHAKE, lambda version: SaslHandshakeRequest(mechanism="PLAIN")
         )
         if response.error_code in (ErrorCode.NONE, ErrorCode.UNSUPPORTED_SASL_MECHANISM):
             theirs = ", ".join(response.mechanisms)
@@ -456,9 +458,8 @@ async def check_sasl(host: str, port: int, options: ConnectionOptions) -> None:
 async def _ask_versions(connection: Connection) -> dict[int, tuple[int, int]]:
     """The versions of each API that the broker has, by API number."""
 
-    def build(version: int) -> Any:
-        request = request_class(ApiKey.API_VERSIONS)
-        return request(version=version, client_software_name="klamm", client_software_version=klamm.__version__)
+    def build(version: int) -> ApiVersionsRequest:
+        return ApiVersionsRequest(client_software_name="klamm", client_software_version=klamm.__version__)
 
     version = ADVERTISED_MAX[ApiKey.API_VERSIONS]
     response = await connection.send(ApiKey.API_VERSIONS, build, version=version)

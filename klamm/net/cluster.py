@@ -24,12 +24,14 @@ from klamm.net.client import (
     Disconnected,
     HungUp,
     NotSent,
+    Response,
     check_sasl,
     connect,
 )
 from klamm.net.framing import ReceiveBuffer
+from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import PARTITIONS_PER_STEP, Steps
 from klamm.tasks import in_slices
 
@@ -141,8 +143,12 @@ class ClusterClient:
         self._refreshes = 0
 
     async def send_to_any(
-        self, api_key: ApiKey, build: BuildRequest, *, errors_of: Callable[[Any], Iterable[int]] = _no_errors
-    ) -> Any:
+        self,
+        api_key: ApiKey,
+        build: BuildRequest[Response],
+        *,
+        errors_of: Callable[[Response], Iterable[int]] = _no_errors,
+    ) -> Response:
         """Sends to whatever broker can be reached."""
         return await self._repeat(lambda: self._send_any(api_key, build, self._addresses()), errors_of)
 
@@ -150,12 +156,12 @@ class ClusterClient:
         self,
         broker_id: int,
         api_key: ApiKey,
-        build: BuildRequest,
+        build: BuildRequest[Response],
         *,
-        errors_of: Callable[[Any], Iterable[int]] = _no_errors,
+        errors_of: Callable[[Response], Iterable[int]] = _no_errors,
         repeatable: bool = True,
         timeout_ms: int | None = None,
-    ) -> Any:
+    ) -> Response:
         """Sends to one broker."""
         attempt = self._routed(
             lambda: self.metadata.brokers.get(broker_id),
@@ -168,12 +174,12 @@ class ClusterClient:
     async def send_to_controller(
         self,
         api_key: ApiKey,
-        build: BuildRequest,
+        build: BuildRequest[Response],
         *,
-        errors_of: Callable[[Any], Iterable[int]] = _no_errors,
+        errors_of: Callable[[Response], Iterable[int]] = _no_errors,
         repeatable: bool = True,
         timeout_ms: int | None = None,
-    ) -> Any:
+    ) -> Response:
         """Sends to the active controller."""
         attempt = self._routed(
             lambda: self.metadata.brokers.get(self.metadata.controller_id),
@@ -188,12 +194,12 @@ class ClusterClient:
         topic: str,
         partition: int,
         api_key: ApiKey,
-        build: BuildRequest,
+        build: BuildRequest[Response],
         *,
-        errors_of: Callable[[Any], Iterable[int]] = _no_errors,
+        errors_of: Callable[[Response], Iterable[int]] = _no_errors,
         repeatable: bool = True,
         timeout_ms: int | None = None,
-    ) -> Any:
+    ) -> Response:
         """Sends to the leader of a partition."""
         attempt = self._routed(
             lambda: self._leader_address(topic, partition),
@@ -273,15 +279,15 @@ class ClusterClient:
         find: Callable[[], Address | None],
         nobody: Callable[[], KafkaError],
         topics: Sequence[str],
-        send: Callable[[Connection], Awaitable[Any]],
-    ) -> Callable[[], Awaitable[Any]]:
+        send: Callable[[Connection], Awaitable[Response]],
+    ) -> Callable[[], Awaitable[Response]]:
         """An attempt to send to the address that `find` takes from the metadata.
 
         The metadata (of `topics`) is asked for anew when it has no such address, and before every further attempt.
         """
         stale = False
 
-        async def attempt() -> Any:
+        async def attempt() -> Response:
             nonlocal stale
             address = None if stale else find()
             if address is None:
@@ -299,7 +305,7 @@ class ClusterClient:
         live = [address for address, connection in self._connections.items() if connection.connected]
         return list(dict.fromkeys([*live, *self.metadata.brokers.values(), *self._bootstrap]))
 
-    async def _send_any(self, api_key: ApiKey, build: BuildRequest, addresses: Sequence[Address]) -> Any:
+    async def _send_any(self, api_key: ApiKey, build: BuildRequest[Response], addresses: Sequence[Address]) -> Response:
         """Tries these addresses in turn; raises the last error."""
         last: ClientError | None = None
         for address in addresses:
@@ -360,10 +366,14 @@ class ClusterClient:
         return _NobodyToAsk(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {topic}-{partition} has no leader")
 
 
-def _topics_metadata(topics: Iterable[Any], known: Mapping[str, TopicMetadata]) -> Steps[dict[str, TopicMetadata]]:
-    described = {}
+def _topics_metadata(
+    topics: Iterable[MetadataResponse.MetadataResponseTopic], known: Mapping[str, TopicMetadata]
+) -> Steps[dict[str, TopicMetadata]]:
+    described: dict[str, TopicMetadata] = {}
     in_step = 0
     for topic in topics:
+        if topic.name is None:
+            continue  # No version that is asked for has a topic without its name.
         described[topic.name] = _topic_metadata(topic, known.get(topic.name))
         in_step += len(topic.partitions)
         if in_step >= PARTITIONS_PER_STEP:
@@ -372,7 +382,7 @@ def _topics_metadata(topics: Iterable[Any], known: Mapping[str, TopicMetadata]) 
     return described
 
 
-def _topic_metadata(topic: Any, known: TopicMetadata | None) -> TopicMetadata:
+def _topic_metadata(topic: MetadataResponse.MetadataResponseTopic, known: TopicMetadata | None) -> TopicMetadata:
     """What the response says, except of partitions that are `known` in a newer leader epoch."""
     partitions = {
         partition.partition_index: PartitionMetadata(
@@ -393,12 +403,11 @@ def _topic_metadata(topic: Any, known: TopicMetadata | None) -> TopicMetadata:
     return TopicMetadata(topic.error_code, partitions, topic.topic_id)
 
 
-def _metadata_request(version: int, names: Sequence[str] | None) -> Any:
-    request = request_class(ApiKey.METADATA)
-    topics: list[Any] | None
+def _metadata_request(version: int, names: Sequence[str] | None) -> MetadataRequest:
+    topics: list[MetadataRequest.MetadataRequestTopic] | None
     if names is None:
         # Version 0 has no null; there an empty list means all topics.
         topics = [] if version == 0 else None
     else:
-        topics = [request.MetadataRequestTopic(version=version, name=name) for name in names]
-    return request(version=version, topics=topics, allow_auto_topic_creation=False)
+        topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+    return MetadataRequest(topics=topics, allow_auto_topic_creation=False)

@@ -9,14 +9,15 @@ Source: org.apache.kafka.common.security.authenticator.SaslClientAuthenticator; 
 """
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from klamm.environment import Random
 from klamm.net.client import AuthenticationFailed, Connection
 from klamm.net.scram import ScramClient, ScramError
 from klamm.net.security import SaslOptions
+from klamm.protocol.apis.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from klamm.protocol.apis.sasl_handshake import SaslHandshakeRequest
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.messages import ApiKey
 
 _PLAIN = "PLAIN"
 _SCRAM_HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
@@ -43,9 +44,8 @@ def authenticator(options: SaslOptions, random: Random) -> Callable[[Connection]
 
 
 async def _handshake(connection: Connection, mechanism: str) -> None:
-    request = request_class(ApiKey.SASL_HANDSHAKE)
     response = await connection.exchange(
-        ApiKey.SASL_HANDSHAKE, lambda version: request(version=version, mechanism=mechanism)
+        ApiKey.SASL_HANDSHAKE, lambda version: SaslHandshakeRequest(mechanism=mechanism)
     )
     if response.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
         theirs = ", ".join(map(repr, response.mechanisms)) or "none"
@@ -55,7 +55,7 @@ async def _handshake(connection: Connection, mechanism: str) -> None:
     _check(connection, response.error_code, mechanism, None)
 
 
-async def _exchange_scram(connection: Connection, mechanism: str, scram: ScramClient) -> Any:
+async def _exchange_scram(connection: Connection, mechanism: str, scram: ScramClient) -> SaslAuthenticateResponse:
     try:
         first = await _exchange(connection, mechanism, scram.first_message())
         final = await _exchange(connection, mechanism, scram.final_message(first.auth_bytes))
@@ -65,10 +65,9 @@ async def _exchange_scram(connection: Connection, mechanism: str, scram: ScramCl
     return final
 
 
-async def _exchange(connection: Connection, mechanism: str, token: bytes) -> Any:
-    request = request_class(ApiKey.SASL_AUTHENTICATE)
+async def _exchange(connection: Connection, mechanism: str, token: bytes) -> SaslAuthenticateResponse:
     response = await connection.exchange(
-        ApiKey.SASL_AUTHENTICATE, lambda version: request(version=version, auth_bytes=token)
+        ApiKey.SASL_AUTHENTICATE, lambda version: SaslAuthenticateRequest(auth_bytes=token)
     )
     _check(connection, response.error_code, mechanism, response.error_message)
     return response

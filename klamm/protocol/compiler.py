@@ -741,9 +741,9 @@ def compile_init(struct_class: type[Struct]) -> None:
     """Gives a struct its own `__init__`, which takes fields by name."""
     writer = _Writer(0, False, False)
     fields = fields_of(struct_class)
-    parameters = ["version=None", *(f"{one.name}={'NEW' if one.makes_list else writer.default(one)}" for one in fields)]
+    parameters = [f"{one.name}={'NEW' if one.makes_list else writer.default(one)}" for one in fields]
     writer.constants["NEW"] = object()
-    with writer.block(f"def function(self, *, {', '.join(parameters)}):"):
+    with writer.block(f"def function(self{', *, ' if parameters else ''}{', '.join(parameters)}):"):
         for one in fields:
             value = f"{writer.default(one)} if {one.name} is NEW else {one.name}" if one.makes_list else one.name
             writer.add(f"self.{one.name} = {value}")

@@ -36,7 +36,7 @@ from klamm.protocol.primitives import (
     string,
     unsigned_varint,
 )
-from klamm.protocol.schema import LIST, Api
+from klamm.protocol.schema import LIST, Answered, Api
 
 FLEXIBLE_FROM = 12
 MAX_ELEMENTS = 100_000
@@ -77,7 +77,7 @@ class FetchPartition(NamedTuple):
 
 
 @dataclass(slots=True)
-class FetchRequest:
+class FetchRequest(Answered["FetchResponse"]):
     """Records wanted, per topic name. `replica_id` is -1 for a consumer. Session epoch -1 means no session."""
 
     replica_id: int = -1

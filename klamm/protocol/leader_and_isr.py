@@ -45,7 +45,7 @@ from klamm.protocol.primitives import (
     string,
     uuid_bytes,
 )
-from klamm.protocol.schema import WHOLE, Api
+from klamm.protocol.schema import WHOLE, Answered, Api
 
 GROUPED_FROM = 2
 REASSIGNMENT_FROM = 3
@@ -96,7 +96,7 @@ class LeaderAndIsrTopic(ControlTopic[LeaderAndIsrPartitionState]):
 
 
 @dataclass(slots=True)
-class LeaderAndIsrRequest:
+class LeaderAndIsrRequest(Answered["LeaderAndIsrResponse"]):
     """`broker_epoch` is the receiver's, as the controller knows it; -1 where the version does not say."""
 
     controller_id: int

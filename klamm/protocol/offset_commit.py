@@ -27,7 +27,7 @@ from klamm.protocol.primitives import (
     skip_tagged_fields,
     string,
 )
-from klamm.protocol.schema import LIST, Api
+from klamm.protocol.schema import LIST, Answered, Api
 
 THROTTLE_TIME_FROM = 3
 LAST_WITH_RETENTION = 4
@@ -66,7 +66,7 @@ class PartitionResult(NamedTuple):
 
 
 @dataclass(slots=True)
-class OffsetCommitRequest:
+class OffsetCommitRequest(Answered["OffsetCommitResponse"]):
     """`topics` has, per topic name, what is committed. `retention_time_ms`: how long the offsets are kept; -1: as long
     as the broker keeps them."""
 

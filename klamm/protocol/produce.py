@@ -32,7 +32,7 @@ from klamm.protocol.primitives import (
     skip_tagged_fields,
     string,
 )
-from klamm.protocol.schema import WHOLE, Api
+from klamm.protocol.schema import WHOLE, Answered, Api
 
 FLEXIBLE_FROM = 9
 MAX_ELEMENTS = 100_000
@@ -47,7 +47,7 @@ _RESULT_V5 = struct.Struct(">ihqqq")
 
 
 @dataclass(slots=True)
-class ProduceRequest:
+class ProduceRequest(Answered["ProduceResponse"]):
     """Records to append. `topics` has, per topic name, the partitions' indexes and records (None: null)."""
 
     transactional_id: str | None

@@ -191,11 +191,17 @@ class Response(Struct):
     """The body of a response."""
 
 
-Answer_co = TypeVar("Answer_co", bound=Response, covariant=True)
+Answer_co = TypeVar("Answer_co", covariant=True)
 
 
-class Request(Struct, Generic[Answer_co]):
-    """The body of a request that is answered by an `Answer_co`."""
+class Answered(Generic[Answer_co]):
+    """A request, to who sends it: its response is an `Answer_co`."""
+
+    __slots__ = ()
+
+
+class Request(Struct, Answered[Answer_co]):
+    """The body of a request."""
 
     api: ClassVar[Api]
 

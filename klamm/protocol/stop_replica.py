@@ -24,7 +24,7 @@ from klamm.protocol.control_topics import (
     read_errors_by_name,
 )
 from klamm.protocol.primitives import Buffer, Steps, check_end, in_one_go, skip_tagged_fields
-from klamm.protocol.schema import WHOLE, Api
+from klamm.protocol.schema import WHOLE, Answered, Api
 
 # Leader epochs: the version or the controller does not know it; the topic is being deleted.
 NO_EPOCH = -1
@@ -63,7 +63,7 @@ class StopReplicaTopic(ControlTopic[StopReplicaPartitionState]):
 
 
 @dataclass(slots=True)
-class StopReplicaRequest:
+class StopReplicaRequest(Answered["StopReplicaResponse"]):
     """`broker_epoch` is the receiver's, as the controller knows it; -1 where the version does not say."""
 
     controller_id: int

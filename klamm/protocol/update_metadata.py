@@ -39,7 +39,7 @@ from klamm.protocol.primitives import (
     skip_tagged_fields,
     string,
 )
-from klamm.protocol.schema import WHOLE, Api
+from klamm.protocol.schema import WHOLE, Answered, Api
 
 # The leader of a partition whose topic is being deleted (Kafka's `LeaderAndIsr.LeaderDuringDelete`).
 LEADER_DURING_DELETE = -2
@@ -105,7 +105,7 @@ class UpdateMetadataTopic(ControlTopic[UpdateMetadataPartitionState]):
 
 
 @dataclass(slots=True)
-class UpdateMetadataRequest:
+class UpdateMetadataRequest(Answered["UpdateMetadataResponse"]):
     """`broker_epoch` is the receiver's, as the controller knows it; -1 where the version does not say.
 
     `_encoded` has, by version, all that follows the broker epoch; the requests made by `for_broker` share it.

@@ -8,12 +8,10 @@ Source: kafka.server.DefaultAlterIsrManager.
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 from klamm.net.client import ClientError
-from klamm.protocol import messages
+from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.messages import ApiKey
 from klamm.replication.isr_changes import BatchedIsrChanges
 from klamm.replication.ports import IsrChange, WrittenIsr
 from klamm.tasks import OnFailure
@@ -37,7 +35,7 @@ class AlterIsrManager(BatchedIsrChanges):
 
     def __init__(
         self,
-        send: Callable[[Any], Awaitable[Any]],
+        send: Callable[[AlterIsrRequest], Awaitable[AlterIsrResponse]],
         broker_id: int,
         broker_epoch: Callable[[], int],
         on_failure: OnFailure,
@@ -67,7 +65,7 @@ class AlterIsrManager(BatchedIsrChanges):
         }
         return all([self._is_decided(change, results.get(change.topic_partition)) for change in changes])
 
-    def _is_decided(self, change: IsrChange, answer: Any) -> bool:
+    def _is_decided(self, change: IsrChange, answer: AlterIsrResponse.TopicData.PartitionData | None) -> bool:
         if not self._is_pending(change):
             return True
         if answer is None:
@@ -83,22 +81,20 @@ class AlterIsrManager(BatchedIsrChanges):
             self._decide(change, code)
         return True
 
-    def _request(self, changes: Sequence[IsrChange]) -> Any:
-        request_class = messages.request_class(ApiKey.ALTER_ISR)
-        topics: dict[str, list[Any]] = {}
+    def _request(self, changes: Sequence[IsrChange]) -> AlterIsrRequest:
+        topics: dict[str, list[AlterIsrRequest.TopicData.PartitionData]] = {}
         for change in changes:
             topic, partition = change.topic_partition
             topics.setdefault(topic, []).append(
-                request_class.TopicData.PartitionData(
+                AlterIsrRequest.TopicData.PartitionData(
                     partition_index=partition,
                     leader_epoch=change.leader_epoch,
                     new_isr=list(change.isr),
                     current_isr_version=change.zk_version,
                 )
             )
-        return request_class(
-            version=0,
+        return AlterIsrRequest(
             broker_id=self._broker_id,
             broker_epoch=self._broker_epoch(),
-            topics=[request_class.TopicData(name=name, partitions=parts) for name, parts in topics.items()],
+            topics=[AlterIsrRequest.TopicData(name=name, partitions=parts) for name, parts in topics.items()],
         )

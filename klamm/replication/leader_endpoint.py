@@ -7,14 +7,17 @@ Source: kafka.server.ReplicaFetcherThread, ReplicaFetcherBlockingSend.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.versions import ApiVersion
-from klamm.net.client import ClientError, Connection, ConnectionOptions, connect
+from klamm.net.client import ClientError, Connection, ConnectionOptions, Response, connect
+from klamm.protocol.apis.list_offsets import ListOffsetsRequest
+from klamm.protocol.apis.offset_for_leader_epoch import OffsetForLeaderEpochRequest
 from klamm.protocol.fetch import FetchRequest, FetchResponse
 from klamm.protocol.inter_broker_versions import inter_broker_version
-from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.schema import Answered
 from klamm.znodes.topics import TopicPartition
 
 LATEST_TIMESTAMP = -1
@@ -77,9 +80,8 @@ class LeaderEndpoint:
         self, timestamp: int, leader_epochs: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, LeaderOffset]:
         """The leader's log end (LATEST_TIMESTAMP) or log start offset (EARLIEST_TIMESTAMP) of each partition."""
-        request = request_class(ApiKey.LIST_OFFSETS)
-        topic_class = request.ListOffsetsTopic
-        topics: dict[str, list[Any]] = {}
+        topic_class = ListOffsetsRequest.ListOffsetsTopic
+        topics: dict[str, list[ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition]] = {}
         for (topic, number), leader_epoch in leader_epochs.items():
             topics.setdefault(topic, []).append(
                 topic_class.ListOffsetsPartition(
@@ -87,8 +89,7 @@ class LeaderEndpoint:
                 )
             )
         version = self._list_offsets_version
-        body = request(
-            version=version,
+        body = ListOffsetsRequest(
             replica_id=self._broker_id,
             isolation_level=0,
             topics=[topic_class(name=topic, partitions=partitions) for topic, partitions in topics.items()],
@@ -104,9 +105,8 @@ class LeaderEndpoint:
         self, epochs: Mapping[TopicPartition, tuple[int, int]]
     ) -> dict[TopicPartition, EpochEndOffset]:
         """Where an epoch ends at the leader; asked for by (current leader epoch, epoch) of each partition."""
-        request = request_class(ApiKey.OFFSET_FOR_LEADER_EPOCH)
-        topic_class = request.OffsetForLeaderTopic
-        topics: dict[str, list[Any]] = {}
+        topic_class = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
+        topics: dict[str, list[OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition]] = {}
         for (topic, number), (current_leader_epoch, epoch) in epochs.items():
             topics.setdefault(topic, []).append(
                 topic_class.OffsetForLeaderPartition(
@@ -114,8 +114,7 @@ class LeaderEndpoint:
                 )
             )
         version = self._offset_for_leader_epoch_version
-        body = request(
-            version=version,
+        body = OffsetForLeaderEpochRequest(
             replica_id=self._broker_id,
             topics=[topic_class(topic=topic, partitions=partitions) for topic, partitions in topics.items()],
         )
@@ -139,7 +138,7 @@ class LeaderEndpoint:
             connection.close()
             await connection.wait_closed()
 
-    async def _send(self, api_key: ApiKey, version: int, body: Any) -> Any:
+    async def _send(self, api_key: ApiKey, version: int, body: Answered[Response]) -> Response:
         if self._connection is None:
             self._is_interrupted = False
             self._connection = await connect(*self.address, self._options)

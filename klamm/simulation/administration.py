@@ -17,6 +17,11 @@ from klamm.broker.topic_admin import OFFSETS_TOPIC
 from klamm.controller.leader_election import ElectionType
 from klamm.net.client import ClientError
 from klamm.net.cluster import RETRIABLE_ERRORS, RetryPolicy
+from klamm.protocol.apis.alter_partition_reassignments import AlterPartitionReassignmentsRequest
+from klamm.protocol.apis.create_partitions import CreatePartitionsRequest
+from klamm.protocol.apis.elect_leaders import ElectLeadersRequest
+from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
+from klamm.protocol.apis.incremental_alter_configs import IncrementalAlterConfigsRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
@@ -126,7 +131,7 @@ class Administrator:
 
     def _ask_controller(self, api_key: ApiKey, **fields: Any) -> Awaitable[Any | None]:
         build = request_class(api_key)
-        request = self._client.send_to_controller(api_key, lambda version: build(version=version, **fields))
+        request = self._client.send_to_controller(api_key, lambda version: build(**fields))
         return self._ask(request)
 
     def _check(self, answer: Any, codes: Collection[int], also: Collection[ErrorCode] = ()) -> None:
@@ -178,7 +183,7 @@ class Administrator:
             await self._alter(topic, dict.fromkeys(numbers))
 
     async def _alter(self, topic: str, replicas: dict[int, Any]) -> None:
-        struct = request_class(ApiKey.ALTER_PARTITION_REASSIGNMENTS).ReassignableTopic
+        struct = AlterPartitionReassignmentsRequest.ReassignableTopic
         partitions = [
             struct.ReassignablePartition(partition_index=number, replicas=ids) for number, ids in replicas.items()
         ]
@@ -200,7 +205,7 @@ class Administrator:
         # Which group belongs to which partition depends on how many there are.
         if topic is None or topic == OFFSETS_TOPIC or len(self._state.replicas(topic)) >= MAX_PARTITIONS:
             return
-        struct = request_class(ApiKey.CREATE_PARTITIONS).CreatePartitionsTopic
+        struct = CreatePartitionsRequest.CreatePartitionsTopic
         count = len(self._state.replicas(topic)) + 1
         answer = await self._ask_controller(
             ApiKey.CREATE_PARTITIONS,
@@ -222,7 +227,7 @@ class Administrator:
         await self._elect(ElectionType.UNCLEAN, [self._unclean])
 
     async def _elect(self, kind: ElectionType, topics: Sequence[str] | None) -> None:
-        struct = request_class(ApiKey.ELECT_LEADERS).TopicPartitions
+        struct = ElectLeadersRequest.TopicPartitions
         partitions = None
         if topics is not None:
             partitions = [struct(topic=topic, partitions=list(self._state.replicas(topic))) for topic in topics]
@@ -260,8 +265,7 @@ class Administrator:
     async def _configure(
         self, kind: int, name: str, configs: Mapping[str, Sequence[str]], send: Callable[..., Awaitable[Any]]
     ) -> None:
-        build = request_class(ApiKey.INCREMENTAL_ALTER_CONFIGS)
-        struct = build.AlterConfigsResource
+        struct = IncrementalAlterConfigsRequest.AlterConfigsResource
         key = self._random.choice(list(configs))
         # What is taken back is what the topic inherits, which may be less than what the run promises.
         operation = DELETE if key != "min.insync.replicas" and self._random.random() < 0.3 else SET
@@ -271,7 +275,7 @@ class Administrator:
         answer = await self._ask(
             send(
                 ApiKey.INCREMENTAL_ALTER_CONFIGS,
-                lambda version: build(version=version, resources=[resource], validate_only=False),
+                lambda version: IncrementalAlterConfigsRequest(resources=[resource], validate_only=False),
             )
         )
         if answer is not None:
@@ -303,10 +307,10 @@ class Administrator:
         del self._in_use[name]
 
     async def _commit(self, group: str, topic: str) -> None:
-        find = request_class(ApiKey.FIND_COORDINATOR)
         found = await self._ask(
             self._client.send_to_any(
-                ApiKey.FIND_COORDINATOR, lambda version: find(version=version, key=group, key_type=FIND_GROUP)
+                ApiKey.FIND_COORDINATOR,
+                lambda version: FindCoordinatorRequest(key=group, key_type=FIND_GROUP),
             )
         )
         if found is None or found.error_code != ErrorCode.NONE:

@@ -21,6 +21,11 @@ from typing import Any
 
 from klamm.net.client import ClientError, Connection
 from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
+from klamm.protocol.apis.join_group import JoinGroupRequest
+from klamm.protocol.apis.leave_group import LeaveGroupRequest
+from klamm.protocol.apis.offset_fetch import OffsetFetchRequest
+from klamm.protocol.apis.sync_group import SyncGroupRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
@@ -205,9 +210,7 @@ class GroupMember:
     async def _send(self, api_key: ApiKey, **fields: Any) -> Any:
         """The coordinator's response to a request of the group with these fields. _Retry when there is none."""
         build = request_class(api_key)
-        return await self._ask(
-            api_key, lambda version: build(version=version, group_id=self._ledger.group_id, **fields)
-        )
+        return await self._ask(api_key, lambda version: build(group_id=self._ledger.group_id, **fields))
 
     async def _ask(self, api_key: ApiKey, make_request: Callable[[int], Any]) -> Any:
         """As `_send`, of the request for a version."""
@@ -220,10 +223,9 @@ class GroupMember:
         return response
 
     async def _find_coordinator(self) -> Connection:
-        find = request_class(ApiKey.FIND_COORDINATOR)
         response = await self._client.send_to_any(
             ApiKey.FIND_COORDINATOR,
-            lambda version: find(version=version, key=self._ledger.group_id, key_type=GROUP_KEY_TYPE),
+            lambda version: FindCoordinatorRequest(key=self._ledger.group_id, key_type=GROUP_KEY_TYPE),
         )
         self._check(response.error_code)
         await self._client.refresh_metadata([])
@@ -245,7 +247,7 @@ class GroupMember:
     # -- what a member does -------------------------------------------------------------------------------------------
 
     async def _join(self) -> None:
-        protocol = request_class(ApiKey.JOIN_GROUP).JoinGroupRequestProtocol(name=PROTOCOL, metadata=b"")
+        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name=PROTOCOL, metadata=b"")
         joined = await self._send(
             ApiKey.JOIN_GROUP,
             member_id=self._member_id,
@@ -277,7 +279,7 @@ class GroupMember:
 
     def _assign(self, member_ids: list[str]) -> list[Any]:
         """Each partition to one member in turn; an assignment is a byte for each partition."""
-        assignment = request_class(ApiKey.SYNC_GROUP).SyncGroupRequestAssignment
+        assignment = SyncGroupRequest.SyncGroupRequestAssignment
         count = len(self._ledger.partitions)
         return [
             assignment(member_id=member_id, assignment=bytes(range(place, count, len(member_ids))))
@@ -286,10 +288,9 @@ class GroupMember:
 
     async def _positions(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
         """Where to go on: as clients do, what is still being committed is waited for (KIP-447)."""
-        fetch = request_class(ApiKey.OFFSET_FETCH)
         before = {partition: self._ledger.acknowledged[partition] for partition in partitions}
         topics = [
-            fetch.OffsetFetchRequestTopic(name=topic, partition_indexes=[number for _, number in numbers])
+            OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=[number for _, number in numbers])
             for topic, numbers in itertools.groupby(sorted(partitions), key=lambda partition: partition[0])
         ]
         while True:
@@ -345,7 +346,7 @@ class GroupMember:
     async def _leave(self) -> None:
         if not self._member_id:
             return
-        identity = request_class(ApiKey.LEAVE_GROUP).MemberIdentity
+        identity = LeaveGroupRequest.MemberIdentity
         try:
             await self._send(
                 ApiKey.LEAVE_GROUP,

@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from klamm.net.client import ClientError
+from klamm.protocol.apis.metadata import MetadataRequest
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import Record, decode_records, iterate_batches
 from klamm.simulation.agreement import disagreements, hosted_partition, leftovers, uncommitted
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
@@ -98,13 +99,12 @@ async def _missing_at_broker(cluster: SimulatedCluster, broker: SimulatedBroker)
     """What one broker does not know, or knows otherwise than ZooKeeper."""
     name = f"broker {broker.broker_id}"
     client = cluster.client()
-    request = request_class(ApiKey.METADATA)
     try:
         await client.refresh_metadata([])
         connection = await client.connection_to(broker.broker_id)
         response = await connection.send(
             ApiKey.METADATA,
-            lambda version: request(version=version, topics=None, allow_auto_topic_creation=False),
+            lambda version: MetadataRequest(topics=None, allow_auto_topic_creation=False),
             timeout_ms=5_000,
         )
     except (ClientError, KafkaError) as error:
@@ -117,7 +117,7 @@ async def _missing_at_broker(cluster: SimulatedCluster, broker: SimulatedBroker)
     if (known := sorted(each.node_id for each in response.brokers)) != cluster.state.live_brokers():
         missing.append(f"{name} knows only brokers {known}")
     told = {
-        (topic.name, each.partition_index): (each.leader_id, each.leader_epoch, sorted(each.isr_nodes))
+        (topic.name or "", each.partition_index): (each.leader_id, each.leader_epoch, sorted(each.isr_nodes))
         for topic in response.topics
         for each in topic.partitions
     }

@@ -17,9 +17,12 @@ from typing import Any
 from klamm.environment import Buffer
 from klamm.net.client import ClientError
 from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.protocol.apis.create_topics import CreateTopicsRequest
+from klamm.protocol.apis.delete_topics import DeleteTopicsRequest
+from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchRequest
-from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.messages import ApiKey
 from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
 from klamm.simulation.world import World
@@ -167,11 +170,10 @@ class Producer:
             await self._partition_client.again()
 
     async def _producer_id(self) -> tuple[int, int]:
-        init = request_class(ApiKey.INIT_PRODUCER_ID)
         client = self._new_client()
         response = await client.send_to_any(
             ApiKey.INIT_PRODUCER_ID,
-            lambda version: init(version=version, transactional_id=None, transaction_timeout_ms=60_000),
+            lambda version: InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000),
             errors_of=lambda response: [response.error_code],
         )
         assert response.error_code == ErrorCode.NONE, response
@@ -286,21 +288,21 @@ async def create_topic(
     client: ClusterClient, name: str, *, partitions: int, replication_factor: int, configs: dict[str, str] | None = None
 ) -> None:
     """Creates a topic, asking again until it exists."""
-    create = request_class(ApiKey.CREATE_TOPICS)
-    topic = create.CreatableTopic(
+    topic = CreateTopicsRequest.CreatableTopic(
         name=name,
         num_partitions=partitions,
         replication_factor=replication_factor,
         assignments=[],
         configs=[
-            create.CreatableTopic.CreatableTopicConfig(name=key, value=value) for key, value in (configs or {}).items()
+            CreateTopicsRequest.CreatableTopic.CreatableTopicConfig(name=key, value=value)
+            for key, value in (configs or {}).items()
         ],
     )
     passing = {*RETRIABLE_ERRORS, ErrorCode.INVALID_REPLICATION_FACTOR}
     while True:
         response = await client.send_to_controller(
             ApiKey.CREATE_TOPICS,
-            lambda version: create(version=version, topics=[topic], timeout_ms=10_000, validate_only=False),
+            lambda version: CreateTopicsRequest(topics=[topic], timeout_ms=10_000, validate_only=False),
             errors_of=lambda response: [response.topics[0].error_code],
         )
         code = response.topics[0].error_code
@@ -313,15 +315,13 @@ async def create_topic(
 
 async def delete_topic(client: ClusterClient, name: str) -> None:
     """Deletes a topic, asking again until somebody says that it is marked for deletion or gone."""
-    delete = request_class(ApiKey.DELETE_TOPICS)
     # Unknown: the answer to an earlier attempt was lost. Timed out: marked, and somebody goes on deleting.
     done = (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.REQUEST_TIMED_OUT)
     while True:
         response = await client.send_to_controller(
             ApiKey.DELETE_TOPICS,
-            lambda version: delete(
-                version=version,
-                topics=[delete.DeleteTopicState(version=version, name=name)] if version >= 6 else [],
+            lambda version: DeleteTopicsRequest(
+                topics=[DeleteTopicsRequest.DeleteTopicState(name=name)] if version >= 6 else [],
                 topic_names=[name],
                 timeout_ms=10_000,
             ),

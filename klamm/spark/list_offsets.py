@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from klamm.net.cluster import PartitionMetadata
-from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.apis.list_offsets import ListOffsetsRequest
 from klamm.spark.options import TopicPartition
 
 CONSUMER = -1
@@ -39,8 +39,7 @@ def list_offsets_request(
     replica_id: int = CONSUMER,
 ) -> Any:
     """The request for these partitions."""
-    request = request_class(ApiKey.LIST_OFFSETS)
-    topic_class = request.ListOffsetsTopic
+    topic_class = ListOffsetsRequest.ListOffsetsTopic
     topics: dict[str, list[Any]] = {}
     for partition, each in partitions.items():
         topics.setdefault(partition.topic, []).append(
@@ -50,8 +49,7 @@ def list_offsets_request(
                 timestamp=each.timestamp,
             )
         )
-    return request(
-        version=version,
+    return ListOffsetsRequest(
         replica_id=replica_id,
         isolation_level=isolation_level,
         topics=[topic_class(name=name, partitions=asked) for name, asked in topics.items()],

@@ -13,8 +13,9 @@ from typing import Any
 
 from klamm.net.client import Disconnected, NotSent
 from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.messages import ApiKey
 from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
 from klamm.spark.network import call
 from klamm.spark.options import TopicPartition
@@ -67,7 +68,7 @@ async def commit_once(client: ClusterClient, group: str, offsets: Mapping[TopicP
 
 
 def _find_coordinator(version: int, group: str) -> Any:
-    return request_class(ApiKey.FIND_COORDINATOR)(version=version, key=group, key_type=0)
+    return FindCoordinatorRequest(key=group, key_type=0)
 
 
 def _check(code: int, what: str) -> None:

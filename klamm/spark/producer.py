@@ -21,8 +21,10 @@ from typing import Any, NamedTuple
 
 from klamm.net.client import BuildRequest, Disconnected, NotSent
 from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
+from klamm.protocol.apis.metadata import MetadataRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.messages import ApiKey
 from klamm.protocol.produce import PartitionProduceResponse, ProduceRequest, ProduceResponse
 from klamm.protocol.record_batch import (
     Buffer,
@@ -82,10 +84,9 @@ class Producer:
 
     async def init_producer_id(self) -> Identity:
         """A new producer id and its epoch, for the batches that will be appended. Raises KafkaError, ClientError."""
-        request = request_class(ApiKey.INIT_PRODUCER_ID)
         response = await self._client.send_to_any(
             ApiKey.INIT_PRODUCER_ID,
-            lambda version: request(version=version, transactional_id=None, transaction_timeout_ms=2**31 - 1),
+            lambda version: InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=2**31 - 1),
             errors_of=lambda response: [response.error_code],
         )
         if response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
@@ -281,7 +282,7 @@ class _Partition:
                 task.cancel()
             await asyncio.gather(*in_flight, return_exceptions=True)
 
-    def _request(self, batch: _Sending) -> BuildRequest:
+    def _request(self, batch: _Sending) -> BuildRequest[ProduceResponse]:
         timeout_ms = self.options.client.request_timeout_ms
         request = ProduceRequest(None, ALL_REPLICAS, timeout_ms, [(self.topic, [(self.number, batch.data)])])
         return lambda version: request
@@ -357,6 +358,5 @@ def _result(response: Any) -> PartitionProduceResponse:
 
 
 def _metadata_request(version: int, names: Sequence[str]) -> Any:
-    request = request_class(ApiKey.METADATA)
-    topics = [request.MetadataRequestTopic(version=version, name=name) for name in names]
-    return request(version=version, topics=topics, allow_auto_topic_creation=True)
+    topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+    return MetadataRequest(topics=topics, allow_auto_topic_creation=True)

@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 from klamm.environment import SystemEnvironment
 from klamm.net.client import Address, ClientError
 from klamm.net.cluster import ClusterClient
+from klamm.protocol.apis.create_topics import CreateTopicsRequest
+from klamm.protocol.apis.delete_topics import DeleteTopicsRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.testing.errors import ClusterError
@@ -150,18 +152,16 @@ async def create_topic(
     """Creates a topic through the controller. Raises KafkaError, or ClusterError when no controller answers."""
 
     def build(version: int) -> Any:
-        request = request_class(ApiKey.CREATE_TOPICS)
-        topic = request.CreatableTopic
-        values = [topic.CreatableTopicConfig(version=version, name=key, value=value) for key, value in configs.items()]
+        topic = CreateTopicsRequest.CreatableTopic
+        values = [topic.CreatableTopicConfig(name=key, value=value) for key, value in configs.items()]
         wanted = topic(
-            version=version,
             name=name,
             num_partitions=partitions,
             replication_factor=replication_factor,
             assignments=[],
             configs=values,
         )
-        return request(version=version, topics=[wanted], timeout_ms=int(ANSWER_TIMEOUT_S * 1000), validate_only=False)
+        return CreateTopicsRequest(topics=[wanted], timeout_ms=int(ANSWER_TIMEOUT_S * 1000), validate_only=False)
 
     response = await _ask_controller(
         brokers, ApiKey.CREATE_TOPICS, build, lambda response: [topic.error_code for topic in response.topics]
@@ -173,13 +173,12 @@ async def delete_topic(brokers: Mapping[int, Address], name: str) -> None:
     """Deletes a topic through the controller; like `create_topic`."""
 
     def build(version: int) -> Any:
-        request = request_class(ApiKey.DELETE_TOPICS)
         named = (
-            {"topics": [request.DeleteTopicState(version=version, name=name, topic_id=None)]}
+            {"topics": [DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=None)]}
             if version >= 6
             else {"topic_names": [name]}
         )
-        return request(version=version, timeout_ms=int(ANSWER_TIMEOUT_S * 1000), **named)
+        return DeleteTopicsRequest(timeout_ms=int(ANSWER_TIMEOUT_S * 1000), **named)
 
     response = await _ask_controller(
         brokers, ApiKey.DELETE_TOPICS, build, lambda response: [topic.error_code for topic in response.responses]

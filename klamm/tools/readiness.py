@@ -7,7 +7,8 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from klamm.net.client import Address, ClientError, ConnectionOptions, connect
-from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.apis.metadata import MetadataRequest
+from klamm.protocol.messages import ApiKey
 
 ASK_EVERY_S = 0.01
 ANSWER_TIMEOUT_MS = 2_000
@@ -96,9 +97,8 @@ class _Asked:
             self._connection.close()
 
     def _request(self, version: int) -> Any:
-        request = request_class(ApiKey.METADATA)
-        topics = [request.MetadataRequestTopic(version=version, name=name) for name in self._topics]
-        return request(version=version, topics=topics, allow_auto_topic_creation=False)
+        topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in self._topics]
+        return MetadataRequest(topics=topics, allow_auto_topic_creation=False)
 
 
 def _knows_cluster(answer: Any, brokers: Iterable[int]) -> str:

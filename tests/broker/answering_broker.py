@@ -65,7 +65,7 @@ class _Connection(FrameReader):
                 response.ApiVersion(api_key=key, min_version=messages.ADVERTISED_MIN[key], max_version=newest)
                 for key, newest in messages.ADVERTISED_MAX.items()
             ]
-            answer = response(version=header.api_version, error_code=0, api_keys=versions)
+            answer = response(error_code=0, api_keys=versions)
         else:
             self._broker.asked.append(Asked(header, body))
             answer = self._broker.answer(header, body)

@@ -37,11 +37,8 @@ LEAVING, BROKER_EPOCH = 3, 77
 def answer(code: ErrorCode = ErrorCode.NONE, remaining: tuple[str, ...] = ()) -> Any:
     """`remaining`: topics whose partition 0 the broker still leads."""
     return RESPONSE(
-        version=3,
         error_code=code,
-        remaining_partitions=[
-            RESPONSE.RemainingPartition(version=3, topic_name=topic, partition_index=0) for topic in remaining
-        ],
+        remaining_partitions=[RESPONSE.RemainingPartition(topic_name=topic, partition_index=0) for topic in remaining],
     )
 
 

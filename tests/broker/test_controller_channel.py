@@ -19,7 +19,7 @@ REQUEST, RESPONSE = messages.request_class(ApiKey.ALTER_ISR), messages.response_
 
 def answer(_header: Any, body: Any) -> Any:
     """The error code tells which broker was asked about."""
-    return RESPONSE(version=0, error_code=body.broker_id, topics=[])
+    return RESPONSE(error_code=body.broker_id, topics=[])
 
 
 class Scene:
@@ -40,7 +40,7 @@ class Scene:
         async with asyncio.timeout(30):
             response = await self.channel.send(
                 ApiKey.ALTER_ISR,
-                lambda version: REQUEST(version=version, broker_id=number, broker_epoch=1, topics=[]),
+                lambda version: REQUEST(broker_id=number, broker_epoch=1, topics=[]),
             )
         return int(response.error_code)
 

@@ -192,7 +192,7 @@ async def update(client: Client, *updates: tuple[str, int, bool]) -> tuple[int, 
         ApiKey.UPDATE_FEATURES,
         timeout_ms=10_000,
         feature_updates=[
-            request.FeatureUpdateKey(version=0, feature=feature, max_version_level=level, allow_downgrade=downgrade)
+            request.FeatureUpdateKey(feature=feature, max_version_level=level, allow_downgrade=downgrade)
             for feature, level, downgrade in updates
         ],
     )
@@ -238,7 +238,7 @@ def test_an_update_that_the_broker_does_not_hear_of_in_time_has_failed(
 
     async def scenario(cluster: OneBroker, client: Client) -> None:
         request = messages.request_class(ApiKey.UPDATE_FEATURES)
-        key = request.FeatureUpdateKey(version=0, feature="f", max_version_level=1, allow_downgrade=False)
+        key = request.FeatureUpdateKey(feature="f", max_version_level=1, allow_downgrade=False)
         answer = await client.ask(ApiKey.UPDATE_FEATURES, timeout_ms=20, feature_updates=[key])
         assert [result.error_code for result in answer.results] == [ErrorCode.FEATURE_UPDATE_FAILED]
 

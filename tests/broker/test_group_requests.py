@@ -377,7 +377,7 @@ def test_later_requests_of_a_connection_wait_for_its_join(tmp_path):
         # The answers of one connection come in order, so the second is only read after the first.
         joining = asyncio.create_task(ask("join", join(other, member_id=required.member_id)))
         await wire.until_state(client, "PreparingRebalance")
-        request = messages.request_class(ApiKey.LIST_GROUPS)(version=4, states_filter=[])
+        request = messages.request_class(ApiKey.LIST_GROUPS)(states_filter=[])
         for buffer in messages.encode_request(ApiKey.LIST_GROUPS, 4, 99, "test", request):
             other.send_raw(bytes(buffer))
         await ask("rejoin", join(client, member_id=first.member_id))
@@ -419,7 +419,6 @@ def test_what_a_leader_has_assigned_is_stored_although_it_is_gone(tmp_path):
         leader, second = await join(client, member_id=first.member_id), await waiting
         assignments = {leader.member_id: b"one", second.member_id: b"two"}
         fields = wire.SyncRequest(
-            version=5,
             group_id="g",
             generation_id=2,
             member_id=leader.member_id,

@@ -118,7 +118,7 @@ def test_a_creation_of_topics_runs_to_its_end_and_nobody_waits_for_their_leaders
             create.CreatableTopic(name=name, num_partitions=1, replication_factor=1, assignments=[], configs=[])
             for name in names
         ]
-        body = create(version=7, topics=topics, timeout_ms=2**31 - 1, validate_only=False)
+        body = create(topics=topics, timeout_ms=2**31 - 1, validate_only=False)
         gone = await cluster.connect()
         for buffer in messages.encode_request(ApiKey.CREATE_TOPICS, 7, 1, "gone", body):
             gone.send_raw(bytes(buffer))

@@ -36,7 +36,7 @@ def test_clients_that_ask_for_very_much_are_answered_one_after_the_other(
             return describe(request, *details)
 
         monkeypatch.setattr(metadata, "_partition", noted)
-        body = messages.request_class(ApiKey.METADATA)(version=9, topics=None)
+        body = messages.request_class(ApiKey.METADATA)(topics=None)
         answers = await asyncio.gather(
             *(one.request(ApiKey.METADATA, 9, body, client_id=str(number)) for number, one in enumerate(clients))
         )

@@ -392,7 +392,7 @@ def test_text_that_not_every_version_can_hold(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         for length, is_answered in ((LONGEST, True), (LONGEST + 1, False)):
             topics = [new_topic("x" * length)]
-            request = CREATE_TOPICS(version=7, topics=topics, timeout_ms=0, validate_only=True)
+            request = CREATE_TOPICS(topics=topics, timeout_ms=0, validate_only=True)
             answer = await send_and_receive(client, ApiKey.CREATE_TOPICS, 7, request)
             assert (answer is not None) == is_answered
 

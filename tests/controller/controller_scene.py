@@ -351,7 +351,6 @@ class Scene:
         default_epoch = self.brokers[leader].epoch if leader in self.brokers else 0
         response = await self.controller.alter_isr(
             request(
-                version=0,
                 broker_id=leader,
                 broker_epoch=fields.get("broker_epoch", default_epoch),
                 topics=[request.TopicData(name=topic, partitions=[item])],

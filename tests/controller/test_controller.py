@@ -139,7 +139,6 @@ def _alter_isr_request(scene: Scene, leader: int, topic: str, isr: list[int]) ->
     request = request_class(ApiKey.ALTER_ISR)
     item = request.TopicData.PartitionData(partition_index=0, leader_epoch=0, new_isr=isr, current_isr_version=0)
     return request(
-        version=0,
         broker_id=leader,
         broker_epoch=scene.brokers[leader].epoch,
         topics=[request.TopicData(name=topic, partitions=[item])],

@@ -62,9 +62,7 @@ class SaslBroker:
             next(server)
             self.steps[connection] = server
         response = response_class(ApiKey.SASL_HANDSHAKE)
-        connection.answer(
-            header, response(version=header.api_version, error_code=code, mechanisms=list(self.mechanisms))
-        )
+        connection.answer(header, response(error_code=code, mechanisms=list(self.mechanisms)))
 
     def _authenticate(self, connection, header, token):
         try:
@@ -80,7 +78,6 @@ class SaslBroker:
         connection.answer(
             header,
             response(
-                version=header.api_version,
                 error_code=code,
                 error_message=None if code == ErrorCode.NONE else "go away",
                 auth_bytes=answer or b"",

@@ -87,10 +87,9 @@ class ToyBroker:
         connection.answer(
             header,
             response(
-                version=version,
                 error_code=0 if body is not None else ErrorCode.UNSUPPORTED_VERSION,
                 api_keys=[
-                    response.ApiVersion(version=version, api_key=key, min_version=low, max_version=high)
+                    response.ApiVersion(api_key=key, min_version=low, max_version=high)
                     for key, (low, high) in self.versions.items()
                 ],
             ),
@@ -124,13 +123,11 @@ async def toy(*, ssl=None, **arguments):
 
 
 def heartbeat(group="g"):
-    return lambda version: request_class(ApiKey.HEARTBEAT)(
-        version=version, group_id=group, generation_id=1, member_id="m"
-    )
+    return lambda version: request_class(ApiKey.HEARTBEAT)(group_id=group, generation_id=1, member_id="m")
 
 
 def heartbeat_response(version, error_code=0):
-    return response_class(ApiKey.HEARTBEAT)(version=version, throttle_time_ms=0, error_code=error_code)
+    return response_class(ApiKey.HEARTBEAT)(throttle_time_ms=0, error_code=error_code)
 
 
 def echo_group_length(connection, header, body):
@@ -513,21 +510,18 @@ class ToyCluster:
         partition = topic.MetadataResponsePartition
         names = ["t"] if request.topics is None else [topic.name for topic in request.topics]
         return cls(
-            version=version,
             controller_id=self.controller,
             brokers=[
-                broker(version=version, node_id=broker_id, host=toy.address[0], port=toy.address[1])
+                broker(node_id=broker_id, host=toy.address[0], port=toy.address[1])
                 for broker_id, toy in self.brokers.items()
             ],
             topics=[
                 topic(
-                    version=version,
                     name=name,
                     topic_id=self.topic_id,
                     error_code=self.topic_error if name == "t" else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                     partitions=[
                         partition(
-                            version=version,
                             partition_index=0,
                             leader_id=self.leader,
                             leader_epoch=self.leader_epoch,

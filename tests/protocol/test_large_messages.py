@@ -24,20 +24,17 @@ def metadata(version, topics, partitions):
     response = response_class(ApiKey.METADATA)
     topic = response.MetadataResponseTopic
     return response(
-        version=version,
         cluster_id="c",
         controller_id=1,
-        brokers=[response.MetadataResponseBroker(version=version, node_id=1, host="h", port=9, rack=None)],
+        brokers=[response.MetadataResponseBroker(node_id=1, host="h", port=9, rack=None)],
         topics=[
             topic(
-                version=version,
                 error_code=0,
                 name=f"topic-{index}",
                 topic_id=None,
                 is_internal=False,
                 partitions=[
                     topic.MetadataResponsePartition(
-                        version=version,
                         error_code=0,
                         partition_index=number,
                         leader_id=1,
@@ -60,17 +57,13 @@ def list_offsets(version, topics, partitions):
     request = request_class(ApiKey.LIST_OFFSETS)
     topic = request.ListOffsetsTopic
     return request(
-        version=version,
         replica_id=-1,
         isolation_level=0,
         topics=[
             topic(
-                version=version,
                 name=f"topic-{index}",
                 partitions=[
-                    topic.ListOffsetsPartition(
-                        version=version, partition_index=number, current_leader_epoch=-1, timestamp=-1
-                    )
+                    topic.ListOffsetsPartition(partition_index=number, current_leader_epoch=-1, timestamp=-1)
                     for number in range(partitions)
                 ],
             )

@@ -51,7 +51,7 @@ class Controller:
                 )
             )
         data = [Response.TopicData(name=name, partitions=parts) for name, parts in topics.items()]
-        self._answer.set_result(Response(version=0, error_code=error_code, topics=data))
+        self._answer.set_result(Response(error_code=error_code, topics=data))
         await settle()
 
     async def fail(self, error):

@@ -531,7 +531,6 @@ def end_offsets(*answers):
     response = response_class(ApiKey.OFFSET_FOR_LEADER_EPOCH)
     topic = response.OffsetForLeaderTopicResult
     return response(
-        version=3,
         topics=[
             topic(
                 topic=name,
@@ -636,7 +635,6 @@ def offsets(*answers):
     response = response_class(ApiKey.LIST_OFFSETS)
     topic = response.ListOffsetsTopicResponse
     return response(
-        version=6,
         topics=[
             topic(
                 name=name,

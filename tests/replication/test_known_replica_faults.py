@@ -60,7 +60,7 @@ def test_kafka_12686_an_answer_to_a_proposal_of_before_a_leader_and_isr(tmp_path
             item = data.PartitionData(
                 partition_index=0, error_code=0, leader_id=1, leader_epoch=epoch, isr=isr, current_isr_version=version
             )
-            return AlterIsrResponse(version=0, error_code=0, topics=[data(name="t", partitions=[item])])
+            return AlterIsrResponse(error_code=0, topics=[data(name="t", partitions=[item])])
 
         failures: list[BaseException] = []
         changes = AlterIsrManager(ask, 1, lambda: 0, failures.append)

@@ -265,7 +265,7 @@ async def configure(cluster: SimulatedCluster, key: str, value: str) -> None:
     client = cluster.client()
     answer = await client.send_to_any(
         ApiKey.INCREMENTAL_ALTER_CONFIGS,
-        lambda version: build(version=version, resources=[resource], validate_only=False),
+        lambda version: build(resources=[resource], validate_only=False),
     )
     assert [one.error_code for one in answer.responses] == [ErrorCode.NONE]
     await client.close()
@@ -294,7 +294,7 @@ async def reassign(cluster: SimulatedCluster, replicas: list[int]) -> None:
     topic = struct(name=TOPIC, partitions=[struct.ReassignablePartition(partition_index=0, replicas=replicas)])
     client = cluster.client()
     answer = await client.send_to_controller(
-        ApiKey.ALTER_PARTITION_REASSIGNMENTS, lambda version: build(version=version, topics=[topic], timeout_ms=5_000)
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS, lambda version: build(topics=[topic], timeout_ms=5_000)
     )
     assert answer.error_code == ErrorCode.NONE, answer
     await client.close()
@@ -312,7 +312,7 @@ def test_a_coordinator_that_keeps_offsets_of_a_deleted_topic_is_found(monkeypatc
         async def committed() -> None:
             found = await client.send_to_any(
                 ApiKey.FIND_COORDINATOR,
-                lambda version: find(version=version, key="reports", key_type=0),
+                lambda version: find(key="reports", key_type=0),
                 errors_of=lambda answer: [answer.error_code],
             )
             await client.send_to_broker(

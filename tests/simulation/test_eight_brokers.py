@@ -146,7 +146,7 @@ async def _create(client: ClusterClient) -> None:
     created = topic(name=TOPIC, num_partitions=-1, replication_factor=-1, assignments=assignments, configs=[])
     answer = await client.send_to_controller(
         ApiKey.CREATE_TOPICS,
-        lambda version: request(version=version, topics=[created], timeout_ms=10_000, validate_only=False),
+        lambda version: request(topics=[created], timeout_ms=10_000, validate_only=False),
         errors_of=lambda response: [response.topics[0].error_code],
     )
     assert answer.topics[0].error_code == ErrorCode.NONE
@@ -158,7 +158,7 @@ async def _elect(client: ClusterClient) -> str:
     partitions = [request.TopicPartitions(topic=TOPIC, partitions=list(range(len(ASSIGNMENT))))]
     answer = await client.send_to_controller(
         ApiKey.ELECT_LEADERS,
-        lambda version: request(version=version, election_type=0, topic_partitions=partitions, timeout_ms=10_000),
+        lambda version: request(election_type=0, topic_partitions=partitions, timeout_ms=10_000),
         errors_of=lambda response: [code for code in _codes(response).values() if code is ErrorCode.NOT_CONTROLLER],
     )
     codes = _codes(answer)

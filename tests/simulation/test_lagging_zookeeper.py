@@ -83,7 +83,7 @@ async def everybody_knows_where_groups_are_kept(world: World) -> None:
             client.send_to_broker(
                 0,
                 ApiKey.FIND_COORDINATOR,
-                lambda version: find(version=version, key="g", key_type=0),
+                lambda version: find(key="g", key_type=0),
                 errors_of=lambda _response: [],
             )
         )
@@ -126,7 +126,7 @@ async def alter(client: ClusterClient, broker_id: int, topic: str, configs: Mapp
     response = await client.send_to_broker(
         broker_id,
         ApiKey.INCREMENTAL_ALTER_CONFIGS,
-        lambda version: request(version=version, resources=resources, validate_only=False),
+        lambda version: request(resources=resources, validate_only=False),
         errors_of=lambda _response: [],
     )
     return ErrorCode(response.responses[0].error_code)
@@ -139,7 +139,7 @@ async def describe(client: ClusterClient, broker_id: int, topic: str) -> dict[st
     response = await client.send_to_broker(
         broker_id,
         ApiKey.DESCRIBE_CONFIGS,
-        lambda version: request(version=version, resources=resources),
+        lambda version: request(resources=resources),
         errors_of=lambda _response: [],
     )
     return {config.name: config.value for config in response.results[0].configs}

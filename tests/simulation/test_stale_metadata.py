@@ -68,7 +68,7 @@ async def create(client: ClusterClient, name: str, *replicas: list[int], **confi
     )
     response = await client.send_to_controller(
         ApiKey.CREATE_TOPICS,
-        lambda version: request(version=version, topics=[topic], timeout_ms=10_000, validate_only=False),
+        lambda version: request(topics=[topic], timeout_ms=10_000, validate_only=False),
         errors_of=lambda response: [response.topics[0].error_code],
     )
     assert response.topics[0].error_code == ErrorCode.NONE, response
@@ -81,7 +81,7 @@ async def reassign(client: ClusterClient, name: str, replicas: list[int]) -> Non
     partition = topic.ReassignablePartition(partition_index=0, replicas=replicas)
     response = await client.send_to_controller(
         ApiKey.ALTER_PARTITION_REASSIGNMENTS,
-        lambda version: request(version=version, timeout_ms=10_000, topics=[topic(name=name, partitions=[partition])]),
+        lambda version: request(timeout_ms=10_000, topics=[topic(name=name, partitions=[partition])]),
         errors_of=lambda response: [response.error_code],
     )
     assert response.responses[0].partitions[0].error_code == ErrorCode.NONE, response
@@ -91,9 +91,7 @@ async def ask_coordinator(client: ClusterClient, group: str, api_key: ApiKey, re
     """The answer of the group's coordinator, when there is one."""
     find = request_class(ApiKey.FIND_COORDINATOR)
     while True:
-        found = await client.send_to_any(
-            ApiKey.FIND_COORDINATOR, lambda version: find(version=version, key=group, key_type=0)
-        )
+        found = await client.send_to_any(ApiKey.FIND_COORDINATOR, lambda version: find(key=group, key_type=0))
         if found.error_code == ErrorCode.NONE:
             await client.refresh_metadata([])
             connection = await client.connection_to(found.node_id)
@@ -119,7 +117,7 @@ async def committed(client: ClusterClient, group: str) -> int:
             client,
             group,
             ApiKey.OFFSET_FETCH,
-            lambda version: request(version=min(version, 7), group_id=group, topics=topics, require_stable=False),
+            lambda version: request(group_id=group, topics=topics, require_stable=False),
         )
         if answer.error_code == ErrorCode.NONE:
             return int(answer.topics[0].partitions[0].committed_offset)

@@ -69,9 +69,7 @@ async def commit(client: ClusterClient, connection: Connection, group: str) -> N
     find = request_class(ApiKey.FIND_COORDINATOR)
     request = OffsetCommitRequest(group, [(TOPIC, [PartitionOffset(0, 1)])])
     while True:
-        await client.send_to_any(
-            ApiKey.FIND_COORDINATOR, lambda version: find(version=version, key=group, key_type=GROUP_KEY_TYPE)
-        )
+        await client.send_to_any(ApiKey.FIND_COORDINATOR, lambda version: find(key=group, key_type=GROUP_KEY_TYPE))
         response = await connection.send(ApiKey.OFFSET_COMMIT, lambda _version: request, timeout_ms=TIMEOUT_MS)
         ((_, ((_, error_code),)),) = response.topics
         if error_code == ErrorCode.NONE:

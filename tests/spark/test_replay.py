@@ -234,7 +234,6 @@ def test_the_end_of_a_broker_that_leads_no_more_does_not_count(replica_id):
             # The election comes after the first answer.
             current = 5
             return described(
-                version=header.api_version,
                 cluster_id="c",
                 controller_id=0,
                 brokers=[described.MetadataResponseBroker(node_id=0, host="127.0.0.1", port=broker.port, rack=None)],
@@ -247,7 +246,6 @@ def test_the_end_of_a_broker_that_leads_no_more_does_not_count(replica_id):
             partition_index=0, error_code=code, offset=asked.current_leader_epoch
         )
         return list_offsets(
-            version=header.api_version,
             topics=[list_offsets.ListOffsetsTopicResponse(name="t", partitions=[found])],
         )
 

@@ -315,7 +315,7 @@ def test_a_connection_outlives_its_session(secured: Secured, mechanism: str) -> 
         connection.close()
 
     def all_topics(version: int) -> object:
-        return request_class(ApiKey.METADATA)(version=version, topics=None)
+        return request_class(ApiKey.METADATA)(topics=None)
 
     asyncio.run(test())
 

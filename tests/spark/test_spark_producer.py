@@ -119,7 +119,7 @@ class Leader:
             return metadata_response(header.api_version, self.node_address, [topic.name for topic in body.topics])
         if header.api_key is ApiKey.INIT_PRODUCER_ID:
             response = messages.response_class(ApiKey.INIT_PRODUCER_ID)
-            return response(version=header.api_version, error_code=0, producer_id=7, producer_epoch=0)
+            return response(error_code=0, producer_id=7, producer_epoch=0)
         assert (body.acks, body.transactional_id) == (-1, None)
         ((topic, ((partition, data),)),) = body.topics
         self.answered += 1
@@ -151,7 +151,6 @@ def metadata_response(version, address, topics, error=ErrorCode.NONE):
         error_code=0, partition_index=0, leader_id=0, leader_epoch=0, replica_nodes=[0], isr_nodes=[0]
     )
     return response(
-        version=version,
         cluster_id="c",
         controller_id=0,
         brokers=[response.MetadataResponseBroker(node_id=0, host=address[0], port=address[1], rack=None)],

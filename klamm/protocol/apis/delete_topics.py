@@ -14,7 +14,7 @@ class DeleteTopicsRequest(
 ):
     class DeleteTopicState(Struct):
         name: String | None = None
-        topic_id: Uuid
+        topic_id: Uuid = None
 
     topics: list[DeleteTopicState] = field("6+", default=[])
     topic_names: list[String] = field("1-5", default=[])

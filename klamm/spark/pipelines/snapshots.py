@@ -8,8 +8,12 @@ from typing import Any
 
 from klamm.net.client import Connection, Disconnected, NotSent
 from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.protocol.apis.create_topics import CreateTopicsRequest
+from klamm.protocol.apis.describe_configs import DescribeConfigsRequest
+from klamm.protocol.apis.list_groups import ListGroupsRequest
+from klamm.protocol.apis.offset_fetch import OffsetFetchRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.messages import ApiKey
 from klamm.spark.network import call
 from klamm.spark.options import ReadOptions
 from klamm.spark.pipelines.commit_log import Snapshot, TopicSnapshot
@@ -46,11 +50,11 @@ def take_snapshot(options: ReadOptions) -> Snapshot:
 
 async def create_topic(client: ClusterClient, name: str, topic: TopicSnapshot) -> None:
     """Creates a topic as it was, with the brokers' replication factor; no error if it is there. Raises KafkaError."""
-    request = request_class(ApiKey.CREATE_TOPICS)
     configs = [
-        request.CreatableTopic.CreatableTopicConfig(name=key, value=value) for key, value in topic.configs.items()
+        CreateTopicsRequest.CreatableTopic.CreatableTopicConfig(name=key, value=value)
+        for key, value in topic.configs.items()
     ]
-    wanted = request.CreatableTopic(
+    wanted = CreateTopicsRequest.CreatableTopic(
         name=name,
         num_partitions=topic.partitions,
         replication_factor=_DEFAULT_REPLICATION,
@@ -59,7 +63,7 @@ async def create_topic(client: ClusterClient, name: str, topic: TopicSnapshot) -
     )
     response = await client.send_to_controller(
         ApiKey.CREATE_TOPICS,
-        lambda version: request(version=version, topics=[wanted], timeout_ms=30_000, validate_only=False),
+        lambda version: CreateTopicsRequest(topics=[wanted], timeout_ms=30_000, validate_only=False),
         errors_of=lambda response: [answer.error_code for answer in response.topics],
     )
     for answer in response.topics:
@@ -69,14 +73,15 @@ async def create_topic(client: ClusterClient, name: str, topic: TopicSnapshot) -
 
 async def _describe_configs(client: ClusterClient, names: list[str]) -> dict[str, dict[str, str | None]]:
     """Of each topic the configs that were set for it."""
-    request = request_class(ApiKey.DESCRIBE_CONFIGS)
     resources = [
-        request.DescribeConfigsResource(resource_type=_TOPIC, resource_name=name, configuration_keys=None)
+        DescribeConfigsRequest.DescribeConfigsResource(
+            resource_type=_TOPIC, resource_name=name, configuration_keys=None
+        )
         for name in names
     ]
     response = await client.send_to_any(
         ApiKey.DESCRIBE_CONFIGS,
-        lambda version: request(version=version, resources=resources),
+        lambda version: DescribeConfigsRequest(resources=resources),
         errors_of=lambda response: [result.error_code for result in response.results],
     )
     for result in response.results:
@@ -108,11 +113,10 @@ async def _group_offsets(client: ClusterClient, topics: list[str], timeout_ms: i
 
 
 async def _group_offsets_now(client: ClusterClient, topics: list[str]) -> dict[str, GroupOffsets]:
-    request = request_class(ApiKey.LIST_GROUPS)
     groups: dict[str, Connection] = {}
     for broker in sorted(client.metadata.brokers):
         connection = await client.connection_to(broker)
-        response = await connection.send(ApiKey.LIST_GROUPS, lambda version: request(version=version))
+        response = await connection.send(ApiKey.LIST_GROUPS, lambda version: ListGroupsRequest())
         _check(response.error_code, f"the groups of broker {broker}")
         groups.update((group.group_id, connection) for group in response.groups)
     found = {}
@@ -124,9 +128,8 @@ async def _group_offsets_now(client: ClusterClient, topics: list[str]) -> dict[s
 
 
 async def _committed(connection: Connection, group: str) -> GroupOffsets:
-    request = request_class(ApiKey.OFFSET_FETCH)
     response = await connection.send(
-        ApiKey.OFFSET_FETCH, lambda version: request(version=version, group_id=group, topics=None)
+        ApiKey.OFFSET_FETCH, lambda version: OffsetFetchRequest(group_id=group, topics=None)
     )
     for code in _offset_fetch_errors(response):
         _check(code, f"the offsets of group {group}")
