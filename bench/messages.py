@@ -1,0 +1,391 @@
+"""What messages cost: klamm's compiled codecs, its hand-written ones, kafka-python's, and kio's where it is installed.
+
+    python bench/messages.py
+
+Prints microseconds for an encoding and for a decoding, the best of several rounds. Messages that klamm has written by
+hand are measured in both forms: `HAND_WRITTEN` below has them in the notation, too, and both make the same bytes.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from klamm.protocol import compiler, fetch, leader_and_isr, offset_commit, produce
+from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
+from klamm.protocol.schema import Bool, Int8, Int16, Int32, Int64, Records, String, Struct, Uuid, field
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+warnings.simplefilter("ignore")
+
+ROUNDS = 7
+ROUND_S = 0.05
+MAX_ELEMENTS = 10_000_000
+
+
+# -- what is written by hand, in the notation -------------------------------------------------------------------------
+
+
+class ProduceRequest(Struct):
+    class TopicProduceData(Struct):
+        class PartitionProduceData(Struct):
+            index: Int32
+            records: Records | None
+
+        name: String
+        partition_data: list[PartitionProduceData]
+
+    transactional_id: String | None = field("3+", default=None)
+    acks: Int16
+    timeout_ms: Int32
+    topic_data: list[TopicProduceData]
+
+
+class ProduceResponse(Struct):
+    class TopicProduceResponse(Struct):
+        class PartitionProduceResponse(Struct):
+            class BatchIndexAndErrorMessage(Struct):
+                batch_index: Int32
+                batch_index_error_message: String | None = None
+
+            index: Int32
+            error_code: Int16
+            base_offset: Int64
+            log_append_time_ms: Int64 = field("2+", default=-1)
+            log_start_offset: Int64 = field("5+", default=-1)
+            record_errors: list[BatchIndexAndErrorMessage] = field("8+", default=[])
+            error_message: String | None = field("8+", default=None)
+
+        name: String
+        partition_responses: list[PartitionProduceResponse]
+
+    responses: list[TopicProduceResponse]
+    throttle_time_ms: Int32 = field("1+", default=0)
+
+
+class FetchRequest(Struct):
+    class FetchTopic(Struct):
+        class FetchPartition(Struct):
+            partition: Int32
+            current_leader_epoch: Int32 = field("9+", default=-1)
+            fetch_offset: Int64
+            last_fetched_epoch: Int32 = field("12+", default=-1)
+            log_start_offset: Int64 = field("5+", default=-1)
+            partition_max_bytes: Int32
+
+        topic: String
+        partitions: list[FetchPartition]
+
+    class ForgottenTopic(Struct):
+        topic: String
+        partitions: list[Int32]
+
+    cluster_id: String | None = field("12+", default=None, tag=0)
+    replica_id: Int32 = -1
+    max_wait_ms: Int32
+    min_bytes: Int32
+    max_bytes: Int32 = 0x7FFFFFFF
+    isolation_level: Int8 = 0
+    session_id: Int32 = field("7+", default=0)
+    session_epoch: Int32 = field("7+", default=-1)
+    topics: list[FetchTopic]
+    forgotten_topics_data: list[ForgottenTopic] = field("7+", default=[])
+    rack_id: String = field("11+", default="")
+
+
+class FetchResponse(Struct):
+    class FetchableTopicResponse(Struct):
+        class PartitionData(Struct):
+            class AbortedTransaction(Struct):
+                producer_id: Int64
+                first_offset: Int64
+
+            class EpochEndOffset(Struct):
+                epoch: Int32 = -1
+                end_offset: Int64 = -1
+
+            class LeaderIdAndEpoch(Struct):
+                leader_id: Int32 = -1
+                leader_epoch: Int32 = -1
+
+            partition_index: Int32
+            error_code: Int16
+            high_watermark: Int64
+            last_stable_offset: Int64 = -1
+            log_start_offset: Int64 = field("5+", default=-1)
+            diverging_epoch: EpochEndOffset | None = field("12+", default=None, tag=0)
+            current_leader: LeaderIdAndEpoch | None = field("12+", default=None, tag=1)
+            aborted_transactions: list[AbortedTransaction] | None
+            preferred_read_replica: Int32 = field("11+", default=-1)
+            records: Records | None
+
+        topic: String
+        partitions: list[PartitionData]
+
+    throttle_time_ms: Int32 = 0
+    error_code: Int16 = field("7+", default=0)
+    session_id: Int32 = field("7+", default=0)
+    responses: list[FetchableTopicResponse]
+
+
+class OffsetCommitRequest(Struct):
+    class OffsetCommitRequestTopic(Struct):
+        class OffsetCommitRequestPartition(Struct):
+            partition_index: Int32
+            committed_offset: Int64
+            committed_leader_epoch: Int32 = field("6+", default=-1)
+            committed_metadata: String | None
+
+        name: String
+        partitions: list[OffsetCommitRequestPartition]
+
+    group_id: String
+    generation_id_or_member_epoch: Int32 = -1
+    member_id: String = ""
+    group_instance_id: String | None = field("7+", default=None)
+    retention_time_ms: Int64 = field("2-4", default=-1)
+    topics: list[OffsetCommitRequestTopic]
+
+
+class OffsetCommitResponse(Struct):
+    class OffsetCommitResponseTopic(Struct):
+        class OffsetCommitResponsePartition(Struct):
+            partition_index: Int32
+            error_code: Int16
+
+        name: String
+        partitions: list[OffsetCommitResponsePartition]
+
+    throttle_time_ms: Int32 = field("3+", default=0)
+    topics: list[OffsetCommitResponseTopic]
+
+
+class LeaderAndIsrRequest(Struct):
+    """Of version 5 on."""
+
+    class TopicState(Struct):
+        class PartitionState(Struct):
+            partition_index: Int32
+            controller_epoch: Int32
+            leader: Int32
+            leader_epoch: Int32
+            isr: list[Int32]
+            zk_version: Int32
+            replicas: list[Int32]
+            adding_replicas: list[Int32] = field(default=[])
+            removing_replicas: list[Int32] = field(default=[])
+            is_new: Bool = False
+
+        topic_name: String
+        topic_id: Uuid = None
+        partition_states: list[PartitionState]
+
+    class LiveLeader(Struct):
+        broker_id: Int32
+        host_name: String
+        port: Int32
+
+    controller_id: Int32
+    controller_epoch: Int32
+    broker_epoch: Int64 = -1
+    kind: Int8 = 0
+    topic_states: list[TopicState]
+    live_leaders: list[LiveLeader]
+
+
+# -- what is measured -------------------------------------------------------------------------------------------------
+
+
+def best_us(work: Callable[[], object]) -> float:
+    """The shortest time of one call, over some rounds of many."""
+    start = time.perf_counter()
+    work()
+    calls = max(1, int(ROUND_S / max(time.perf_counter() - start, 1e-7)))
+    best = float("inf")
+    for _ in range(ROUNDS):
+        gc.collect()
+        gc.disable()
+        start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        best = min(best, (time.perf_counter() - start) / calls)
+        gc.enable()
+    return best * 1e6
+
+
+def by_topic(count: int, make: Callable[[int], object]) -> list[tuple[str, list[Any]]]:
+    """So many partitions, a hundred in a topic."""
+    return [
+        (f"topic-{start}", [make(n) for n in range(start, min(start + 100, count))]) for start in range(0, count, 100)
+    ]
+
+
+def metadata(partitions: int) -> MetadataResponse:
+    topic = MetadataResponse.MetadataResponseTopic
+    return MetadataResponse(
+        brokers=[MetadataResponse.MetadataResponseBroker(node_id=n, host="localhost", port=9092) for n in range(3)],
+        cluster_id="AAAAAAAAAAAAAAAAAAAAAA",
+        controller_id=1,
+        topics=[
+            topic(
+                error_code=0,
+                name=name,
+                partitions=[
+                    topic.MetadataResponsePartition(
+                        error_code=0,
+                        partition_index=number,
+                        leader_id=1,
+                        leader_epoch=5,
+                        replica_nodes=[1, 2, 3],
+                        isr_nodes=[1, 2, 3],
+                    )
+                    for number in numbers
+                ],
+            )
+            for name, numbers in by_topic(partitions, lambda number: number)
+        ],
+    )
+
+
+def fetch_request(partitions: int) -> fetch.FetchRequest:
+    make = lambda number: fetch.FetchPartition(number, 1, 100, -1, -1, 1024 * 1024)  # noqa: E731
+    return fetch.FetchRequest(topics=by_topic(partitions, make))
+
+
+def fetch_response(partitions: int) -> fetch.FetchResponse:
+    make = lambda number: fetch.FetchResponsePartition(number, 0, 100, 100, 0, records=bytes(100))  # noqa: E731
+    return fetch.FetchResponse(topics=by_topic(partitions, make))
+
+
+def leader_and_isr_request(partitions: int) -> leader_and_isr.LeaderAndIsrRequest:
+    state = leader_and_isr.LeaderAndIsrPartitionState
+    return leader_and_isr.LeaderAndIsrRequest(
+        *(1, 2, 3),
+        [
+            leader_and_isr.LeaderAndIsrTopic(name, None, states)
+            for name, states in by_topic(partitions, lambda number: state(number, 1, 1, 5, (1, 2, 3), 7, (1, 2, 3)))
+        ],
+    )
+
+
+OFFSETS = [("topic", [offset_commit.PartitionOffset(0, 100)])]
+RESULTS = [("topic", [offset_commit.PartitionResult(0, 0)])]
+PRODUCED = [("topic", [produce.PartitionProduceResponse(0, 0, 100, -1, 0)])]
+
+# Name, version, the class in the notation, kafka-python's, the message, the module of the hand-written codec.
+Case = tuple[str, int, type[Struct], str, Any, Any]
+CASES: list[Case] = [
+    ("Metadata response, 50,000 partitions", 11, MetadataResponse, "MetadataResponse", metadata(50_000), None),
+    ("Metadata request", 11, MetadataRequest, "MetadataRequest", MetadataRequest(topics=None), None),
+    ("Fetch request, 10", 12, FetchRequest, "FetchRequest", fetch_request(10), fetch),
+    ("Fetch request, 10,000", 12, FetchRequest, "FetchRequest", fetch_request(10_000), fetch),
+    ("Fetch response, 10", 12, FetchResponse, "FetchResponse", fetch_response(10), fetch),
+    ("Fetch response, 10,000", 12, FetchResponse, "FetchResponse", fetch_response(10_000), fetch),
+    (
+        *("Produce request, 1", 9, ProduceRequest, "ProduceRequest"),
+        *(produce.ProduceRequest(None, -1, 30_000, [("topic", [(0, bytes(1000))])]), produce),
+    ),
+    ("Produce response, 1", 9, ProduceResponse, "ProduceResponse", produce.ProduceResponse(PRODUCED), produce),
+    (
+        *("OffsetCommit request, 1", 8, OffsetCommitRequest, "OffsetCommitRequest"),
+        *(offset_commit.OffsetCommitRequest("group", OFFSETS, 3, "member"), offset_commit),
+    ),
+    (
+        *("OffsetCommit response, 1", 8, OffsetCommitResponse, "OffsetCommitResponse"),
+        *(offset_commit.OffsetCommitResponse(RESULTS), offset_commit),
+    ),
+    (
+        *("LeaderAndIsr request, 10,000", 5, LeaderAndIsrRequest, "LeaderAndIsrRequest"),
+        *(leader_and_isr_request(10_000), leader_and_isr),
+    ),
+]
+
+
+def library(name: str, version: int, body: bytes) -> tuple[Callable[[], object], Callable[[], object]]:
+    """kafka-python's encoding and decoding of the same bytes."""
+    from message_oracle import library_class
+
+    from klamm.protocol.api_keys import ApiKey
+
+    kind = "Request" if name.endswith("Request") else "Response"
+    key = next(key for key in ApiKey if key.message_name + kind == name)
+    message_class = library_class(key, kind)
+    message = message_class.decode(body, version=version)
+    message._header = None
+    return lambda: message.encode(version=version), lambda: message_class.decode(body, version=version)
+
+
+def kio(name: str, version: int, body: bytes) -> tuple[Callable[[], object], Callable[[], object]] | None:
+    """kio's, or None where it is not installed or has no such message."""
+    kind = "request" if name.endswith("Request") else "response"
+    api = "".join(
+        "_" + letter.lower() if letter.isupper() else letter for letter in name.removesuffix(kind.capitalize())
+    )
+    try:
+        entity = getattr(importlib.import_module(f"kio.schema.{api[1:]}.v{version}.{kind}"), name)
+        serial: Any = importlib.import_module("kio.serial")
+    except ImportError:
+        return None
+    import io
+
+    read, write = serial.entity_reader(entity), serial.entity_writer(entity)
+
+    def decode() -> object:
+        try:
+            return read(body, 0)[0]
+        except TypeError:
+            return read(io.BytesIO(body))
+
+    message = decode()
+
+    def encode() -> object:
+        buffer = io.BytesIO()
+        write(buffer, message)
+        return buffer
+
+    return encode, decode
+
+
+def row(
+    label: str, functions: tuple[Callable[[], object], Callable[[], object]], than: tuple[float, float] | None
+) -> None:
+    times = tuple(map(best_us, functions))
+    ratios = "" if than is None else f"   {times[0] / than[0]:5.2f} {times[1] / than[1]:5.2f}"
+    print(f"  {label:<14} encode {times[0]:>11.1f}  decode {times[1]:>11.1f}{ratios}", flush=True)
+
+
+def main() -> None:
+    print("microseconds; on the right how many times as long as compiled")
+    for what, version, struct_class, name, message, own in CASES:
+        flexible = True
+        encode = compiler.compile_encoder(struct_class, version, flexible)
+        decode = compiler.compile_decoder(struct_class, version, flexible, MAX_ELEMENTS)
+        kind = "request" if name.endswith("Request") else "response"
+        if own is None:
+            body = b"".join(encode(message))
+        else:
+            body = b"".join(map(bytes, getattr(own, f"encode_{kind}")(version, message)))
+        frame = bytearray(body)
+        same = decode(frame, 0)
+        assert b"".join(encode(same)) == body, what
+        print(f"{what} (version {version}, {len(body):,} bytes)")
+        compiled = (best_us(lambda: encode(same)), best_us(lambda: decode(frame, 0)))  # noqa: B023
+        print(f"  {'compiled':<14} encode {compiled[0]:>11.1f}  decode {compiled[1]:>11.1f}")
+        if own is not None:
+            read = getattr(own, f"{kind}_decoder")(version)
+            write = getattr(own, f"encode_{kind}")
+            row("by hand", (lambda: write(version, message), lambda: read(frame, 0)), compiled)  # noqa: B023
+        row("kafka-python", library(name, version, body), compiled)
+        found = kio(name, version, body)
+        if found is not None:
+            row("kio", found, compiled)
+
+
+if __name__ == "__main__":
+    main()
