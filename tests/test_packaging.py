@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PARTS = ("klamm", "pyspark_klamm", "bin", "pyproject.toml", "README.md")
+PARTS = ("klamm", "pyspark_klamm", "bin", "pyproject.toml", "README.md", "LICENSE")
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +49,7 @@ def test_an_installation_leaves_nothing_in_the_clone(clone: Path, tmp_path: Path
     packed = set(zipfile.ZipFile(wheel).namelist())
     expected = {str(path) for path in before if path.parts[0] in ("klamm", "pyspark_klamm") and path.suffix}
     assert {name for name in packed if ".dist-info/" not in name and ".data/" not in name} == expected
+    assert [name for name in packed if name.endswith("/LICENSE")]
     assert {Path(name).name for name in packed if ".data/scripts/" in name} == {"klamm-python"}
 
 
