@@ -64,7 +64,8 @@ class ControlledShutdown:
             remaining = [(one.topic_name, one.partition_index) for one in response.remaining_partitions]
             if response.error_code == ErrorCode.NONE and not remaining:
                 return True
-            _log.info("controlled shutdown: error %d, %d partitions are still led", response.error_code, len(remaining))
+            code = ErrorCode(response.error_code)
+            _log.info("controlled shutdown: %s (%d), %d partitions are still led", code.name, code, len(remaining))
             if response.error_code == ErrorCode.NONE and not any(map(self._can_move, remaining)):
                 return False
             if attempts > 0:

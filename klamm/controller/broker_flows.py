@@ -202,7 +202,8 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
     if not parts.is_current(event.sender):
         return
     if event.response.error_code != ErrorCode.NONE:
-        _log.error("broker %d answers LeaderAndIsr with error %d", broker_id, event.response.error_code)
+        code = ErrorCode(event.response.error_code)
+        _log.error("broker %d answers LeaderAndIsr with %s (%d)", broker_id, code.name, code)
         return
     offline: dict[TopicPartition, None] = {}
     online = []

@@ -124,7 +124,8 @@ async def _list_partition_reassignments(parts: ControllerParts, event: ListParti
 
 async def _update_metadata_response_received(parts: ControllerParts, event: UpdateMetadataResponseReceived) -> None:
     if event.error_code != ErrorCode.NONE and parts.is_current(event.sender):
-        _log.error("broker %d answers UpdateMetadata with error %d", event.sender.broker_id, event.error_code)
+        code = ErrorCode(event.error_code)
+        _log.error("broker %d answers UpdateMetadata with %s (%d)", event.sender.broker_id, code.name, code)
 
 
 async def _stop_replica_response_received(
