@@ -202,8 +202,8 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
     if not parts.is_current(event.sender):
         return
     if event.response.error_code != ErrorCode.NONE:
-        code = ErrorCode(event.response.error_code)
-        _log.error("broker %d answers LeaderAndIsr with %s (%d)", broker_id, code.name, code)
+        refusal = ErrorCode(event.response.error_code)
+        _log.error("broker %d answers LeaderAndIsr with %s (%d)", broker_id, refusal.name, refusal)
         return
     offline: dict[TopicPartition, None] = {}
     online = []
