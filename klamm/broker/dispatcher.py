@@ -22,7 +22,7 @@ from klamm.protocol.apis.api_versions import ApiVersionsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, InvalidFrame
 from klamm.protocol.primitives import Buffer, Steps
-from klamm.tasks import in_slices
+from klamm.slices import in_slices
 
 NO_RESPONSE = Response(None)
 

@@ -18,10 +18,13 @@ from dataclasses import dataclass, field
 from klamm.environment import Random
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
-from klamm.protocol.primitives import PARTITIONS_PER_STEP, Steps
+from klamm.protocol.primitives import Steps
 from klamm.replication.replica_manager import TopicPartition, Wanted
+from klamm.slices import Slices
 
 NO_SESSION = 0
+# Of a request that begins or changes a session: about a millisecond.
+PARTITIONS_PER_SLICE = 1_000
 INITIAL_EPOCH = 0
 FINAL_EPOCH = -1
 MAX_ID = 2**31 - 1
@@ -143,13 +146,14 @@ class FetchSessionCache:
         session.epoch = 1 if session.epoch == MAX_ID else session.epoch + 1
         session.used_ms = self._now_ms()
         self._sessions[session_id] = self._sessions.pop(session_id)
-        for done, (topic, want) in enumerate(wanted, 1):
+        slices = Slices(PARTITIONS_PER_SLICE)
+        for topic, want in wanted:
             cached = session.partitions.get((topic, want.partition))
             if cached is None:
                 session.partitions[topic, want.partition] = _CachedPartition(want)
             else:
                 cached.wanted = want
-            if done % PARTITIONS_PER_STEP == 0:
+            if slices.is_over():
                 yield
         for key in forgotten:
             session.partitions.pop(key, None)
@@ -163,9 +167,10 @@ class FetchSessionCache:
         if not wanted:
             return None
         partitions = {}
-        for done, (topic, want) in enumerate(wanted, 1):
+        slices = Slices(PARTITIONS_PER_SLICE)
+        for topic, want in wanted:
             partitions[topic, want.partition] = _CachedPartition(want)
-            if done % PARTITIONS_PER_STEP == 0:
+            if slices.is_over():
                 yield
         if not self._make_room(is_follower, len(wanted)):
             return None

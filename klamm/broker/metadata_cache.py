@@ -22,6 +22,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataPartitionState,
     UpdateMetadataRequest,
 )
+from klamm.slices import Slices
 from klamm.znodes.brokers import SECURITY_PROTOCOLS
 from klamm.znodes.topics import TopicPartition
 
@@ -31,7 +32,7 @@ NO_LEADER = -1
 FIRST_UPDATE_TIMEOUT_MS = 3_000
 
 # What a step of an update takes over: about a millisecond.
-PARTITIONS_PER_STEP = 5000
+PARTITIONS_PER_SLICE = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +121,10 @@ class MetadataCache:
         topics = dict(old.topics)
         ids = dict(old.topic_ids)
         deleted = []
-        partitions = 0
+        slices = Slices(PARTITIONS_PER_SLICE)
         for changes in request.topics:
             topic = changes.topic
-            partitions += len(changes.partitions)
-            if partitions >= PARTITIONS_PER_STEP:
-                partitions = 0
+            if slices.is_over(len(changes.partitions)):
                 yield
             merged = dict(topics.get(topic, {}))
             if changes.topic_id is not None and ids.get(topic) not in (None, changes.topic_id):

@@ -37,13 +37,14 @@ from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.replication.partition import Partition
 from klamm.replication.replica_manager import ReplicaManager
-from klamm.tasks import OnFailure, Slices, in_slices, start_task
+from klamm.slices import Slices, in_slices, slices
+from klamm.tasks import OnFailure, start_task
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import TopicAssignment, TopicPartition
 from klamm.zookeeper.errors import ZooKeeperError
 
 # Topics, or partitions, that are looked at before others have the loop.
-TOPICS_PER_STEP = 1000
+TOPICS_PER_SLICE = 1000
 # How many topics a line of the log names.
 MAX_LISTED = 10
 
@@ -110,12 +111,13 @@ class MetadataUpdates:
         yield from self._topics_changed([topic.topic for topic in request.topics])
 
     def _topics_changed(self, topics: Iterable[str], still_configured: Collection[str] = ()) -> Steps[None]:
-        for index, topic in enumerate(topics, 1):
+        told = Slices(TOPICS_PER_SLICE)
+        for topic in topics:
             if topic not in self._metadata_cache.snapshot.topics and topic not in still_configured:
                 self._topic_configs.forget(topic)
             self._topic_admin.metadata_changed(topic)
             self._leader_elections.metadata_changed(topic)
-            if index % TOPICS_PER_STEP == 0:
+            if told.is_over():
                 yield
 
     def new_session(self) -> None:
@@ -168,8 +170,8 @@ class MetadataUpdates:
         existing = [topic for topic in found if topic in known.snapshot.topics or topic not in marked]
         assignments: dict[str, TopicAssignment] = {}
         if look is Look.ASSIGNMENTS:
-            for first in range(0, len(existing), TOPICS_PER_STEP):
-                assignments |= await store.topic_assignments(existing[first : first + TOPICS_PER_STEP])
+            async for piece in slices(existing, TOPICS_PER_SLICE):
+                assignments |= await store.topic_assignments(piece)
         gone = dict.fromkeys(suspects)
         for topic in existing:
             del gone[topic]
@@ -183,12 +185,13 @@ class MetadataUpdates:
         now = self._metadata_cache.snapshot.topics
         topics: dict[str, TopicAssignment | None] = {**dict.fromkeys(gone), **assignments}
         partitions: list[TopicPartition] = []
-        for index, (topic, assignment) in enumerate(list(topics.items()), 1):
+        looked_at = Slices(TOPICS_PER_SLICE)
+        for topic, assignment in list(topics.items()):
             if now.get(topic) is known.snapshot.topics.get(topic):
                 partitions += [(topic, number) for number in known.outdated_partitions(topic, assignment)]
             else:
                 del topics[topic]  # The controller has told more of it meanwhile.
-            if index % TOPICS_PER_STEP == 0:
+            if looked_at.is_over():
                 yield
         if partitions:
             changed = dict.fromkeys(topic for topic, _ in partitions)
@@ -201,7 +204,6 @@ class MetadataUpdates:
             # A new topic of the name may be led here already, which the controller tells to all in the next request.
             hosted = {topic for topic, _ in self._replica_manager.partitions}
             yield from self._topics_changed(changed, still_configured=hosted)
-        slices = Slices(TOPICS_PER_STEP)
         for topic, assignment in topics.items():
             for partition, leader_epoch in known.hosted.get(topic, ()):
                 is_another = (
@@ -209,16 +211,17 @@ class MetadataUpdates:
                 )
                 if is_another and partition.leader_epoch == leader_epoch:
                     self._replica_manager.leave(partition)
-                if slices.is_over():
+                if looked_at.is_over():
                     yield
 
 
 def _with_leader_epochs(partitions: Sequence[Partition]) -> Steps[dict[str, list[tuple[Partition, int]]]]:
     """By topic."""
     found: dict[str, list[tuple[Partition, int]]] = {}
-    for index, partition in enumerate(partitions, 1):
+    looked_at = Slices(TOPICS_PER_SLICE)
+    for partition in partitions:
         found.setdefault(partition.topic, []).append((partition, partition.leader_epoch))
-        if index % TOPICS_PER_STEP == 0:
+        if looked_at.is_over():
             yield
     return found
 

@@ -18,11 +18,11 @@ import orjson
 
 from klamm.controller.controller import KafkaController
 from klamm.controller.controller_status import controller_status
-from klamm.controller.slices import slices
 from klamm.controller.state_change_log import NumberedRecord
 from klamm.environment import Environment
 from klamm.metrics import Histogram, MetricName, Metrics
 from klamm.net.http import JSON, Answer, HttpServer, Request
+from klamm.slices import slices
 from klamm.tasks import OnFailure
 
 JSON_LINES = "application/x-ndjson"

@@ -40,6 +40,7 @@ from klamm.protocol.record_batch import (
 )
 from klamm.replication.partition import NO_EPOCH, Partition
 from klamm.replication.replica_manager import ProduceResult, ReplicaManager
+from klamm.slices import Slices
 from klamm.storage.producer_state import AppendOrigin
 from klamm.tasks import OnFailure
 
@@ -51,8 +52,8 @@ RECORD_OVERHEAD_BYTES = 24
 ACKS_NONE = 0
 ACKS_ALL = -1
 
-# How long a reader decodes before others have the loop, and what it decompresses without leaving it.
-SLICE_MS = 10
+# What a reader decodes in one slice at most, and what it decompresses without leaving the loop.
+BATCHES_PER_SLICE = 1_000
 DECOMPRESSED_AT_ONCE_BYTES = 256 * 1024
 
 
@@ -209,7 +210,7 @@ class OffsetsLog:
             await log.flush()
         offset = log.log_start_offset
         uncommitted: dict[int, list[LogBatch]] = {}
-        slice_end = self._loop.time() + SLICE_MS / 1000
+        slices = Slices(BATCHES_PER_SLICE, self._loop.time)
         # What is appended meanwhile comes from whoever reads here, who knows it already.
         end = log.log_end_offset
         while offset < end:
@@ -226,9 +227,8 @@ class OffsetsLog:
                 for batch in _committed_batches(fetched.data, position, header, body, uncommitted):
                     if batch is not None:
                         yield batch
-                    if self._loop.time() >= slice_end:
+                    if slices.is_over():
                         await asyncio.sleep(0)
-                        slice_end = self._loop.time() + SLICE_MS / 1000
 
     async def _decompress(self, data: Buffer, position: int, header: BatchHeader) -> Buffer:
         payload = memoryview(data)[position + HEADER_SIZE_BYTES : position + header.size_bytes]

@@ -52,9 +52,10 @@ from klamm.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.replication.partition import Partition
 from klamm.replication.replica_manager import ReplicaManager, log_config
 from klamm.replication.zk_isr import ZkIsrManager
+from klamm.slices import Turns
 from klamm.storage.log_directory import MetaProperties
 from klamm.storage.log_manager import LogManager, LogManagerSettings
-from klamm.tasks import OnFailure, Turns
+from klamm.tasks import OnFailure
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import TopicPartition
 

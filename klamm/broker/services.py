@@ -26,8 +26,8 @@ from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.replication.replica_manager import ReplicaManager
+from klamm.slices import Turns
 from klamm.storage.log_manager import LogManager
-from klamm.tasks import Turns
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ What must stay true:
 - Each topic of a request succeeds or fails on its own.
 """
 
-import asyncio
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from klamm.config.versions import ApiVersion
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.purgatory import DelayedOperation, Purgatory
+from klamm.slices import each
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import MAX_TOPIC_NAME_LENGTH, is_legal_topic_name
 
@@ -99,11 +99,9 @@ class TopicAdmin:
         """Creates the topics. They have no leaders yet."""
         created = []
         left_partitions = MAX_NEW_PARTITIONS
-        for index, topic in enumerate(topics, 1):
+        async for topic in each(topics, TOPICS_PER_SLICE):
             created.append(await self._create(topic, validate_only, left_partitions))
             left_partitions -= len(created[-1].assignment)
-            if index % TOPICS_PER_SLICE == 0:
-                await asyncio.sleep(0)
         return created
 
     async def wait_until_created(self, created: Sequence[CreatedTopic], timeout_ms: int) -> list[CreatedTopic]:
@@ -212,14 +210,12 @@ class TopicAdmin:
         """
         results: dict[str, NewPartitions | KafkaError] = {}
         left_partitions = MAX_NEW_PARTITIONS
-        for index, (topic, count, replicas) in enumerate(topics, 1):
+        async for topic, count, replicas in each(topics, TOPICS_PER_SLICE):
             try:
                 results[topic] = new = await self._grow(topic, count, replicas, validate_only, left_partitions)
                 left_partitions -= len(new)
             except ITEM_ERRORS as error:
                 results[topic] = as_kafka_error(error)
-            if index % TOPICS_PER_SLICE == 0:
-                await asyncio.sleep(0)
         return results
 
     async def wait_until_grown(

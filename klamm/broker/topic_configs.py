@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from klamm.config.current import CurrentConfig
 from klamm.config.topic import TopicConfig
+from klamm.slices import each
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 
@@ -59,12 +60,10 @@ class TopicConfigs:
         """The broker's configuration has changed: topics have it where they have nothing of their own."""
         async with self._keeping:
             self._default = TopicConfig.from_overrides(self._config.current, {})
-            for index, topic in enumerate(list(self._configs), 1):
+            async for topic in each(self._configs, TOPICS_PER_SLICE):
                 # A topic may be forgotten while others have their turn.
                 if (kept := self._configs.get(topic)) is not None:
                     self._configs[topic] = self._make(topic, kept.overrides)
-                if index % TOPICS_PER_SLICE == 0:
-                    await asyncio.sleep(0)
 
     async def read(self, topics: Sequence[str]) -> dict[str, TopicConfig]:
         """The configurations of these topics as ZooKeeper has them now. Raises ZooKeeperError when the session ends."""

@@ -32,9 +32,9 @@ from collections.abc import Collection, Mapping, Sequence
 from klamm.controller.context import ControllerContext
 from klamm.controller.leader_election import bounced_replica_leader_election
 from klamm.controller.parts import ControllerParts
-from klamm.controller.slices import for_slices
 from klamm.controller.state_change_log import NO_REPLICA
 from klamm.controller.states import PartitionState
+from klamm.slices import for_slices
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import NO_LEADER, LeaderAndIsr, TopicPartition
 from klamm.zookeeper.errors import BadVersion, NoNode, ZooKeeperError

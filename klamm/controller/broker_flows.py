@@ -21,9 +21,9 @@ from klamm.controller.features import compatible_brokers
 from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import complete_reassignments, resume_reassignments
-from klamm.controller.slices import CHEAP_SLICE, slices
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.slices import CHEAP_SLICE, Slices, slices
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import TopicPartition
 
@@ -207,12 +207,10 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
         return
     offline: dict[TopicPartition, None] = {}
     online = []
-    left_in_slice = CHEAP_SLICE
+    looked_at = Slices(CHEAP_SLICE)
     for topic_errors in event.response.topics:
-        left_in_slice -= len(topic_errors.partitions)
-        if left_in_slice < 0:
+        if looked_at.is_over(len(topic_errors.partitions)):
             await asyncio.sleep(0)
-            left_in_slice = CHEAP_SLICE
         topic = topic_errors.topic
         if topic_errors.topic_id is not None:
             topic = context.topic_names.get(topic_errors.topic_id, topic)

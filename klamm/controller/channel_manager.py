@@ -23,13 +23,14 @@ from klamm.config.broker import BrokerConfig
 from klamm.controller.coalescing import QueuedRequest, coalesce
 from klamm.controller.coalescing import size as size_of
 from klamm.controller.send_queue import SendQueue
-from klamm.controller.slices import SLICE, Turns
+from klamm.controller.turns import Turns
 from klamm.metrics import Histogram
 from klamm.net.client import Address, ClientError, Connection, ConnectionOptions, connect
 from klamm.net.framing import ReceiveBuffer
 from klamm.protocol import leader_and_isr, stop_replica, update_metadata
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.inter_broker_versions import inter_broker_version
+from klamm.slices import SLICE, Slices
 from klamm.tasks import OnFailure, start_task
 from klamm.znodes.brokers import BrokerRegistration
 
@@ -257,15 +258,13 @@ class _Channel:
         codec = _CODECS.get(request.api_key)
         if codec is None:
             return
-        left = SLICE
+        encoded = Slices(SLICE)
         for topic in request.body.topics:
             for start in range(0, len(topic.partitions), SLICE):
                 states = topic.partitions[start : start + SLICE]
-                if len(states) > left:
-                    await self._turns.wait()
-                    left = SLICE
-                left -= len(states)
                 codec.encode_states(request.version, states)
+                if encoded.is_over(len(states)):
+                    await self._turns.wait()
             codec.encode_topic(request.version, topic)
 
     async def _send(self, request: QueuedRequest) -> Any:

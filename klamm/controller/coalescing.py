@@ -27,7 +27,6 @@ from dataclasses import replace
 from typing import Any, Generic, NamedTuple, TypeVar
 from uuid import UUID
 
-from klamm.controller.slices import CHEAP_SLICE
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.control_topics import ControlTopic
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrTopic, LiveLeader
@@ -38,6 +37,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataPartitionState,
     UpdateMetadataTopic,
 )
+from klamm.slices import CHEAP_SLICE, Slices
 
 T = TypeVar("T")
 
@@ -60,16 +60,14 @@ def size(request: QueuedRequest) -> int:
 def coalesce(requests: Sequence[QueuedRequest]) -> Steps[list[QueuedRequest]]:
     """What is left of the requests for one broker, in the order in which they are to be sent."""
     left = _Left()
-    looked_at = 0
+    looked_at = Slices(CHEAP_SLICE)
     for request in requests:
         take = left.begin(request)
         for topic in request.body.topics:
             for start in range(0, len(topic.partitions), CHEAP_SLICE):
                 states = topic.partitions[start : start + CHEAP_SLICE]
                 take(topic, states)
-                looked_at += len(states)
-                if looked_at >= CHEAP_SLICE:
-                    looked_at = 0
+                if looked_at.is_over(len(states)):
                     yield
     return left.requests()
 

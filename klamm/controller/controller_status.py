@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from klamm.controller.context import ControllerContext
 from klamm.controller.controller import KafkaController
-from klamm.controller.slices import slices
 from klamm.controller.states import ReplicaState
+from klamm.slices import slices
 from klamm.znodes.topics import TopicPartition
 
 LISTED = 100

@@ -30,9 +30,9 @@ from klamm.controller.leader_election import (
 )
 from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import complete_reassignments
-from klamm.controller.slices import slices
 from klamm.controller.states import PartitionState
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.slices import slices
 from klamm.znodes.topics import LeaderAndIsr, TopicPartition
 
 # After a failover brokers come back one after another; most leaderships that they lost are there to be given back soon.

@@ -46,9 +46,8 @@ from klamm.controller.events import (
     ZkPreferredReplicaElection,
 )
 from klamm.controller.parts import ControllerParts
-from klamm.controller.slices import CHEAP_SLICE
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.tasks import Slices
+from klamm.slices import CHEAP_SLICE, Slices
 
 Flow = Callable[[Any], Awaitable[object]]
 """Processes one event; raises ControllerMoved, ZooKeeperError and ZnodeError when it could not."""

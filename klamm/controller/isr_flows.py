@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import complete_reassignments
-from klamm.controller.slices import for_slices, slices
 from klamm.controller.state_change_log import NO_REPLICA
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.slices import for_slices, slices
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import LeaderAndIsr, TopicPartition
 from klamm.zookeeper.errors import BadVersion, NoNode, ZooKeeperError

@@ -34,7 +34,6 @@ from klamm.controller.leader_election import (
     reassign_partition_leader_election,
 )
 from klamm.controller.request_batch import ControllerBrokerRequestBatch
-from klamm.controller.slices import Turns, for_slices, slices
 from klamm.controller.state_change_log import NO_REPLICA, StateChangeLog
 from klamm.controller.states import (
     VALID_PREVIOUS_PARTITION_STATES,
@@ -44,6 +43,8 @@ from klamm.controller.states import (
     legal_transitions,
     log_illegal_transition,
 )
+from klamm.controller.turns import Turns
+from klamm.slices import for_slices, slices
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr, TopicPartition

@@ -36,7 +36,6 @@ from klamm.controller.partition_state_machine import PartitionStateMachine
 from klamm.controller.replica_state_machine import ReplicaStateMachine
 from klamm.controller.request_batch import ControllerBrokerRequestBatch
 from klamm.controller.send_queue import SendQueue
-from klamm.controller.slices import slices
 from klamm.controller.state_change_log import StateChangeLog
 from klamm.controller.states import OnIllegalTransition
 from klamm.controller.topic_deletion import TopicDeletionManager
@@ -45,6 +44,7 @@ from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.leader_and_isr import LeaderAndIsrResponse
 from klamm.protocol.stop_replica import StopReplicaResponse, StopReplicaTopic
 from klamm.protocol.update_metadata import UpdateMetadataResponse
+from klamm.slices import slices
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.controller_store import ControllerStore
 from klamm.znodes.topics import TopicPartition

@@ -30,9 +30,8 @@ from klamm.controller.reassignment_steps import (
     refusal_of_loss,
     unknown_partition,
 )
-from klamm.controller.slices import SLICE, each
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.tasks import Slices
+from klamm.slices import SLICE, Slices, each
 from klamm.znodes import store
 from klamm.znodes.topics import ENVELOPE_BYTES, TopicPartition, assignment_bytes
 

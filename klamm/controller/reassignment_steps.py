@@ -47,10 +47,11 @@ from klamm.config.versions import ApiVersion
 from klamm.controller.context import ControllerContext, PartitionAndReplica, ReplicaAssignment
 from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
-from klamm.controller.slices import Turns, each, for_slices
 from klamm.controller.state_change_log import NO_REPLICA
 from klamm.controller.states import PartitionState, ReplicaState
+from klamm.controller.turns import Turns
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.slices import each, for_slices
 from klamm.znodes.topics import LeaderAndIsr, TopicPartition
 from klamm.zookeeper.errors import BadVersion, ZooKeeperError
 

@@ -32,7 +32,6 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.versions import ApiVersion
 from klamm.controller.context import ControllerContext, PartitionAndReplica
 from klamm.controller.request_batch import ControllerBrokerRequestBatch
-from klamm.controller.slices import CHEAP_SLICE, Turns, for_slices, slices
 from klamm.controller.state_change_log import StateChangeLog
 from klamm.controller.states import (
     VALID_PREVIOUS_REPLICA_STATES,
@@ -41,6 +40,8 @@ from klamm.controller.states import (
     legal_transitions,
     log_illegal_transition,
 )
+from klamm.controller.turns import Turns
+from klamm.slices import CHEAP_SLICE, for_slices, slices
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import NO_LEADER, LeaderAndIsr, TopicPartition
 from klamm.zookeeper.errors import BadVersion, ZooKeeperError

@@ -27,8 +27,8 @@ from klamm.config.broker import BrokerConfig
 from klamm.controller.context import ControllerContext, PartitionAndReplica
 from klamm.controller.partition_state_machine import PartitionStateMachine
 from klamm.controller.replica_state_machine import ReplicaStateMachine
-from klamm.controller.slices import CHEAP_SLICE, SLICE, slices
 from klamm.controller.states import PartitionState, ReplicaState
+from klamm.slices import CHEAP_SLICE, SLICE, slices
 from klamm.znodes.controller_store import ControllerStore
 from klamm.znodes.topics import TopicPartition
 

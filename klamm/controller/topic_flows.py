@@ -17,8 +17,8 @@ from klamm.controller.context import PartitionAndReplica, ReplicaAssignment
 from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import resume_reassignments
-from klamm.controller.slices import CHEAP_SLICE, for_slices, slices
 from klamm.controller.states import PartitionState, ReplicaState
+from klamm.slices import CHEAP_SLICE, for_slices, slices
 from klamm.znodes.topics import TopicAssignment, TopicPartition, is_legal_topic_name
 from klamm.zookeeper.errors import RequestTooLarge
 

@@ -52,12 +52,13 @@ from klamm.coordinator.group import (
     SyncResult,
 )
 from klamm.coordinator.group_metadata_manager import GroupMetadataManager
-from klamm.coordinator.offset_expiration import OFFSETS_PER_STEP, pieces
+from klamm.coordinator.offset_expiration import OFFSETS_PER_SLICE, pieces
 from klamm.coordinator.rebalance import Rebalances
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import Steps
-from klamm.tasks import OnFailure, Slices
+from klamm.slices import Slices
+from klamm.tasks import OnFailure
 from klamm.znodes.topics import TopicPartition
 
 Result = TypeVar("Result")
@@ -377,7 +378,7 @@ class GroupCoordinator:
     def committed_partitions(self) -> Steps[dict[str, dict[int, None]]]:
         """The partitions of each topic that have offsets here, but for groups that are being loaded."""
         found: dict[str, dict[int, None]] = {}
-        slices = Slices(OFFSETS_PER_STEP)
+        slices = Slices(OFFSETS_PER_SLICE)
         for group in self._manager.groups():
             for topic, partition in group.partitions:
                 found.setdefault(topic, {})[partition] = None
@@ -394,7 +395,7 @@ class GroupCoordinator:
         deleted = dict.fromkeys(partitions)
         each_deleted = list(deleted)
         self._manager.partitions_deleted(deleted)
-        slices = Slices(OFFSETS_PER_STEP)
+        slices = Slices(OFFSETS_PER_SLICE)
         for group in self._manager.groups():
             for piece in pieces(each_deleted if len(each_deleted) <= group.offset_count else group.partitions):
                 self._delete(group, piece, deleted)

@@ -26,10 +26,10 @@ from klamm.coordinator.group_records import (
     read_offset_value,
 )
 from klamm.coordinator.ports import LogBatch
-from klamm.tasks import in_slices
+from klamm.slices import Slices, in_slices
 
 # What a step decodes: a few milliseconds.
-RECORDS_PER_STEP = 1000
+RECORDS_PER_SLICE = 1000
 
 _OLDEST_OFFSET_KEY = b"\x00\x00"
 _OFFSET_KEY = b"\x00\x01"
@@ -72,8 +72,9 @@ def build_groups(partition: int, latest: LatestRecords, now_ms: int) -> Generato
     groups: dict[str, Group] = {}
     unknown_versions: dict[int, None] = {}
     # Groups first: offsets of who has no record as a group are those of a group that only commits.
-    for done, (key, (record_offset, _, value)) in enumerate(latest.items()):
-        if done % RECORDS_PER_STEP == 0:
+    slices = Slices(RECORDS_PER_SLICE)
+    for key, (record_offset, _, value) in latest.items():
+        if slices.is_over():
             yield
         if value is None or key.startswith(_OFFSET_KEY):
             continue
@@ -90,7 +91,7 @@ def build_groups(partition: int, latest: LatestRecords, now_ms: int) -> Generato
         _log.warning("__consumer_offsets-%d has records with keys of version %s; skipped", partition, versions)
     reader = OffsetKeyReader()
     while latest:
-        if len(latest) % RECORDS_PER_STEP == 0:
+        if slices.is_over():
             yield
         # Records are freed as they are decoded: to free a million at once would hold the loop.
         key, (record_offset, _, value) = latest.popitem()

@@ -38,11 +38,12 @@ from klamm.coordinator.group_records import (
     offset_commit_key,
     offset_commit_value,
 )
-from klamm.coordinator.offset_expiration import OFFSETS_PER_STEP, expire_every, pieces
+from klamm.coordinator.offset_expiration import OFFSETS_PER_SLICE, expire_every, pieces
 from klamm.coordinator.ports import Appended, KeyAndValue, OffsetsLog
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
-from klamm.tasks import OnFailure, Slices, in_slices, start_task
+from klamm.slices import Slices, in_slices
+from klamm.tasks import OnFailure, start_task
 from klamm.znodes.topics import TopicPartition
 
 LOAD_RETRY_BACKOFF_MS = 500
@@ -50,7 +51,7 @@ MAX_LOAD_RETRY_BACKOFF_MS = 30_000
 # What `partition_for` says while nobody knows how many partitions there are.
 UNKNOWN_PARTITION = -1
 # So many groups are told of, or looked at, before others have the loop.
-GROUPS_PER_STEP = 100
+GROUPS_PER_SLICE = 100
 
 _log = logging.getLogger(__name__)
 
@@ -283,12 +284,13 @@ class GroupMetadataManager:
         loaded = await self._read(partition)
         if loaded is not None:
             groups = self._groups[partition] = {}
-            for done, (group_id, group) in enumerate(loaded.items(), 1):
+            told = Slices(GROUPS_PER_SLICE)
+            for group_id, group in loaded.items():
                 if self._belongs_elsewhere(group_id, partition):
                     continue
                 groups[group_id] = group
                 on_loaded(group)
-                if done % GROUPS_PER_STEP == 0:
+                if told.is_over():
                     await asyncio.sleep(0)
             while deleted := self._deleted.pop(partition, None):
                 await in_slices(self._forget_deleted(list(groups.values()), deleted))
@@ -298,7 +300,7 @@ class GroupMetadataManager:
         self._on_partition_loaded()
 
     def _forget_deleted(self, groups: Sequence[Group], deleted: Mapping[TopicPartition, None]) -> Steps[None]:
-        slices = Slices(OFFSETS_PER_STEP)
+        slices = Slices(OFFSETS_PER_SLICE)
         for group in groups:
             for piece in pieces(group.partitions):
                 self.cleanup([group], lambda _: [one for one in piece if one in deleted])  # noqa: B023  # called at once

@@ -12,11 +12,11 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from klamm.coordinator.group import Group
-from klamm.tasks import Slices, in_slices
+from klamm.slices import Slices, in_slices
 from klamm.znodes.topics import TopicPartition
 
 # What a step looks at, in offsets: about a millisecond.
-OFFSETS_PER_STEP = 1000
+OFFSETS_PER_SLICE = 1000
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ async def expire_every(interval_ms: int, retention_ms: int, groups: Groups, cloc
 def expire(groups: Groups, now_ms: int, retention_ms: int) -> Generator[None, None, int]:
     """Removes what has expired by now, in steps; returns how many offsets that were."""
     removed = 0
-    slices = Slices(OFFSETS_PER_STEP)
+    slices = Slices(OFFSETS_PER_SLICE)
     for group in groups.groups():
         for piece in pieces(group.partitions):
             removed += groups.cleanup([group], lambda group: group.expired_offsets(piece, now_ms, retention_ms))  # noqa: B023  # called at once
@@ -55,5 +55,5 @@ def expire(groups: Groups, now_ms: int, retention_ms: int) -> Generator[None, No
 
 def pieces(partitions: Sequence[TopicPartition]) -> Iterator[Sequence[TopicPartition]]:
     """What is looked at in one step, of one group. There is one piece at least: a group without offsets goes, too."""
-    for start in range(0, max(len(partitions), 1), OFFSETS_PER_STEP):
-        yield partitions[start : start + OFFSETS_PER_STEP]
+    for start in range(0, max(len(partitions), 1), OFFSETS_PER_SLICE):
+        yield partitions[start : start + OFFSETS_PER_SLICE]

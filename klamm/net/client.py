@@ -41,7 +41,7 @@ from klamm.protocol.messages import (
 )
 from klamm.protocol.primitives import Buffer, Steps
 from klamm.protocol.schema import Answered
-from klamm.tasks import in_slices
+from klamm.slices import in_slices
 
 # How long a closed connection may take to send what was written before it is cut off.
 CLOSE_TIMEOUT_MS = 1_000

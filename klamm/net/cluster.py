@@ -33,7 +33,7 @@ from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import PARTITIONS_PER_STEP, Steps
-from klamm.tasks import in_slices
+from klamm.slices import Slices, in_slices
 
 T = TypeVar("T")
 
@@ -370,14 +370,12 @@ def _topics_metadata(
     topics: Iterable[MetadataResponse.MetadataResponseTopic], known: Mapping[str, TopicMetadata]
 ) -> Steps[dict[str, TopicMetadata]]:
     described: dict[str, TopicMetadata] = {}
-    in_step = 0
+    slices = Slices(PARTITIONS_PER_STEP)
     for topic in topics:
         if topic.name is None:
             continue  # No version that is asked for has a topic without its name.
         described[topic.name] = _topic_metadata(topic, known.get(topic.name))
-        in_step += len(topic.partitions)
-        if in_step >= PARTITIONS_PER_STEP:
-            in_step = 0
+        if slices.is_over(len(topic.partitions)):
             yield
     return described
 

@@ -44,8 +44,9 @@ from klamm.replication.leader_endpoint import (
     LeaderEndpoint,
     LeaderOffset,
 )
+from klamm.slices import Slices, slices
 from klamm.storage.leader_epoch_cache import NO_EPOCH
-from klamm.tasks import OnFailure, Slices, start_task
+from klamm.tasks import OnFailure, start_task
 from klamm.znodes.topics import TopicPartition
 
 FIRST_BACKOFF_MS = 20
@@ -256,7 +257,8 @@ class ReplicaFetcher:
         changed, self._changed = self._changed, {}
         max_bytes = self._config.replica_fetch_max_bytes
         with_epoch = self.endpoint.truncates_on_fetch
-        for done, (topic_partition, fetch) in enumerate(changed.items(), 1):
+        looked_at = Slices(PARTITIONS_PER_SLICE)
+        for topic_partition, fetch in changed.items():
             if self._fetches.get(topic_partition) is fetch:
                 log = fetch.partition.log
                 wanted = FetchPartition(
@@ -270,7 +272,7 @@ class ReplicaFetcher:
                 if wanted != fetch.asked:
                     fetch.asked = wanted
                     self._session.want(topic_partition, wanted)
-            if done % PARTITIONS_PER_SLICE == 0:
+            if looked_at.is_over():
                 await asyncio.sleep(0)
 
     async def _fetch(self) -> None:
@@ -313,7 +315,7 @@ class ReplicaFetcher:
         after_sync: list[tuple[TopicPartition, FetchResponsePartition]] = []
         out_of_range: Fetches = {}
         diverging: list[_Diverging] = []
-        slices = Slices(PARTITIONS_PER_SLICE, asyncio.get_running_loop().time)
+        processed = Slices(PARTITIONS_PER_SLICE, asyncio.get_running_loop().time)
         for topic, results in response.topics:
             for result in results:
                 topic_partition = (topic, result.partition)
@@ -328,7 +330,7 @@ class ReplicaFetcher:
                 pieces = APPEND_PIECES + len(result.records) // BYTES_PER_PIECE if result.records else 1
                 if fetch.partition.log.recovery_point > flushed_to:  # flush.messages: the append waited for the disk.
                     pieces = PARTITIONS_PER_SLICE
-                if slices.is_over(pieces):
+                if processed.is_over(pieces):
                     await asyncio.sleep(0)
         if after_sync:
             await self._process_after_sync(after_sync, out_of_range, diverging)
@@ -346,8 +348,7 @@ class ReplicaFetcher:
     ) -> None:
         """Appends to logs whose last truncation is not durable; the append itself would wait for the disk."""
         count = max(1, PARTITIONS_PER_SLICE // APPEND_PIECES)
-        for start in range(0, len(results), count):
-            batch = results[start : start + count]
+        async for batch in slices(results, count):
             logs = [self._fetches[key].partition.log for key, _ in batch if key in self._fetches]
             await asyncio.gather(*(log.flush_before_append() for log in logs))
             for topic_partition, result in batch:
@@ -416,7 +417,8 @@ class ReplicaFetcher:
         """Truncates before the first fetch: to the high watermark, or to where the leader's epochs end."""
         truncating, self._truncating = self._truncating, {}
         asked: Fetches = {}
-        for done, (topic_partition, fetch) in enumerate(truncating.items(), 1):
+        looked_at = Slices(PARTITIONS_PER_SLICE)
+        for topic_partition, fetch in truncating.items():
             if self._fetches.get(topic_partition) is not fetch:
                 continue
             log = fetch.partition.log
@@ -424,7 +426,7 @@ class ReplicaFetcher:
                 await self._truncate_to(topic_partition, fetch, log.high_watermark)
             else:
                 asked[topic_partition] = fetch
-            if done % PARTITIONS_PER_SLICE == 0:
+            if looked_at.is_over():
                 await asyncio.sleep(0)
         if asked:
             await self._truncate_to_epoch_ends(asked)

@@ -9,7 +9,6 @@ What must stay true:
 Source: kafka.server.HostedPartition.
 """
 
-import asyncio
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 from uuid import UUID
@@ -17,13 +16,11 @@ from uuid import UUID
 from klamm.config.topic import TopicConfig
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.replication.partition import Partition
+from klamm.slices import slices
 from klamm.storage.log import Log
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_manager import LogManager
 from klamm.znodes.topics import TopicPartition
-
-# How many get another configuration before others have their turn.
-PARTITIONS_PER_SLICE = 500
 
 
 class WantedLog(NamedTuple):
@@ -98,14 +95,13 @@ class HostedPartitions:
     async def update_topic_configs(self, topic: str | None = None) -> None:
         """The configurations of topics, or of this one, have changed: gives each partition and log what it has now."""
         keys = [key for key in self._partitions if topic is None or key[0] == topic]
-        for index, key in enumerate(keys, 1):
-            # Partitions may go while others have their turn.
-            partition, config = self._partitions.get(key), self._topic_config_of(key[0])
-            if partition is not None and partition.topic_config is not config:
-                partition.topic_config = config
-                partition.log.config = log_config(config)
-            if index % PARTITIONS_PER_SLICE == 0:
-                await asyncio.sleep(0)
+        async for piece in slices(keys):
+            for key in piece:
+                # Partitions may go while others have their turn.
+                partition, config = self._partitions.get(key), self._topic_config_of(key[0])
+                if partition is not None and partition.topic_config is not config:
+                    partition.topic_config = config
+                    partition.log.config = log_config(config)
 
     def mark_offline(self, key: TopicPartition, wanted: WantedLog | None = None) -> None:
         """The partition's log cannot be used; `wanted` if that may change."""

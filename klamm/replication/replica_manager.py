@@ -47,12 +47,13 @@ from klamm.replication.ports import (
 )
 from klamm.replication.state_change_lines import StateChangeLines
 from klamm.replication.state_changes import StateChanges
+from klamm.slices import SLICE, Slices, in_slices, slices
 from klamm.storage.batch_inspection import Inspected, LargeBatch, inspect
 from klamm.storage.log import Log
 from klamm.storage.log_manager import LogManager
 from klamm.storage.log_validator import RecordsRefused
 from klamm.storage.producer_state import AppendOrigin
-from klamm.tasks import OnFailure, in_slices, start_task
+from klamm.tasks import OnFailure, start_task
 from klamm.znodes.topics import TopicPartition
 
 __all__ = ["CONSUMER", "ProduceResult", "ReplicaManager", "TopicPartition", "Wanted", "log_config"]
@@ -193,12 +194,13 @@ class ReplicaManager:
         """As `Partition.broker_died`, for all partitions. The controller has said that these do not live any more."""
         if not broker_ids:
             return
-        for index, key in enumerate(list(self._hosted.all), 1):
+        looked_at = Slices(SLICE)
+        for key in list(self._hosted.all):
             partition = self._hosted.get(key)
             if partition is not None:
                 for broker_id in broker_ids:
                     partition.broker_died(broker_id)
-            if index % PARTITIONS_PER_SLICE == 0:
+            if looked_at.is_over():
                 yield
 
     def directory_failed(self, directory: str) -> None:
@@ -336,14 +338,15 @@ class ReplicaManager:
         """Puts records into the results of a fetch."""
         results = delayed.results
         read_bytes = 0
-        for count, index in enumerate(sorted(delayed.readable), 1):
+        read = Slices(PARTITIONS_PER_SLICE)
+        for index in sorted(delayed.readable):
             want = wanted[index][1]
             limit_bytes = min(want.partition_max_bytes, max(0, max_bytes - read_bytes))
             readable = delayed.readable[index]
             results[index] = await _read(readable, want, results[index], limit_bytes, first=read_bytes == 0)
             read_bytes += len(results[index].records or b"")
-            if count % PARTITIONS_PER_SLICE == 0:
-                await asyncio.sleep(0)  # other requests of this process have their turn
+            if read.is_over():
+                await asyncio.sleep(0)
 
     # -- life -----------------------------------------------------------------------------------------------------
 
@@ -388,12 +391,11 @@ class ReplicaManager:
         self._reopening = None
 
     async def _shrink_isrs(self) -> None:
-        for index, key in enumerate(list(self._hosted.all), 1):
-            partition = self._hosted.get(key)
-            if partition is not None:
-                partition.maybe_shrink_isr()
-            if index % PARTITIONS_PER_SLICE == 0:
-                await asyncio.sleep(0)
+        async for piece in slices(list(self._hosted.all)):
+            for key in piece:
+                partition = self._hosted.get(key)
+                if partition is not None:
+                    partition.maybe_shrink_isr()
 
     def _high_watermark_advanced(self, partition: Partition) -> None:
         self.produce_purgatory.check(partition.topic_partition)

@@ -16,6 +16,7 @@ from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndI
 from klamm.protocol.primitives import Steps
 from klamm.protocol.state_texts import flag, ids, leader_and_isr_text, stop_replica_text, update_metadata_text
 from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataRequest, UpdateMetadataTopic
+from klamm.slices import Slices
 from klamm.znodes.topics import TopicPartition
 
 OFFLINE_DIRECTORY = "as the local replica for the partition is in an offline log directory"
@@ -311,14 +312,15 @@ class UpdateMetadataLines(_RequestLines):
         )
 
     def _cached_states(self, topic: UpdateMetadataTopic, source: str) -> Steps[None]:
-        for number, state in enumerate(topic.partitions, 1):
+        slices = Slices(BATCH)
+        for state in topic.partitions:
             name = _name((topic.topic, state.partition))
             if state.leader == LEADER_DURING_DELETE:
                 self._batch.add(TRACE, f"Deleted {name} from metadata cache {source}")
             else:
                 text = f"Cached leader info {update_metadata_text(topic.topic, state)} for {name} {source}"
                 self._batch.add(TRACE, text)
-            if number % BATCH == 0:
+            if slices.is_over():
                 yield
 
 

@@ -50,13 +50,12 @@ from klamm.replication.partition import NO_EPOCH as NO_LEADER_EPOCH
 from klamm.replication.partition import Partition
 from klamm.replication.ports import FollowerFetchers, LiveBroker, TopicConfigSource
 from klamm.replication.state_change_lines import LeaderAndIsrLines, Origin, StateChangeLines, StopReplicaLines
+from klamm.slices import SLICE, Slices, in_slices
 from klamm.storage.log_manager import LogManager
-from klamm.tasks import Slices, in_slices
 from klamm.znodes.topics import NO_LEADER, TopicPartition, is_legal_topic_name
 
 T = TypeVar("T")
 
-SLICE_MS = 10
 # Of an answer; each partition costs two microseconds.
 ANSWERS_PER_SLICE = 2_000
 
@@ -119,15 +118,15 @@ class StateChanges:
     async def _end_what_is_over(self, request: UpdateMetadataRequest) -> None:
         hosted = self._hosted.all
         ended = 0
-        slices = _Slices()
+        slices = _slices()
         for topic in request.topics:
             name, topic_id = topic.topic, topic.topic_id
             for state in topic.partitions:
                 partition = hosted.get((name, state.partition))
                 if partition is not None:
                     ended += self._end_if_over(partition, topic_id, state)
-                    if slices.is_over:
-                        await slices.pause_when_over()
+                    if slices.is_over():
+                        await asyncio.sleep(0)
         if ended:
             _log.info(
                 "UpdateMetadata of controller %d, epoch %d: %d partitions are led by others",
@@ -198,7 +197,7 @@ class StateChanges:
         leading: list[_Change] = []
         following: list[_Change] = []
         codes: dict[TopicPartition, ErrorCode] = {}
-        slices = _Slices()
+        slices = _slices()
         for topic in request.topics:
             for state in topic.partitions:
                 key = topic.topic, state.partition
@@ -208,8 +207,8 @@ class StateChanges:
                 if codes[key] is ErrorCode.NONE:
                     changes = leading if state.leader == self._broker_id else following
                     changes.append((key, topic.topic_id, state))
-                if slices.is_over:
-                    await slices.pause_when_over()
+                if slices.is_over():
+                    await asyncio.sleep(0)
         await self._make_leaders(leading, codes, lines)
         await self._make_followers(following, codes, request, lines)
         refused = sum(code is not ErrorCode.NONE for code in codes.values())
@@ -222,13 +221,14 @@ class StateChanges:
 
     async def _load_topic_configs(self, request: LeaderAndIsrRequest) -> None:
         new = []
-        slices = _Slices()
+        slices = _slices()
         for topic in request.topics:
             for state in topic.partitions if is_legal_topic_name(topic.topic) else ():
                 if self._is_new_here((topic.topic, state.partition), topic.topic_id):
                     new.append(topic.topic)
                     break
-                await slices.pause_when_over()
+                if slices.is_over():
+                    await asyncio.sleep(0)
         if new:
             await self._topic_configs.load(new)
 
@@ -293,7 +293,7 @@ class StateChanges:
             return
         self._followers.remove_fetchers([key for key, _, _ in changes])
         lines.stopped_fetchers_of_leaders(len(changes))
-        slices = _Slices()
+        slices = _slices()
         for key, topic_id, state in changes:
             if lines.traces:
                 lines.becoming_leader(key)
@@ -313,7 +313,8 @@ class StateChanges:
                     lines.led_already(key, state)
             if lines.traces:
                 lines.leads(key)
-            await slices.pause_when_over()
+            if slices.is_over():
+                await asyncio.sleep(0)
 
     async def _make_followers(
         self,
@@ -326,7 +327,7 @@ class StateChanges:
         leaders = {leader.broker_id: (leader.host, leader.port) for leader in request.live_leaders}
         to_fetch: dict[TopicPartition, InitialFetchState] = {}
         stopped = 0
-        slices = _Slices()
+        slices = _slices()
         for key, topic_id, state in changes:
             if lines.traces:
                 lines.becoming_follower(key, state.leader)
@@ -352,10 +353,10 @@ class StateChanges:
                 if self._is_stopping:
                     lines.does_not_fetch(key, state.leader)
                 lines.follows(key, state.leader)
-            if slices.is_over:
+            if slices.is_over():
                 self._fetch(to_fetch)
                 to_fetch = {}
-                await slices.pause_when_over()
+                await asyncio.sleep(0)
         self._fetch(to_fetch)
         if stopped:
             lines.stopped_fetchers_of_followers(stopped)
@@ -396,12 +397,13 @@ class StateChanges:
         except KafkaError as error:
             return error.code, {}
         codes = {}
-        slices = _Slices()
+        slices = _slices()
         for key, (leader_epoch, delete) in stops.items():
             if lines.traces:
                 lines.stopping(key, leader_epoch, delete)
             codes[key] = self._stop(key, leader_epoch, delete, lines)
-            await slices.pause_when_over()
+            if slices.is_over():
+                await asyncio.sleep(0)
         return ErrorCode.NONE, codes
 
     def _stop(self, key: TopicPartition, leader_epoch: int, delete: bool, lines: StopReplicaLines) -> ErrorCode:
@@ -442,10 +444,11 @@ class StateChanges:
         """
         async with self._lock:
             reopened = 0
-            slices = _Slices()
+            slices = _slices()
             for key in self._hosted.waiting_for_space:
                 reopened += self._hosted.reopen(key)
-                await slices.pause_when_over()
+                if slices.is_over():
+                    await asyncio.sleep(0)
             if reopened:
                 _log.info("%d partitions can be hosted now that there is space for them", reopened)
             return reopened > 0
@@ -458,21 +461,9 @@ class StateChanges:
             self._hosted.mark_offline(key)
 
 
-class _Slices:
-    """Says when it is time to let others have the loop."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._end = self._loop.time() + SLICE_MS / 1000
-
-    @property
-    def is_over(self) -> bool:
-        return self._loop.time() >= self._end
-
-    async def pause_when_over(self) -> None:
-        if self.is_over:
-            await asyncio.sleep(0)
-            self._end = self._loop.time() + SLICE_MS / 1000
+def _slices() -> Slices:
+    """A log that is opened or deleted may need the disk."""
+    return Slices(SLICE, asyncio.get_running_loop().time)
 
 
 def _may_be_same(one: UUID | None, other: UUID | None) -> bool:

@@ -20,6 +20,7 @@ from uuid import UUID
 
 from klamm.environment import Environment, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.slices import Slices, each, slices
 from klamm.storage.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_OFFSET_CHECKPOINT,
@@ -43,7 +44,7 @@ from klamm.storage.log_directory import (
     partition_directory_name,
 )
 from klamm.storage.log_loader import LoadedLog, load_log
-from klamm.tasks import OnFailure, Slices, start_task
+from klamm.tasks import OnFailure, start_task
 
 _T = TypeVar("_T")
 
@@ -51,10 +52,9 @@ _LOGGER = logging.getLogger(__name__)
 _NEVER_MS = 2**63 - 1
 _INITIAL_DELAY_MS = 30_000
 _DEFAULT_FLUSH_CHECK_MS = 1_000
-_LOGS_IN_A_SLICE = 50
-_SLICE_MS = 5
-_OFFSETS_IN_A_SLICE = 1_000
-_NAMES_IN_A_SLICE = 1_000
+LOGS_PER_SLICE = 50
+OFFSETS_PER_SLICE = 1_000
+NAMES_PER_SLICE = 1_000
 # Syncs that wait together share the file system's journal.
 _CLOSED_AT_ONCE = 8
 # While the machine is short of something (`disk_errors.SHORTAGES`), what has to be done is tried again.
@@ -221,11 +221,9 @@ class LogManager:
                 [],
             )
             self._written_starts[directory.path] = entry.log_start_offsets
-            slices = Slices(_NAMES_IN_A_SLICE)
-            for name in await self._environment.run_blocking(_directories_in, self._file_system, directory.path):
+            names = await self._environment.run_blocking(_directories_in, self._file_system, directory.path)
+            async for name in each(names, NAMES_PER_SLICE):
                 self._found(entry, name)
-                if slices.is_over():
-                    await asyncio.sleep(0)
         except OSError as error:
             if error.errno in SHORTAGES:
                 raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"opening {directory.path} failed: {error}") from error
@@ -485,7 +483,7 @@ class LogManager:
 
     async def _flush_recovered(self) -> None:
         """What a killed process left unsynced; without this, each log's first append would have to wait for it."""
-        async for log in self._in_slices():
+        async for log in self._each_online():
             if log.is_truncation_unsynced:
                 await self._flush(log)
 
@@ -527,22 +525,20 @@ class LogManager:
         finally:
             directory.release()
 
-    async def _in_slices(self) -> AsyncIterator[Log]:
-        """The logs as they are now, with pauses that let others have the loop: to look at one costs a microsecond, to
-        delete its segments a millisecond."""
-        loop = asyncio.get_running_loop()
-        slice_end = 0.0
+    async def _each_online(self) -> AsyncIterator[Log]:
+        """The logs as they are now, in slices: to look at one costs a microsecond, to delete its segments a
+        millisecond."""
+        looked_at = Slices(LOGS_PER_SLICE, asyncio.get_running_loop().time)
         # The keys only: fifty thousand new pairs at once would make work for the collector of garbage.
-        for number, key in enumerate(list(self._logs)):
-            if number % _LOGS_IN_A_SLICE == 0 or loop.time() >= slice_end:
-                await asyncio.sleep(0)
-                slice_end = loop.time() + _SLICE_MS / 1000
+        for key in list(self._logs):
             log = self._logs.get(key)
             if log is not None and log.log_directory.is_online:
                 yield log
+            if looked_at.is_over():
+                await asyncio.sleep(0)
 
     async def _apply_retention(self) -> None:
-        async for log in self._in_slices():
+        async for log in self._each_online():
             try:
                 log.delete_old_segments(self._environment.now_ms())
                 log.release_unused()
@@ -550,7 +546,7 @@ class LogManager:
                 _LOGGER.warning("Retention of %s: %s", log.name, error)
 
     async def _flush_dirty(self) -> None:
-        async for log in self._in_slices():
+        async for log in self._each_online():
             if log.has_unflushed and self._environment.now_ms() - log.last_flush_ms >= log.config.flush_ms:
                 await self._flush(log)
 
@@ -561,7 +557,7 @@ class LogManager:
             _LOGGER.warning("Flushing %s: %s", log.name, error)
 
     async def _expire_producers(self) -> None:
-        async for log in self._in_slices():
+        async for log in self._each_online():
             log.remove_expired_producers(self._environment.now_ms(), self._settings.producer_expiration_ms)
 
     # -- checkpoints ----------------------------------------------------------------------------------------------
@@ -614,15 +610,13 @@ class LogManager:
     ) -> dict[TopicPartition, int]:
         """The entries of a checkpoint of this directory. What changes a log meanwhile asks for another checkpoint."""
         offsets = {}
-        slices = Slices(_OFFSETS_IN_A_SLICE)
-        for key in list(self._logs):
-            if slices.is_over():
-                await asyncio.sleep(0)
-            log = self._logs.get(key)
-            if log is not None and log.log_directory is directory:
-                offset = offset_of(log)
-                if offset is not None:
-                    offsets[key] = offset
+        async for piece in slices(list(self._logs), OFFSETS_PER_SLICE):
+            for key in piece:
+                log = self._logs.get(key)
+                if log is not None and log.log_directory is directory:
+                    offset = offset_of(log)
+                    if offset is not None:
+                        offsets[key] = offset
         return offsets
 
     # -- common ---------------------------------------------------------------------------------------------------

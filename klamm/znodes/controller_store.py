@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
 
-from klamm.tasks import Slices
+from klamm.slices import Slices
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
 from klamm.znodes.batches import ControllerMoved
 from klamm.znodes.brokers import BrokerRegistration

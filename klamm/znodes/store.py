@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.tasks import Slices
+from klamm.slices import Slices
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.cluster import Features, FeatureStatus, FinalizedFeatures, ProducerIdBlock

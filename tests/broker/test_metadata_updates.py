@@ -4,7 +4,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
-from klamm.broker.metadata_updates import TOPICS_PER_STEP, Look, MetadataUpdates
+from klamm.broker.metadata_updates import TOPICS_PER_SLICE, Look, MetadataUpdates
 
 
 def test_no_turn_of_the_loop_looks_at_all_partitions() -> None:
@@ -41,7 +41,7 @@ def test_no_turn_of_the_loop_looks_at_all_partitions() -> None:
     store: Any = SimpleNamespace(sync=sync, topic_deletions=topic_deletions, existing_topics=existing_topics)
     updates = MetadataUpdates(
         SimpleNamespace(snapshot=SimpleNamespace(topics={}, topic_ids={})),  # type: ignore[arg-type]
-        SimpleNamespace(partitions={("t", number): Partition() for number in range(5 * TOPICS_PER_STEP)}),  # type: ignore[arg-type]
+        SimpleNamespace(partitions={("t", number): Partition() for number in range(5 * TOPICS_PER_SLICE)}),  # type: ignore[arg-type]
         SimpleNamespace(committed_partitions=nothing_committed),  # type: ignore[arg-type]
         unused,
         unused,
@@ -60,4 +60,4 @@ def test_no_turn_of_the_loop_looks_at_all_partitions() -> None:
 
     asyncio.run(scenario())
     assert asked == [["t"]]
-    assert most <= TOPICS_PER_STEP
+    assert most <= TOPICS_PER_SLICE

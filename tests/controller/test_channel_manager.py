@@ -11,7 +11,6 @@ import uvloop
 from klamm.config.broker import BrokerConfig
 from klamm.controller import channel_manager
 from klamm.controller.channel_manager import COALESCE_FROM, RETRY_BACKOFF_MS, ControllerChannelManager
-from klamm.controller.slices import SLICE
 from klamm.net.framing import FrameReader
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
@@ -27,6 +26,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataResponse,
     UpdateMetadataTopic,
 )
+from klamm.slices import SLICE
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 
 

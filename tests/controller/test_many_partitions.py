@@ -13,8 +13,8 @@ from klamm.controller import event_flows
 from klamm.controller.context import ControllerContext
 from klamm.controller.events import ControllerRequestSender, TopicDeletionStopReplicaResponseReceived
 from klamm.controller.reassignment import api_partition_reassignment, list_partition_reassignments
-from klamm.controller.slices import CHEAP_SLICE, SLICE
 from klamm.protocol.stop_replica import StopReplicaResponse, StopReplicaTopic
+from klamm.slices import CHEAP_SLICE, SLICE
 from klamm.znodes.topics import LeaderAndIsr
 
 TOPICS = [f"t{number}" for number in range(50)]

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from coordination import NOW_MS
 
 from klamm.coordinator.group import Group, GroupState, OffsetAndMetadata
-from klamm.coordinator.offset_expiration import OFFSETS_PER_STEP, Select, expire
+from klamm.coordinator.offset_expiration import OFFSETS_PER_SLICE, Select, expire
 from klamm.znodes.topics import TopicPartition
 
 RETENTION_MS = 1000
@@ -29,10 +29,10 @@ class OneGroup:
 
 def test_no_step_removes_all_offsets_of_a_large_group() -> None:
     group = Group("g", GroupState.EMPTY, NOW_MS)
-    for number in range(5 * OFFSETS_PER_STEP):
+    for number in range(5 * OFFSETS_PER_SLICE):
         group.load_offset(("t", number), number, OffsetAndMetadata(1, -1, "", NOW_MS))
     # One that is committed anew while the group is looked at stays.
-    last: TopicPartition = ("t", 5 * OFFSETS_PER_STEP - 1)
+    last: TopicPartition = ("t", 5 * OFFSETS_PER_SLICE - 1)
     one = OneGroup(group)
     steps = expire(one, NOW_MS + RETENTION_MS, RETENTION_MS)
     in_step = []
@@ -46,6 +46,6 @@ def test_no_step_removes_all_offsets_of_a_large_group() -> None:
             in_step.append(one.removed)
             one.removed = 0
         group.load_offset(last, 10**6, OffsetAndMetadata(2, -1, "", NOW_MS + 1))
-    assert removed == 5 * OFFSETS_PER_STEP - 1
+    assert removed == 5 * OFFSETS_PER_SLICE - 1
     assert group.partitions == [last]
-    assert max(in_step) <= OFFSETS_PER_STEP
+    assert max(in_step) <= OFFSETS_PER_SLICE

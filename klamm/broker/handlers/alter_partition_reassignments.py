@@ -15,7 +15,7 @@ from klamm.protocol.apis.alter_partition_reassignments import (
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
-from klamm.tasks import Slices, in_slices
+from klamm.slices import Slices, in_slices
 from klamm.znodes.topics import TopicPartition
 
 # What is translated before others have the loop: about a millisecond.

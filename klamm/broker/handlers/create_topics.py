@@ -15,7 +15,7 @@ from klamm.net.server import AnswerOnly
 from klamm.protocol.apis.create_topics import CreateTopicsRequest, CreateTopicsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.tasks import Slices
+from klamm.slices import Slices
 
 Topic = CreateTopicsResponse.CreatableTopicResult
 

@@ -1,12 +1,11 @@
 """DeleteGroups (key 42), versions 0 to 2: groups without members go, with the offsets that they have committed."""
 
-import asyncio
-
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.protocol.apis.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.slices import slices
 
 Result = DeleteGroupsResponse.DeletableGroupResult
 
@@ -27,10 +26,8 @@ def error_response(request: Request[DeleteGroupsRequest], error: KafkaError) -> 
 async def handle(request: Request[DeleteGroupsRequest]) -> DeleteGroupsResponse:
     names = list(dict.fromkeys(request.body.groups_names))
     codes: dict[str, ErrorCode] = {}
-    for start in range(0, len(names), GROUPS_PER_SLICE):
-        if start:
-            await asyncio.sleep(0)
-        allowed = [name for name in names[start : start + GROUPS_PER_SLICE] if request.allows(name)]
+    async for piece in slices(names, GROUPS_PER_SLICE):
+        allowed = [name for name in piece if request.allows(name)]
         codes |= request.services.group_coordinator.delete_groups(allowed)
     return DeleteGroupsResponse(
         results=[Result(group_id=name, error_code=codes.get(name, request.denied)) for name in names],

@@ -16,7 +16,7 @@ from klamm.protocol.apis.describe_configs import DescribeConfigsRequest, Describ
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
-from klamm.tasks import Slices
+from klamm.slices import Slices
 
 Result = DescribeConfigsResponse.DescribeConfigsResult
 Entry = Result.DescribeConfigsResourceResult

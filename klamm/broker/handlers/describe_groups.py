@@ -3,14 +3,12 @@
 A group that does not exist is Dead. From version 3 on a client may ask what it is allowed to do (KIP-430).
 """
 
-import asyncio
-
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation, ResourceType
 from klamm.protocol.apis.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.tasks import Slices
+from klamm.slices import each
 
 Group = DescribeGroupsResponse.DescribedGroup
 Member = Group.DescribedGroupMember
@@ -32,11 +30,8 @@ def error_response(request: Request[DescribeGroupsRequest], error: KafkaError) -
 )
 async def handle(request: Request[DescribeGroupsRequest]) -> DescribeGroupsResponse:
     groups = []
-    slices = Slices(GROUPS_PER_SLICE)
-    for group_id in request.body.groups:
+    async for group_id in each(request.body.groups, GROUPS_PER_SLICE):
         groups.append(_describe(request, group_id))
-        if slices.is_over():
-            await asyncio.sleep(0)
     return DescribeGroupsResponse(groups=groups)
 
 

@@ -8,8 +8,8 @@ from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest, Descri
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
+from klamm.slices import Slices
 from klamm.storage.log import Log
-from klamm.tasks import Slices
 
 Directory = DescribeLogDirsResponse.DescribeLogDirsResult
 Topic = Directory.DescribeLogDirsTopic

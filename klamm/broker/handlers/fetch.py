@@ -14,7 +14,7 @@ from klamm.protocol.fetch import FetchRequest, FetchResponse, FetchResponseParti
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import CompressionType
 from klamm.replication.replica_manager import PARTITIONS_PER_SLICE, Wanted
-from klamm.tasks import in_slices
+from klamm.slices import Slices, in_slices
 
 # Clients of earlier versions do not know zstd.
 FIRST_VERSION_WITH_ZSTD = 10
@@ -70,10 +70,11 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
             for topic, want in exchange.wanted
         ]
     topics: dict[str, list[FetchResponsePartition]] = {}
-    for done, ((topic, _), result) in enumerate(zip(exchange.wanted, results, strict=True), 1):
+    slices = Slices(PARTITIONS_PER_SLICE)
+    for (topic, _), result in zip(exchange.wanted, results, strict=True):
         if exchange.must_answer(topic, result):
             topics.setdefault(topic, []).append(result)
-        if done % PARTITIONS_PER_SLICE == 0:
+        if slices.is_over():
             await asyncio.sleep(0)
     return FetchResponse(session_id=exchange.session_id, topics=list(topics.items()))
 

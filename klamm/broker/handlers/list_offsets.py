@@ -13,7 +13,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.replication.partition import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from klamm.replication.replica_manager import CONSUMER
-from klamm.tasks import Slices
+from klamm.slices import Slices
 
 Topic = ListOffsetsResponse.ListOffsetsTopicResponse
 Partition = Topic.ListOffsetsPartitionResponse

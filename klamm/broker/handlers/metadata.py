@@ -17,12 +17,13 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import UpdateMetadataPartitionState
+from klamm.slices import Slices
 
 Topic = MetadataResponse.MetadataResponseTopic
 Partition = Topic.MetadataResponsePartition
 
 # What a step of an answer describes: about two milliseconds.
-PARTITIONS_PER_STEP = 500
+PARTITIONS_PER_SLICE = 500
 
 # Up to this version a leader that does not have the client's listener counts as not available.
 LAST_VERSION_WITHOUT_LISTENER_NOT_FOUND = 5
@@ -138,7 +139,7 @@ def _topics(
     request: Request[MetadataRequest], snapshot: MetadataSnapshot, codes: Mapping[str, ErrorCode]
 ) -> Steps[list[Topic]]:
     topics: list[Topic] = []
-    in_step = 0
+    slices = Slices(PARTITIONS_PER_SLICE)
     for name, code in codes.items():
         known = snapshot.topics.get(name)
         if known is None:
@@ -147,9 +148,7 @@ def _topics(
         partitions = []
         for number, partition in known.items():
             partitions.append(_partition(request, snapshot, number, partition))
-            in_step += 1
-            if in_step == PARTITIONS_PER_STEP:
-                in_step = 0
+            if slices.is_over():
                 yield
         topics.append(_known(request, snapshot, name, partitions))
     return topics

@@ -5,7 +5,6 @@ offset is being committed gets UNSTABLE_OFFSET_COMMIT, and the client asks again
 ZooKeeper, is not served.
 """
 
-import asyncio
 from collections.abc import Iterable, Sequence
 
 from klamm.broker.registry import Request, handler
@@ -15,7 +14,7 @@ from klamm.protocol.apis.offset_fetch import OffsetFetchRequest, OffsetFetchResp
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps, in_one_go
-from klamm.tasks import Slices, in_slices
+from klamm.slices import Slices, in_slices, slices
 from klamm.znodes.topics import TopicPartition
 
 Topic = OffsetFetchResponse.OffsetFetchResponseTopic
@@ -52,11 +51,10 @@ async def handle(request: Request[OffsetFetchRequest]) -> OffsetFetchResponse:
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     wanted = _committed(request) if body.topics is None else _wanted(request)
     answers: dict[TopicPartition, Answer] = {}
-    # Also without partitions, for what may be wrong with the group.
-    for start in range(0, len(wanted) or 1, PARTITIONS_PER_SLICE):
-        if start:
-            await asyncio.sleep(0)
-        answers |= _fetch(request, wanted[start : start + PARTITIONS_PER_SLICE])
+    if not wanted:
+        _fetch(request, wanted)  # Raises what is wrong with the group.
+    async for piece in slices(wanted, PARTITIONS_PER_SLICE):
+        answers |= _fetch(request, piece)
     return await in_slices(_response(request, ErrorCode.NONE, answers.items()))
 
 
@@ -92,7 +90,7 @@ def _response(
     request: Request[OffsetFetchRequest], code: ErrorCode, answers: Iterable[tuple[TopicPartition, Answer]]
 ) -> Steps[OffsetFetchResponse]:
     topics: dict[str, list[Partition]] = {}
-    slices = Slices(PARTITIONS_PER_SLICE)
+    answered = Slices(PARTITIONS_PER_SLICE)
     for (name, number), (partition_code, committed) in answers:
         offset = committed or NO_OFFSET
         topics.setdefault(name, []).append(
@@ -104,7 +102,7 @@ def _response(
                 error_code=partition_code,
             )
         )
-        if slices.is_over():
+        if answered.is_over():
             yield
     return OffsetFetchResponse(
         topics=[Topic(name=name, partitions=partitions) for name, partitions in topics.items()],

@@ -23,9 +23,9 @@ from klamm.protocol.produce import PartitionProduceResponse, ProduceRequest, Pro
 from klamm.protocol.record_batch import is_transactional, is_zstd
 from klamm.protocol.record_walk import MAX_NAMED_RECORDS
 from klamm.replication.replica_manager import ProduceResult
+from klamm.slices import Slices
 from klamm.storage.batch_inspection import Inspected, LargeBatch
 from klamm.storage.log import Log
-from klamm.tasks import Slices
 
 ACKS_NONE = 0
 ACKS_ALL = -1

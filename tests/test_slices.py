@@ -1,11 +1,11 @@
-"""Long work in turns: one after the other, and what is short waits for nobody."""
+"""Long work in slices, one after the other; what is short waits for nobody."""
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import pytest
 
-from klamm.tasks import SLICE_MS, Slices, Turns
+from klamm.slices import SLICE_MS, Slices, Turns, each, for_slices, slices
 
 
 def work(name: str, steps: int, taken: list[str]) -> Generator[None, None, str]:
@@ -69,3 +69,38 @@ def test_a_slice_is_over_when_its_pieces_take_long() -> None:
     assert not slices.is_over()
     now_ms += 1
     assert slices.is_over()
+
+
+def test_others_have_the_loop_between_two_pieces_but_not_for_the_sake_of_the_last() -> None:
+    async def scenario() -> None:
+        loop, seen = asyncio.get_running_loop(), list[object]()
+        loop.call_soon(seen.append, "another")
+        seen += [piece async for piece in slices([1, 2], 2)]
+        assert seen == [[1, 2]]
+        async for piece in slices([3, 4, 5], 2):
+            seen.append(piece)
+        assert seen == [[1, 2], [3, 4], "another", [5]]
+        assert [item async for item in each(range(5), 2)] == [0, 1, 2, 3, 4]
+        assert [piece async for piece in slices([], 2)] == []
+
+    asyncio.run(scenario())
+
+
+def test_when_one_slice_fails_the_others_are_waited_for() -> None:
+    async def scenario() -> None:
+        ended: list[int] = []
+
+        async def work(piece: Sequence[int]) -> int:
+            await asyncio.sleep(0.001 * piece[0])
+            ended.append(piece[0])
+            if piece[0] == 1:
+                raise ValueError
+            return sum(piece)
+
+        assert await for_slices([2, 3, 4], work, 2) == [5, 4]
+        ended.clear()
+        with pytest.raises(ValueError):
+            await for_slices([1, 9, 5], work, 1)
+        assert ended == [1, 5, 9]
+
+    asyncio.run(scenario())

@@ -1,0 +1,31 @@
+"""What ZooKeeper has answered for many slices at once, worked off slice by slice."""
+
+import asyncio
+from collections import deque
+
+
+class Turns:
+    """One piece of work in each turn of the loop, however many are ready.
+
+    What was asked of ZooKeeper slice by slice is answered for many slices at once: their tasks would go on in the same
+    turn.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+
+    async def wait(self) -> None:
+        """Returns when it is the caller's turn, in the order of the calls."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(turn)
+        if len(self._waiting) == 1:
+            loop.call_soon(self._next, loop)
+        await turn
+
+    def _next(self, loop: asyncio.AbstractEventLoop) -> None:
+        if not self._waiting[0].done():  # Or else it was cancelled.
+            self._waiting[0].set_result(None)
+        self._waiting.popleft()
+        if self._waiting:
+            loop.call_soon(self._next, loop)

@@ -1,0 +1,130 @@
+"""Long work in slices, so that the loop serves others in between.
+
+A slice ends after a number of pieces, not after some time: under the simulator's clock work takes no time, and slices
+must exist there too. Where a piece may need the disk, and take a thousand times as long as another, a slice ends by the
+clock of the loop as well.
+
+| the work                                                    | how it yields                                      |
+|-------------------------------------------------------------|----------------------------------------------------|
+| a coroutine that does the same with each of many items      | `async for piece in slices(items)`, or one by one  |
+|                                                             | `async for item in each(items)`                    |
+| the same, where each slice waits for ZooKeeper              | `await for_slices(items, work)`                    |
+| a coroutine whose items weigh differently, or nested loops  | `Slices`: `if it.is_over(): await asyncio.sleep(0)` |
+| a generator, taken by `in_slices` or in `Turns`             | `Slices`: `if it.is_over(): yield`                 |
+
+The simulator makes all slices as small as they can be (`klamm.simulation.small_slices`); the names of their sizes end
+with SLICE.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# At 10 to 20 microseconds each, the most expensive work takes about ten milliseconds.
+SLICE = 500
+# Of what takes about a microsecond: a look at what is known.
+CHEAP_SLICE = 10 * SLICE
+# Where the clock counts, others wait so long at most.
+SLICE_MS = 5
+
+
+class Slices:
+    """Counts the pieces of long work, and says when it is time to let others have the loop: after every so many, and
+    with `clock_s` (the loop's) also when the slice has taken `SLICE_MS`."""
+
+    __slots__ = ("_clock_s", "_end_s", "_left", "_pieces")
+
+    def __init__(self, pieces: int, clock_s: Callable[[], float] | None = None) -> None:
+        self._pieces = self._left = pieces
+        self._clock_s = clock_s
+        self._end_s = None if clock_s is None else clock_s() + SLICE_MS / 1000
+
+    def is_over(self, pieces: int = 1) -> bool:
+        """So many more are done; whether the slice is over. The next one begins then."""
+        self._left -= pieces
+        if self._left > 0 and (self._clock_s is None or not self._is_late(self._clock_s())):
+            return False
+        self._left = self._pieces
+        # The next slice begins when others have had the loop, so its first piece says when.
+        self._end_s = None
+        return True
+
+    def _is_late(self, now_s: float) -> bool:
+        if self._end_s is None:
+            self._end_s = now_s + SLICE_MS / 1000
+        return now_s >= self._end_s
+
+
+async def slices(items: Sequence[T], size: int | None = None) -> AsyncIterator[Sequence[T]]:
+    """The items in pieces of at most `size` (`SLICE`); the loop has a turn after each but the last."""
+    size = size or SLICE
+    for start in range(0, len(items), size):
+        if start:
+            await asyncio.sleep(0)
+        yield items[start : start + size]
+
+
+async def each(items: Iterable[T], size: int | None = None) -> AsyncIterator[T]:
+    """The items as they are now, one by one; the loop has a turn after every `size` (`SLICE`) of them."""
+    async for piece in slices(tuple(items), size):
+        for item in piece:
+            yield item
+
+
+async def for_slices(
+    items: Sequence[T], work: Callable[[Sequence[T]], Awaitable[R]], size: int | None = None
+) -> list[R]:
+    """Starts `work` for one slice after another without waiting for its end, so that what they ask of ZooKeeper is
+    pipelined; returns the results in order.
+
+    When some fail, all are waited for, and the first one's exception is raised: nothing goes on behind the caller.
+    """
+    tasks: list[asyncio.Future[R]] = []
+    try:
+        async for piece in slices(items, size):
+            tasks.append(asyncio.ensure_future(work(piece)))
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        raise
+    done: list[R] = []
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+        done.append(result)
+    return done
+
+
+async def in_slices(steps: Generator[None, None, T]) -> T:
+    """Takes all steps of long work, and lets others have the loop between them; what the last one returns or raises."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        await asyncio.sleep(0)
+
+
+class Turns:
+    """Long work of one kind, in slices and one after the other.
+
+    Side by side all of it would be done last, and what each has made so far would be in memory at a time.
+    """
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+
+    async def take(self, steps: Generator[None, None, T]) -> T:
+        """As `in_slices`, when it is the turn of this work; what needs no second step waits for nobody."""
+        try:
+            next(steps)
+        except StopIteration as end:
+            value: T = end.value
+            return value
+        async with self._lock:
+            await asyncio.sleep(0)
+            return await in_slices(steps)
