@@ -16,8 +16,8 @@ What must stay true:
 
 import asyncio
 import logging
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 
 from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
 from klamm.broker.finalized_features import SUPPORTED_FEATURES, FinalizedFeatureCache
@@ -63,7 +63,8 @@ class Broker:
         self._environment = environment
         self._authorizer = authorizer or AllowEverything()
         self._quotas = quotas or NoQuotas()
-        self._closing = AsyncExitStack()
+        # Not an AsyncExitStack: where a stop is cancelled, or its process killed, that would go on with the next step.
+        self._closing: list[Callable[[], Awaitable[object] | None]] = []
         self.zookeeper = ZooKeeperSession(environment, config, self._fail)
         self._finalized_features = FinalizedFeatureCache(
             SUPPORTED_FEATURES, config.inter_broker_protocol_version, lambda: self.zookeeper.store, self._fail
@@ -111,7 +112,7 @@ class Broker:
 
     async def _find_identity(self) -> None:
         """Begins the ZooKeeper session, and learns which broker of which cluster this is and how it is configured."""
-        self._closing.push_async_callback(self.zookeeper.stop)
+        self._closing.append(self.zookeeper.stop)
         await self.zookeeper.start()
         store = self.zookeeper.store
         await store.create_persistent_paths()
@@ -147,9 +148,9 @@ class Broker:
 
     async def _open_logs(self, parts: BrokerParts) -> None:
         if parts.metrics_endpoint is not None:
-            self._closing.callback(parts.metrics_endpoint.stop)
-        self._closing.push_async_callback(parts.controller.shutdown)
-        self._closing.push_async_callback(parts.log_manager.stop)
+            self._closing.append(parts.metrics_endpoint.stop)
+        self._closing.append(parts.controller.shutdown)
+        self._closing.append(parts.log_manager.stop)
         topics = await self.zookeeper.store.topic_names()
         await parts.topic_configs.load(topics)
         await parts.log_manager.load({topic: log_config(parts.topic_configs.of(topic)) for topic in topics})
@@ -157,10 +158,10 @@ class Broker:
     async def _register(self, parts: BrokerParts) -> None:
         """Takes the ports and makes this broker known."""
         # From here on a stop writes high watermarks: the directories are known to be this broker's.
-        self._closing.callback(parts.controller_channel.close)
-        self._closing.push_async_callback(parts.isr_changes.stop)
-        self._closing.push_async_callback(parts.replica_manager.stop)
-        self._closing.push_async_callback(parts.listeners.stop)
+        self._closing.append(parts.controller_channel.close)
+        self._closing.append(parts.isr_changes.stop)
+        self._closing.append(parts.replica_manager.stop)
+        self._closing.append(parts.listeners.stop)
         await parts.listeners.bind()
         if parts.metrics_endpoint is not None:
             # Before the registration, which tells the port.
@@ -173,11 +174,11 @@ class Broker:
         parts.log_manager.start()
         await parts.offsets_topic.load()
         # Stopped before the requests under way are waited for: joins wait for minutes.
-        self._closing.push_async_callback(parts.group_coordinator.stop)
+        self._closing.append(parts.group_coordinator.stop)
         parts.group_coordinator.start()
-        self._closing.push_async_callback(parts.metadata_updates.stop)
-        self._closing.push_async_callback(parts.config_changes.stop)
-        self._closing.callback(parts.log_dir_failures.stop)
+        self._closing.append(parts.metadata_updates.stop)
+        self._closing.append(parts.config_changes.stop)
+        self._closing.append(parts.log_dir_failures.stop)
         parts.log_dir_failures.start()
         # Before the controller, which may be this broker's own and then tells it at once what it leads.
         await parts.listeners.start()
@@ -186,7 +187,7 @@ class Broker:
         await parts.controller.startup(self.zookeeper.store)
         parts.config_changes.start()
         self.zookeeper.keep(parts.controller.session_expired, self._set_up_session)
-        self._closing.push_async_callback(self._hand_over, parts)
+        self._closing.append(partial(self._hand_over, parts))
         _log.info("broker %d of cluster %s serves %s", self.broker_id, self.cluster_id, parts.listeners.addresses)
 
     # -- sessions -------------------------------------------------------------------------------------------------
@@ -219,7 +220,10 @@ class Broker:
 
     async def stop(self) -> None:
         """Stops cleanly; also after a failed or partial start."""
-        await self._closing.aclose()
+        while self._closing:
+            ending = self._closing.pop()()
+            if ending is not None:
+                await ending
 
     async def _hand_over(self, parts: BrokerParts) -> None:
         """Leaves the leaderships to other brokers, unless this one has failed."""

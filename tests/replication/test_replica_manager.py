@@ -202,7 +202,7 @@ async def test_many_partitions_at_once(broker):
 
 
 def test_a_directory_may_fail_while_many_partitions_change(tmp_path, monkeypatch):
-    monkeypatch.setattr(state_changes, "SLICE_MS", 0)  # others have the loop after every partition
+    monkeypatch.setattr(state_changes, "SLICE", 1)  # others have the loop after every partition
 
     async def run(broker):
         await broker.tell(*(state(number, leader=2 - number % 2) for number in range(20)))
