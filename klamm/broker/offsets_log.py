@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import NamedTuple
 
-from klamm.broker.topic_admin import OFFSETS_TOPIC
 from klamm.config.current import CurrentConfig
 from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch
 from klamm.environment import Environment
@@ -38,7 +37,8 @@ from klamm.protocol.record_batch import (
     decompress,
     iterate_batches,
 )
-from klamm.replication.partition import NO_EPOCH, Partition
+from klamm.protocol.vocabulary import ACKS_ALL, ACKS_NONE, GROUP_METADATA_TOPIC_NAME, NO_EPOCH
+from klamm.replication.partition import Partition
 from klamm.replication.replica_manager import ProduceResult, ReplicaManager
 from klamm.slices import Slices
 from klamm.storage.producer_state import AppendOrigin
@@ -49,8 +49,6 @@ SHARED_BATCH_MAX_BYTES = 64 * 1024
 # More than a record's lengths, deltas and attributes take.
 RECORD_OVERHEAD_BYTES = 24
 
-ACKS_NONE = 0
-ACKS_ALL = -1
 
 # What a reader decodes in one slice at most, and what it decompresses without leaving the loop.
 BATCHES_PER_SLICE = 1_000
@@ -98,7 +96,7 @@ class OffsetsLog:
         self._queued: dict[int, deque[_Append]] = {}
 
     def is_leader(self, partition: int) -> bool:
-        hosted = self._replica_manager.hosted_partition((OFFSETS_TOPIC, partition))
+        hosted = self._replica_manager.hosted_partition((GROUP_METADATA_TOPIC_NAME, partition))
         return hosted is not None and hosted.is_leader
 
     # -- append ---------------------------------------------------------------------------------------------------
@@ -114,7 +112,7 @@ class OffsetsLog:
             self._queue(partition, _Append(part, None, term))
 
     def _term(self, partition: int) -> _Term:
-        hosted = self._replica_manager.hosted_partition((OFFSETS_TOPIC, partition))
+        hosted = self._replica_manager.hosted_partition((GROUP_METADATA_TOPIC_NAME, partition))
         return _Term(hosted, NO_EPOCH if hosted is None else hosted.leading_since_epoch)
 
     def _queue(self, partition: int, append: _Append) -> None:
@@ -179,7 +177,7 @@ class OffsetsLog:
                 offset += len(append.records)
 
         if acks == ACKS_ALL:
-            appended = [(OFFSETS_TOPIC, partition, result)]
+            appended = [(GROUP_METADATA_TOPIC_NAME, partition, result)]
             self._replica_manager.when_replicated(appended, config.offsets_commit_timeout_ms, answer)
         else:
             answer()
@@ -190,11 +188,11 @@ class OffsetsLog:
         codec = CompressionType(self._config.current.offsets_topic_compression_codec)
         batch = build_batch([Record(key, value, now_ms) for key, value in records], codec=codec)
         return self._replica_manager.append_records(
-            OFFSETS_TOPIC, partition, memoryview(batch), acks, AppendOrigin.COORDINATOR
+            GROUP_METADATA_TOPIC_NAME, partition, memoryview(batch), acks, AppendOrigin.COORDINATOR
         )
 
     def _shared_batch_max_bytes(self, partition: int) -> int:
-        hosted = self._replica_manager.hosted_partition((OFFSETS_TOPIC, partition))
+        hosted = self._replica_manager.hosted_partition((GROUP_METADATA_TOPIC_NAME, partition))
         limit = SHARED_BATCH_MAX_BYTES
         return limit if hosted is None else min(limit, hosted.log.config.max_message_bytes // 2)
 
@@ -204,7 +202,7 @@ class OffsetsLog:
         # What was to be appended before is there then, or has been refused.
         while partition in self._queued:  # noqa: ASYNC110  # Each step of the loop appends some of it.
             await asyncio.sleep(0)
-        log = self._replica_manager.partition(OFFSETS_TOPIC, partition).log
+        log = self._replica_manager.partition(GROUP_METADATA_TOPIC_NAME, partition).log
         if log.is_truncation_unsynced:
             # The first append, which comes when all is read, would do it on the loop.
             await log.flush()
@@ -219,7 +217,7 @@ class OffsetsLog:
             )
             if fetched.next_offset <= offset:
                 # A part of the groups must not pass for all of them.
-                reason = f"{OFFSETS_TOPIC}-{partition} ends at offset {offset} instead of {end}"
+                reason = f"{GROUP_METADATA_TOPIC_NAME}-{partition} ends at offset {offset} instead of {end}"
                 raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, reason)
             offset = fetched.next_offset
             for position, header in iterate_batches(fetched.data):

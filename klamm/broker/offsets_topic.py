@@ -15,10 +15,11 @@ from collections.abc import Callable
 
 from klamm.broker.auto_topic_creation import AutoTopicCreation
 from klamm.broker.metadata_cache import NO_LEADER, Endpoint, MetadataCache
-from klamm.broker.topic_admin import OFFSETS_TOPIC, NewTopic
+from klamm.broker.topic_admin import NewTopic
 from klamm.config.current import CurrentConfig
 from klamm.coordinator.group_metadata_manager import UNKNOWN_PARTITION, partition_for
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from klamm.znodes.store import KafkaZooKeeper
 
 _log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ class OffsetsTopic:
         if self._partition_count == 0:
             # The controller may have told of the topic before this broker's ZooKeeper server has heard of it.
             await self._zookeeper().sync()
-            assignment = await self._zookeeper().topic_assignment(OFFSETS_TOPIC)
+            assignment = await self._zookeeper().topic_assignment(GROUP_METADATA_TOPIC_NAME)
             if assignment is not None:
                 self._partition_count = len(assignment.partitions)
 
@@ -57,7 +58,7 @@ class OffsetsTopic:
         """The topic as this broker's configuration wants it, and Kafka's demand of it."""
         config = self._config.current
         return NewTopic(
-            OFFSETS_TOPIC,
+            GROUP_METADATA_TOPIC_NAME,
             config.offsets_topic_num_partitions,
             config.offsets_topic_replication_factor,
             configs={
@@ -74,13 +75,13 @@ class OffsetsTopic:
         coordinator: clients ask again.
         """
         snapshot = await self._metadata_cache.first_snapshot()
-        if OFFSETS_TOPIC not in snapshot.topics:
+        if GROUP_METADATA_TOPIC_NAME not in snapshot.topics:
             await self._create()
-            raise _not_available(f"{OFFSETS_TOPIC} is being created")
+            raise _not_available(f"{GROUP_METADATA_TOPIC_NAME} is being created")
         partition = self.partition_for(group_id)
-        state = snapshot.partition(OFFSETS_TOPIC, partition)
+        state = snapshot.partition(GROUP_METADATA_TOPIC_NAME, partition)
         if state is None or state.leader == NO_LEADER:
-            raise _not_available(f"{OFFSETS_TOPIC}-{partition} has no leader")
+            raise _not_available(f"{GROUP_METADATA_TOPIC_NAME}-{partition} has no leader")
         endpoint = snapshot.endpoint(state.leader, listener_name)
         if endpoint is None:
             raise _not_available(f"broker {state.leader} cannot be reached through listener {listener_name}")
@@ -88,10 +89,10 @@ class OffsetsTopic:
 
     async def _create(self) -> None:
         """Does not wait for leaders. Raises KafkaError COORDINATOR_NOT_AVAILABLE with the reason when it cannot be."""
-        error = (await self._auto_topic_creation.create([self.new_topic()])).get(OFFSETS_TOPIC)
+        error = (await self._auto_topic_creation.create([self.new_topic()])).get(GROUP_METADATA_TOPIC_NAME)
         if error is not None:
-            _log.warning("%s cannot be created, so no group has a coordinator: %s", OFFSETS_TOPIC, error)
-            raise _not_available(f"{OFFSETS_TOPIC} cannot be created: {error.message or error.code.name}")
+            _log.warning("%s cannot be created, so no group has a coordinator: %s", GROUP_METADATA_TOPIC_NAME, error)
+            raise _not_available(f"{GROUP_METADATA_TOPIC_NAME} cannot be created: {error.message or error.code.name}")
 
 
 def _not_available(message: str) -> KafkaError:

@@ -32,7 +32,7 @@ from klamm.broker.quotas import Quotas
 from klamm.broker.registration import Registrar
 from klamm.broker.security import Authorizer
 from klamm.broker.services import Services
-from klamm.broker.topic_admin import OFFSETS_TOPIC, TopicAdmin
+from klamm.broker.topic_admin import TopicAdmin
 from klamm.broker.topic_configs import TopicConfigs
 from klamm.broker.zookeeper_session import ZooKeeperSession
 from klamm.config.broker import BrokerConfig
@@ -47,6 +47,7 @@ from klamm.environment import Environment
 from klamm.metrics import Metrics
 from klamm.net.response_memory import ResponseMemory
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from klamm.replication.alter_isr import AlterIsrManager
 from klamm.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.replication.partition import Partition
@@ -265,7 +266,7 @@ class BrokerParts:
     def _leadership_changed(self, key: TopicPartition, leads: bool, leader_epoch: int | None) -> None:
         """The leader of a partition of the offsets topic coordinates its groups."""
         topic, partition = key
-        if topic != OFFSETS_TOPIC:
+        if topic != GROUP_METADATA_TOPIC_NAME:
             return
         if leads and leader_epoch is not None:
             self.group_coordinator.on_election(partition, leader_epoch)

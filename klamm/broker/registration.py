@@ -14,11 +14,11 @@ from klamm.broker.session_file import read_sessions, write_sessions
 from klamm.config.versions import ApiVersion
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.znodes import brokers as znodes
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.store import KafkaZooKeeper
 
-NO_EPOCH = -1
 NO_PORT = -1
 
 

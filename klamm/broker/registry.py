@@ -8,10 +8,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from klamm.broker.security import CLUSTER_NAME, OPERATIONS, Client, Operation, ResourceType
+from klamm.broker.security import CLUSTER_NAME, OPERATIONS, Client, Operation
 from klamm.net.server import ServerConnection
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey
+from klamm.protocol.vocabulary import ResourceType
 
 if TYPE_CHECKING:
     from klamm.broker.services import Services

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
+from klamm.protocol.vocabulary import ResourceType
+
 ANONYMOUS = "User:ANONYMOUS"
 CLUSTER_NAME = "kafka-cluster"
 # What requests about access control lists are told where there is no authorizer.
@@ -26,15 +28,6 @@ class Operation(IntEnum):
     DESCRIBE_CONFIGS = 10
     ALTER_CONFIGS = 11
     IDEMPOTENT_WRITE = 12
-
-
-class ResourceType(IntEnum):
-    """`org.apache.kafka.common.resource.ResourceType`, with its codes on the wire."""
-
-    TOPIC = 2
-    GROUP = 3
-    CLUSTER = 4
-    TRANSACTIONAL_ID = 5
 
 
 # Which operations exist on a resource (`AclEntry.supportedOperations`).

@@ -28,8 +28,6 @@ from klamm.slices import each
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import MAX_TOPIC_NAME_LENGTH, is_legal_topic_name
 
-OFFSETS_TOPIC = "__consumer_offsets"
-INTERNAL_TOPICS = (OFFSETS_TOPIC, "__transaction_state")
 # In CreateTopics: take the broker's default.
 UNSET = -1
 # In one request. Kafka has no such bound, so there one number that is too large takes all memory.

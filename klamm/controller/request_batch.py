@@ -29,7 +29,6 @@ from klamm.protocol.leader_and_isr import (
 )
 from klamm.protocol.stop_replica import (
     EPOCH_DURING_DELETE,
-    NO_EPOCH,
     STATES_FROM,
     StopReplicaPartitionState,
     StopReplicaRequest,
@@ -45,6 +44,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataResponse,
     UpdateMetadataTopic,
 )
+from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.znodes.brokers import SECURITY_PROTOCOLS, BrokerRegistration
 from klamm.znodes.topics import LeaderAndIsr, TopicPartition
 

@@ -28,6 +28,7 @@ from klamm.protocol.primitives import (
     string,
 )
 from klamm.protocol.schema import LIST, Answered, Api
+from klamm.protocol.vocabulary import NO_EPOCH
 
 THROTTLE_TIME_FROM = 3
 LAST_WITH_RETENTION = 4
@@ -37,7 +38,6 @@ FLEXIBLE_FROM = 8
 MAX_ELEMENTS = 100_000
 RESPONSE_MAX_ELEMENTS = 10_000_000
 
-NO_LEADER_EPOCH = -1
 NO_RETENTION = -1
 
 _INT32 = struct.Struct(">i")
@@ -54,7 +54,7 @@ class PartitionOffset(NamedTuple):
 
     partition: int
     offset: int
-    leader_epoch: int = NO_LEADER_EPOCH
+    leader_epoch: int = NO_EPOCH
     metadata: str | None = ""
 
 
@@ -104,7 +104,7 @@ def request_decoder(version: int) -> Callable[[Buffer, int], OffsetCommitRequest
         # The shortest note takes a byte, its length.
         check_count(count, fixed_bytes + 1, frame, position, elements)
         partitions = []
-        leader_epoch = NO_LEADER_EPOCH
+        leader_epoch = NO_EPOCH
         for _ in range(count):
             if has_leader_epoch:
                 partition, offset, leader_epoch = _OFFSET_AND_EPOCH.unpack_from(frame, position)

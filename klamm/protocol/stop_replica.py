@@ -25,9 +25,9 @@ from klamm.protocol.control_topics import (
 )
 from klamm.protocol.primitives import Buffer, Steps, check_end, in_one_go, skip_tagged_fields
 from klamm.protocol.schema import WHOLE, Answered, Api
+from klamm.protocol.vocabulary import NO_EPOCH
 
 # Leader epochs: the version or the controller does not know it; the topic is being deleted.
-NO_EPOCH = -1
 EPOCH_DURING_DELETE = -2
 
 GROUPED_FROM = 1

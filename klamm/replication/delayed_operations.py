@@ -9,8 +9,9 @@ from typing import NamedTuple
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
+from klamm.protocol.vocabulary import READ_COMMITTED
 from klamm.purgatory import DelayedOperation
-from klamm.replication.partition import READ_COMMITTED, Partition
+from klamm.replication.partition import Partition
 from klamm.znodes.topics import TopicPartition
 
 # What a client wants of one partition: the topic, and the rest as the request says it.

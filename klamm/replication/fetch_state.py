@@ -9,7 +9,7 @@ from typing import Protocol
 
 from klamm.protocol.fetch import FetchPartition
 from klamm.protocol.primitives import Buffer
-from klamm.storage.leader_epoch_cache import NO_EPOCH
+from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.storage.log import AppendInfo, Log
 from klamm.storage.truncation import Truncation
 

@@ -35,17 +35,11 @@ from klamm.config.broker import BrokerConfig
 from klamm.net.client import ClientError
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse, FetchResponsePartition
+from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, NO_EPOCH
 from klamm.replication.fetch_session_client import INITIAL_EPOCH, FetchSessionClient
 from klamm.replication.fetch_state import FollowerPartition, PartitionFetch, truncation_offset
-from klamm.replication.leader_endpoint import (
-    EARLIEST_TIMESTAMP,
-    LATEST_TIMESTAMP,
-    Interrupted,
-    LeaderEndpoint,
-    LeaderOffset,
-)
+from klamm.replication.leader_endpoint import Interrupted, LeaderEndpoint, LeaderOffset
 from klamm.slices import Slices, slices
-from klamm.storage.leader_epoch_cache import NO_EPOCH
 from klamm.tasks import OnFailure, start_task
 from klamm.znodes.topics import TopicPartition
 

@@ -20,9 +20,6 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.schema import Answered
 from klamm.znodes.topics import TopicPartition
 
-LATEST_TIMESTAMP = -1
-EARLIEST_TIMESTAMP = -2
-
 # A batch may be as large as message.max.bytes of its topic allows, and the follower has to take it.
 _MAX_RESPONSE_BYTES = 2**31 - 1
 

@@ -20,6 +20,7 @@ from klamm.config.topic import TopicConfig
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
 from klamm.protocol.record_batch import Buffer, iterate_batches
+from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, NO_EPOCH, READ_COMMITTED
 from klamm.replication.isr import (
     CommittedIsr,
     IsrState,
@@ -36,14 +37,6 @@ from klamm.storage.batch_inspection import Inspected
 from klamm.storage.log import AppendInfo, AppendOrigin, Log
 from klamm.storage.truncation import Truncation
 from klamm.znodes.topics import NO_LEADER
-
-NO_EPOCH = -1
-
-READ_UNCOMMITTED = 0
-READ_COMMITTED = 1
-
-LATEST_TIMESTAMP = -1
-EARLIEST_TIMESTAMP = -2
 
 _log = logging.getLogger(__name__)
 

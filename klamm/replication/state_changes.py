@@ -42,11 +42,11 @@ from klamm.protocol.leader_and_isr import (
     LeaderAndIsrTopicErrors,
 )
 from klamm.protocol.primitives import Steps
-from klamm.protocol.stop_replica import NO_EPOCH, StopReplicaRequest
+from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataPartitionState, UpdateMetadataRequest
+from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.replication.fetch_state import InitialFetchState
 from klamm.replication.hosted_partitions import HostedPartitions, WantedLog
-from klamm.replication.partition import NO_EPOCH as NO_LEADER_EPOCH
 from klamm.replication.partition import Partition
 from klamm.replication.ports import FollowerFetchers, LiveBroker, TopicConfigSource
 from klamm.replication.state_change_lines import LeaderAndIsrLines, Origin, StateChangeLines, StopReplicaLines
@@ -148,13 +148,13 @@ class StateChanges:
         if not is_replica:
             self.leave(partition, state.leader, state.leader_epoch)
         elif partition.is_leader:
-            partition.step_down(state.leader, NO_LEADER_EPOCH)
+            partition.step_down(state.leader, NO_EPOCH)
             self._on_change(partition.topic_partition)
         else:
             return False
         return True
 
-    def leave(self, partition: Partition, leader_id: int = NO_LEADER, leader_epoch: int = NO_LEADER_EPOCH) -> None:
+    def leave(self, partition: Partition, leader_id: int = NO_LEADER, leader_epoch: int = NO_EPOCH) -> None:
         """This broker is no replica of a hosted partition any more. Its log stays, and can serve if it is one again."""
         self._followers.remove_fetchers([partition.topic_partition])
         partition.step_down(leader_id, leader_epoch)

@@ -13,7 +13,6 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from klamm.broker.topic_admin import OFFSETS_TOPIC
 from klamm.controller.leader_election import ElectionType
 from klamm.net.client import ClientError
 from klamm.net.cluster import RETRIABLE_ERRORS, RetryPolicy
@@ -25,6 +24,7 @@ from klamm.protocol.apis.incremental_alter_configs import IncrementalAlterConfig
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, ConfigResourceType
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.workload import create_topic, delete_topic
 from klamm.znodes.topics import TopicAssignment
@@ -65,7 +65,6 @@ BROKER_CONFIGS = {
     "message.max.bytes": ("200000", "1000000"),
     "log.flush.interval.ms": ("5000", "50000"),
 }
-TOPIC_RESOURCE, BROKER_RESOURCE = 2, 4
 SET, DELETE = 0, 1
 
 
@@ -203,7 +202,7 @@ class Administrator:
     async def _grow(self) -> None:
         topic = self._topic()
         # Which group belongs to which partition depends on how many there are.
-        if topic is None or topic == OFFSETS_TOPIC or len(self._state.replicas(topic)) >= MAX_PARTITIONS:
+        if topic is None or topic == GROUP_METADATA_TOPIC_NAME or len(self._state.replicas(topic)) >= MAX_PARTITIONS:
             return
         struct = CreatePartitionsRequest.CreatePartitionsTopic
         count = len(self._state.replicas(topic)) + 1
@@ -248,19 +247,19 @@ class Administrator:
     async def _configure_topic(self) -> None:
         topic = self._topic()
         if topic is not None:
-            await self._configure(TOPIC_RESOURCE, topic, self._topic_configs, self._client.send_to_any)
+            await self._configure(ConfigResourceType.TOPIC, topic, self._topic_configs, self._client.send_to_any)
 
     async def _configure_brokers(self) -> None:
         """All brokers, or one of them, which alone takes a change of its own configuration."""
         broker_id = self._random.choice((None, *self._cluster.brokers))
         if broker_id is None:
-            await self._configure(BROKER_RESOURCE, "", BROKER_CONFIGS, self._client.send_to_any)
+            await self._configure(ConfigResourceType.BROKER, "", BROKER_CONFIGS, self._client.send_to_any)
         else:
 
             def send(*arguments: Any, **options: Any) -> Awaitable[Any]:
                 return self._client.send_to_broker(broker_id, *arguments, **options)
 
-            await self._configure(BROKER_RESOURCE, str(broker_id), BROKER_CONFIGS, send)
+            await self._configure(ConfigResourceType.BROKER, str(broker_id), BROKER_CONFIGS, send)
 
     async def _configure(
         self, kind: int, name: str, configs: Mapping[str, Sequence[str]], send: Callable[..., Awaitable[Any]]

@@ -21,12 +21,12 @@ import random
 from collections.abc import Callable, Collection, Sequence
 
 from klamm.broker.broker import Broker, BrokerStartError
-from klamm.broker.topic_admin import OFFSETS_TOPIC
 from klamm.config.broker import BrokerConfig
 from klamm.coordinator.group_metadata_manager import partition_for
 from klamm.net.client import Address, ConnectionOptions
 from klamm.net.cluster import ClusterClient, RetryPolicy
 from klamm.protocol.errors import KafkaError
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from klamm.simulation.deletion_witness import WitnessedBroker
 from klamm.simulation.ensemble import EnsembleServer, Lag
 from klamm.simulation.process import ProcessDead, SimulationFailure
@@ -320,7 +320,9 @@ class SimulatedCluster:
     def coordinator(self, group_id: str) -> int:
         """The broker that leads the group's partition, as ZooKeeper names it; -1 when there is none. KeyError while
         there is no topic for the offsets."""
-        return self.leader(OFFSETS_TOPIC, partition_for(group_id, len(self.state.replicas(OFFSETS_TOPIC))))
+        return self.leader(
+            GROUP_METADATA_TOPIC_NAME, partition_for(group_id, len(self.state.replicas(GROUP_METADATA_TOPIC_NAME)))
+        )
 
     def isr(self, topic: str, partition: int) -> tuple[int, ...]:
         """The in-sync replicas as ZooKeeper names them."""

@@ -15,12 +15,12 @@ from typing import TypeVar
 from klamm.broker.broker import Broker
 from klamm.broker.parts import BrokerParts
 from klamm.broker.services import Services
-from klamm.broker.topic_admin import OFFSETS_TOPIC
 from klamm.config.broker import BrokerConfig
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataRequest
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from klamm.simulation.process import SimulationFailure
 from klamm.tasks import OnFailure, start_task
 from klamm.znodes.topics import TopicPartition
@@ -68,7 +68,7 @@ def _terms(services: Services) -> dict[int, int]:
     return {
         number: partition.leading_since_epoch
         for (topic, number), partition in services.replica_manager.partitions.items()
-        if topic == OFFSETS_TOPIC and partition.is_leader
+        if topic == GROUP_METADATA_TOPIC_NAME and partition.is_leader
     }
 
 

@@ -14,12 +14,13 @@ from klamm.protocol.apis.metadata import MetadataRequest
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import Record, decode_records, iterate_batches
+from klamm.protocol.vocabulary import ACKS_ALL
 from klamm.simulation.agreement import disagreements, hosted_partition, leftovers, uncommitted
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.process import Process, SimulationFailure
 from klamm.simulation.trace import checksum
-from klamm.simulation.workload import ALL_REPLICAS, Producer, Workload
+from klamm.simulation.workload import Producer, Workload
 from klamm.znodes.topics import NO_LEADER, TopicPartition
 
 CONVERGENCE_TIMEOUT_S = 180.0
@@ -143,7 +144,7 @@ async def judge(cluster: SimulatedCluster, workload: Workload, whole: Whole | No
     for producer in workload.producers:
         log = _leader_log(cluster, producer.key)
         records = _records(log)
-        if producer.acks == ALL_REPLICAS:
+        if producer.acks == ACKS_ALL:
             _check_acknowledged(cluster, producer, log, records)
         else:
             epoch = cluster.state.partition(*producer.key).leader_epoch

@@ -25,6 +25,7 @@ from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
+from klamm.protocol.vocabulary import ACKS_ALL, ACKS_LEADER
 from klamm.simulation.world import World
 from klamm.znodes.topics import TopicPartition
 
@@ -32,8 +33,6 @@ FIRST_TIMESTAMP_MS = 1_609_459_200_000
 ATTEMPT_TIMEOUT_MS = 5_000
 BACK_OFF_S = 0.1
 FAILURES_UNTIL_NEW_CLIENT = 5
-ALL_REPLICAS = -1
-ONLY_LEADER = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ class Producer:
         progress: asyncio.Event,
         *,
         idempotent: bool,
-        acks: int = ALL_REPLICAS,
+        acks: int = ACKS_ALL,
     ) -> None:
         self.key = key
         self.idempotent = idempotent
@@ -232,7 +231,7 @@ class Workload:
             for key, idempotent in is_idempotent.items()
         ]
         self.producers += [
-            Producer(new_client, key, world.random, self._progress, idempotent=False, acks=ONLY_LEADER)
+            Producer(new_client, key, world.random, self._progress, idempotent=False, acks=ACKS_LEADER)
             for key in (*only_leader, *unread)
         ]
         self._producing: list[asyncio.Future[None]] = []

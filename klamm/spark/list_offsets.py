@@ -9,14 +9,11 @@ from typing import Any, NamedTuple
 
 from klamm.net.cluster import PartitionMetadata
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest
-from klamm.spark.options import TopicPartition
+from klamm.protocol.vocabulary import NO_EPOCH, READ_UNCOMMITTED, TopicPartition
 
 CONSUMER = -1
 DEBUGGING_CONSUMER = -2
 """The replica id of who wants the end of the leader's log, not the high watermark."""
-
-READ_UNCOMMITTED, READ_COMMITTED = 0, 1
-UNKNOWN_EPOCH = -1
 
 
 class Asked(NamedTuple):
@@ -28,7 +25,7 @@ class Asked(NamedTuple):
 
 def asked_at(timestamp: int, state: PartitionMetadata | None) -> Asked:
     """What is asked of a partition whose state is known, or not."""
-    return Asked(timestamp, UNKNOWN_EPOCH if state is None else state.leader_epoch)
+    return Asked(timestamp, NO_EPOCH if state is None else state.leader_epoch)
 
 
 def list_offsets_request(

@@ -17,8 +17,8 @@ from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
+from klamm.protocol.vocabulary import TopicPartition
 from klamm.spark.network import call
-from klamm.spark.options import TopicPartition
 from klamm.spark.settings import ClientOptions
 
 logger = logging.getLogger(__name__)

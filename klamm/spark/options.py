@@ -18,16 +18,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from klamm.net.security import PROPERTIES, REFUSED, SecurityError, security_options
+from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from klamm.spark.settings import ClientOptions, FetchOptions, ProducerOptions
 
 if TYPE_CHECKING:
     from klamm.net.client import Address
 
-EARLIEST = -2
-LATEST = -1
 """What stands for an offset in JSON, as in the ListOffsets request."""
 
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000
@@ -38,16 +37,6 @@ _LONG_MAX = 2**63 - 1
 
 class OptionError(ValueError):
     """An option is wrong; the message says which and what is allowed."""
-
-
-class TopicPartition(NamedTuple):
-    """One partition; sorts by topic and number."""
-
-    topic: str
-    partition: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +52,7 @@ class Bound(Enum):
     """How a `Limit` says where reading begins or ends."""
 
     OFFSETS = "offsets"
-    """An offset, EARLIEST or LATEST; for each partition, or for all."""
+    """An offset, EARLIEST_TIMESTAMP or LATEST_TIMESTAMP; for each partition, or for all."""
     TIMESTAMPS = "timestamps"
     """The first record at or after this many milliseconds since the epoch; for each partition, or for all."""
 
@@ -225,11 +214,11 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         for name in ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp"):
             if given.text(name) is not None:
                 raise OptionError(f"option {name} is for batch queries; a streaming query has no end")
-    starting = _limit(given, "starting", LATEST if streaming else EARLIEST)
-    ending = _limit(given, "ending", LATEST)
+    starting = _limit(given, "starting", LATEST_TIMESTAMP if streaming else EARLIEST_TIMESTAMP)
+    ending = _limit(given, "ending", LATEST_TIMESTAMP)
     if not streaming:
-        _forbid(starting, LATEST, "a batch query cannot begin at latest")
-        _forbid(ending, EARLIEST, "a batch query cannot end at earliest")
+        _forbid(starting, LATEST_TIMESTAMP, "a batch query cannot begin at latest")
+        _forbid(ending, EARLIEST_TIMESTAMP, "a batch query cannot end at earliest")
         _check_order(starting, ending)
     minimum = given.number("minOffsetsPerTrigger", 1, _LONG_MAX)
     maximum = given.number("maxOffsetsPerTrigger", 1, _LONG_MAX)
@@ -465,12 +454,12 @@ def _limit(given: _Given, side: str, default: int) -> Limit:
     text = given.text(name)
     if text is None:
         return Limit(Bound.OFFSETS, all=default, option=name)
-    words = {"earliest": EARLIEST, "latest": LATEST}
+    words = {"earliest": EARLIEST_TIMESTAMP, "latest": LATEST_TIMESTAMP}
     if text.lower() in words:
         return Limit(Bound.OFFSETS, all=words[text.lower()], option=name)
     if not text.startswith("{"):
         raise OptionError(f'option {name} is {text!r}; allowed: earliest, latest, JSON like {{"topic": {{"0": 23}}}}')
-    return Limit(Bound.OFFSETS, each=_by_partition(name, text, EARLIEST, "offset"), option=name)
+    return Limit(Bound.OFFSETS, each=_by_partition(name, text, EARLIEST_TIMESTAMP, "offset"), option=name)
 
 
 def _by_partition(name: str, text: str, low: int, unit: str) -> tuple[tuple[TopicPartition, int], ...]:

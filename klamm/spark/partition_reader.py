@@ -26,10 +26,16 @@ from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse, FetchResponsePartition
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import (
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    TopicPartition,
+)
 from klamm.spark.decoding import Decoder
-from klamm.spark.list_offsets import CONSUMER, READ_COMMITTED, READ_UNCOMMITTED, asked_at, list_offsets_request
+from klamm.spark.list_offsets import CONSUMER, asked_at, list_offsets_request
 from klamm.spark.network import Work, start
-from klamm.spark.options import EARLIEST, LATEST, TopicPartition
 from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
 
 logger = logging.getLogger(__name__)
@@ -220,7 +226,7 @@ class _Fetcher:
             # A leader returns at least one batch where there is one, so compaction has left none.
             return self._range.end_offset
         # A leader that does not know yet how far its log is committed refuses to tell the end.
-        end = await self._log_offset(connection, state, LATEST)
+        end = await self._log_offset(connection, state, LATEST_TIMESTAMP)
         if end < self._range.end_offset:
             last = self._range.end_offset - 1
             raise _Passing(DataLoss(f"{self}: the log ends at offset {end}, but {offset} to {last} were to be read"))
@@ -233,7 +239,7 @@ class _Fetcher:
 
     async def _out_of_range(self, connection: Connection, state: PartitionMetadata, offset: int) -> Loss:
         """What is lost when the leader has no such offset."""
-        first = await self._log_offset(connection, state, EARLIEST)
+        first = await self._log_offset(connection, state, EARLIEST_TIMESTAMP)
         if offset < first:
             lost = min(first, self._range.end_offset)
             return Loss(
@@ -241,7 +247,7 @@ class _Fetcher:
                 lost,
                 f"{self}: the records from offset {offset} to {lost - 1} were removed, the log begins at {first}",
             )
-        end = await self._log_offset(connection, state, LATEST)
+        end = await self._log_offset(connection, state, LATEST_TIMESTAMP)
         if offset > end:
             message = f"{self}: the log ends at offset {end}, but {offset} to {self._range.end_offset - 1} were there"
             raise _Passing(DataLoss(message), GRACE_MS)

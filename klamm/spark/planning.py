@@ -25,9 +25,17 @@ from klamm.net.client import Disconnected, NotSent
 from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata, TopicMetadata
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.spark.list_offsets import READ_COMMITTED, READ_UNCOMMITTED, asked_at, list_offsets_request
+from klamm.protocol.vocabulary import (
+    EARLIEST_TIMESTAMP,
+    INTERNAL_TOPICS,
+    LATEST_TIMESTAMP,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    TopicPartition,
+)
+from klamm.spark.list_offsets import asked_at, list_offsets_request
 from klamm.spark.network import call
-from klamm.spark.options import EARLIEST, LATEST, Bound, Limit, OptionError, ReadOptions, TopicPartition, Topics
+from klamm.spark.options import Bound, Limit, OptionError, ReadOptions, Topics
 from klamm.spark.settings import DataLoss, PartitionRange
 
 logger = logging.getLogger(__name__)
@@ -39,7 +47,6 @@ Offsets = dict[TopicPartition, int]
 MISSING_TIMEOUT_MS = 5_000
 BACKOFF_MS = 50
 NO_OFFSET = -1
-INTERNAL_TOPICS = ("__consumer_offsets", "__transaction_state")
 
 # No topic can have these names.
 _TOPIC_IDS = "$topicIds"
@@ -127,8 +134,8 @@ async def _check_beginnings(client: ClusterClient, options: ReadOptions, startin
     """
     late = [partition for partition in sorted(ending) if starting[partition] > ending[partition]]
     uncommitted = replace(options, fetch=replace(options.fetch, read_committed=False))
-    log_ends = await _list_offsets(client, uncommitted, dict.fromkeys(late, LATEST))
-    present_ends = await _list_offsets(client, options, dict.fromkeys(late, LATEST))
+    log_ends = await _list_offsets(client, uncommitted, dict.fromkeys(late, LATEST_TIMESTAMP))
+    present_ends = await _list_offsets(client, options, dict.fromkeys(late, LATEST_TIMESTAMP))
     for partition in late:
         start, end = starting[partition], ending[partition]
         if start > log_ends[partition]:
@@ -145,7 +152,7 @@ async def _check_beginnings(client: ClusterClient, options: ReadOptions, startin
 
 def _begins_at_earliest(limit: Limit, partition: TopicPartition) -> bool:
     value = limit.all if limit.each is None else dict(limit.each)[partition]
-    return limit.bound is Bound.OFFSETS and value == EARLIEST
+    return limit.bound is Bound.OFFSETS and value == EARLIEST_TIMESTAMP
 
 
 # -- streaming queries ------------------------------------------------------------------------------------------------
@@ -176,7 +183,7 @@ def latest_position(options: ReadOptions, start: Position) -> Position:
             described = await _describe(client, options, must_exist=False, elsewhere=patience.has_begun)
             partitions = _partitions(options.topics, described)
             try:
-                ends = await _list_offsets(client, options, dict.fromkeys(partitions, LATEST))
+                ends = await _list_offsets(client, options, dict.fromkeys(partitions, LATEST_TIMESTAMP))
             except KafkaError as error:
                 if was_deleted or error.code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
                     raise
@@ -202,7 +209,7 @@ def with_begin(options: ReadOptions, start: Position, latest: Position) -> Posit
         _report_loss(options, loss)
     recreated = _recreated(start, latest)
     known = {tp: start.offsets[tp] for tp in latest.offsets if tp in start.offsets and tp.topic not in recreated}
-    new = {tp: EARLIEST for tp in latest.offsets if tp not in known}
+    new = {tp: EARLIEST_TIMESTAMP for tp in latest.offsets if tp not in known}
     begin = call(options.client, lambda client: _list_offsets(client, options, new)) if new else {}
     for partition, offset in sorted(begin.items()):
         if offset > 0:
@@ -433,7 +440,9 @@ async def _resolve(
                 f" {', '.join(map(str, different))}"
             )
     if limit.bound is Bound.OFFSETS:
-        words = {partition: value for partition, value in wanted.items() if value in (EARLIEST, LATEST)}
+        words = {
+            partition: value for partition, value in wanted.items() if value in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP)
+        }
         return {**wanted, **await _list_offsets(client, options, words)}
     found = await _list_offsets(client, options, wanted)
     late = [partition for partition in partitions if found[partition] == NO_OFFSET]
@@ -442,11 +451,12 @@ async def _resolve(
             f"option {limit.option}: {late[0]} has no record at or after {wanted[late[0]]};"
             " startingOffsetsByTimestampStrategy=latest reads such a partition from its end"
         )
-    return {**found, **await _list_offsets(client, options, dict.fromkeys(late, LATEST))}
+    return {**found, **await _list_offsets(client, options, dict.fromkeys(late, LATEST_TIMESTAMP))}
 
 
 async def _list_offsets(client: ClusterClient, options: ReadOptions, wanted: Mapping[TopicPartition, int]) -> Offsets:
-    """For each partition the first offset at or after a timestamp (NO_OFFSET if there is none), EARLIEST or LATEST.
+    """For each partition the first offset at or after a timestamp (NO_OFFSET if there is none), EARLIEST_TIMESTAMP
+    or LATEST_TIMESTAMP.
 
     Asks again while leaders change, until the client's time for retries is over. Raises KafkaError
     UNKNOWN_TOPIC_OR_PARTITION when a topic is gone for a while.

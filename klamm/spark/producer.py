@@ -34,12 +34,12 @@ from klamm.protocol.record_batch import (
     decode_records,
     parse_header,
 )
+from klamm.protocol.vocabulary import ACKS_ALL
 from klamm.spark.settings import ProducerOptions
 from klamm.tasks import start_task
 
 MAX_IN_FLIGHT = 5
 BACKOFF_S = 0.1
-ALL_REPLICAS = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +284,7 @@ class _Partition:
 
     def _request(self, batch: _Sending) -> BuildRequest[ProduceResponse]:
         timeout_ms = self.options.client.request_timeout_ms
-        request = ProduceRequest(None, ALL_REPLICAS, timeout_ms, [(self.topic, [(self.number, batch.data)])])
+        request = ProduceRequest(None, ACKS_ALL, timeout_ms, [(self.topic, [(self.number, batch.data)])])
         return lambda version: request
 
     def _settle(self, batch: _Sending, result: PartitionProduceResponse) -> bool:

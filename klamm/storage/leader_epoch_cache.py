@@ -9,7 +9,8 @@ Source: kafka.server.epoch.LeaderEpochFileCache.
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 
-NO_EPOCH = -1
+from klamm.protocol.vocabulary import NO_EPOCH
+
 UNDEFINED = (-1, -1)
 
 EpochEntry = tuple[int, int]

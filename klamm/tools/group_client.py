@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, TypeVar
 
+from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.clients import explain_code
 from klamm.tools.errors import ToolError
 
-EARLIEST: Final = -2
-LATEST: Final = -1
 UNKNOWN_OFFSET: Final = -1
 CONSUMER_PROTOCOL: Final = "consumer"
 UNKNOWN_TOPIC_OR_PARTITION: Final = 3
@@ -28,14 +27,6 @@ GROUP_ID_NOT_FOUND: Final = 69
 RETRY_BACKOFF_S: Final = 0.1
 
 T = TypeVar("T")
-
-
-class TopicPartition(NamedTuple):
-    topic: str
-    partition: int
-
-    def __str__(self) -> str:
-        return f"{self.topic}-{self.partition}"
 
 
 @dataclass(frozen=True)
@@ -294,7 +285,8 @@ class GroupClient:
         }
 
     def list_offsets(self, partitions: Iterable[TopicPartition], timestamp: int) -> FoundOffsets:
-        """The first offset of that time (ms) or later in each partition; EARLIEST and LATEST are its ends.
+        """The first offset of that time (ms) or later in each partition; EARLIEST_TIMESTAMP and
+        LATEST_TIMESTAMP are its ends.
 
         UNKNOWN_OFFSET where no record is that late.
         """

@@ -16,8 +16,9 @@ from typing import Final, Protocol
 
 import typer
 
+from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from klamm.tools.errors import ToolError
-from klamm.tools.group_client import EARLIEST, LATEST, UNKNOWN_OFFSET, TopicPartition
+from klamm.tools.group_client import UNKNOWN_OFFSET
 
 # Longer texts are always quoted by Kafka's CSV library; shorter ones where they have a character up to the comma.
 MAX_UNQUOTED_LENGTH: Final = 24
@@ -81,14 +82,14 @@ def plan(reset: Reset, group: str, partitions: Iterable[TopicPartition], offsets
     wanted = sorted(set(partitions))
     match reset.scenario:
         case Scenario.TO_EARLIEST:
-            return Plan(offsets.at(wanted, EARLIEST))
+            return Plan(offsets.at(wanted, EARLIEST_TIMESTAMP))
         case Scenario.TO_LATEST:
-            return Plan(offsets.at(wanted, LATEST))
+            return Plan(offsets.at(wanted, LATEST_TIMESTAMP))
         case Scenario.TO_DATETIME | Scenario.BY_DURATION:
             return Plan(_offsets_at_time(wanted, reset.number, offsets))
         case Scenario.TO_CURRENT:
             committed = offsets.committed(group)
-            latest = offsets.at([each for each in wanted if each not in committed], LATEST)
+            latest = offsets.at([each for each in wanted if each not in committed], LATEST_TIMESTAMP)
             return Plan({each: committed[each] if each in committed else latest[each] for each in wanted})
         case Scenario.TO_OFFSET:
             return _within_range(dict.fromkeys(wanted, reset.number), offsets)
@@ -107,17 +108,17 @@ def plan(reset: Reset, group: str, partitions: Iterable[TopicPartition], offsets
 def _offsets_at_time(
     partitions: Sequence[TopicPartition], timestamp: int, offsets: Offsets
 ) -> dict[TopicPartition, int]:
-    # Negative times are other questions (EARLIEST, LATEST), and no record is from before 1970.
+    # Negative times are other questions (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP), and no record is from before 1970.
     found = dict(offsets.at(partitions, max(0, timestamp)))
     too_late = [each for each in partitions if found[each] == UNKNOWN_OFFSET]
-    found.update(offsets.at(too_late, LATEST))
+    found.update(offsets.at(too_late, LATEST_TIMESTAMP))
     return found
 
 
 def _within_range(requested: Mapping[TopicPartition, int], offsets: Offsets) -> Plan:
     """Offsets moved into what the logs have, each with a warning."""
-    earliest = offsets.at(list(requested), EARLIEST)
-    latest = offsets.at(list(requested), LATEST)
+    earliest = offsets.at(list(requested), EARLIEST_TIMESTAMP)
+    latest = offsets.at(list(requested), LATEST_TIMESTAMP)
     new, warnings = {}, []
     for each, offset in requested.items():
         new[each] = max(earliest[each], min(offset, latest[each]))

@@ -11,7 +11,8 @@ from enum import Enum
 from itertools import groupby
 from typing import Any, Final, NamedTuple
 
-from klamm.tools.group_client import GroupDescription, GroupListing, Member, TopicPartition
+from klamm.protocol.vocabulary import TopicPartition
+from klamm.tools.group_client import GroupDescription, GroupListing, Member
 
 MISSING: Final = "-"
 MIN_WIDTH: Final = 15

@@ -17,10 +17,11 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
+from klamm.protocol.vocabulary import LATEST_TIMESTAMP, TopicPartition
 from klamm.tools import group_views as views
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
 from klamm.tools.errors import EXIT_FAILED, ToolError
-from klamm.tools.group_client import LATEST, GroupClient, GroupDescription, TopicPartition
+from klamm.tools.group_client import GroupClient, GroupDescription
 from klamm.tools.group_resets import (
     MAX_OFFSET,
     Plan,
@@ -342,7 +343,7 @@ def positions(groups: GroupClient, described: Sequence[GroupDescription]) -> lis
     """The offsets of groups; the ends of all their partitions are asked for at once."""
     committed = {each.group: groups.committed(each.group) for each in described if each.state != "Dead"}
     keys = {each.group: _consumed(each, committed.get(each.group, {})) for each in described}
-    ends = groups.list_offsets((key for of_group in keys.values() for key in of_group), LATEST)
+    ends = groups.list_offsets((key for of_group in keys.values() for key in of_group), LATEST_TIMESTAMP)
     return [
         Position(
             each,

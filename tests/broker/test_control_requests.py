@@ -11,7 +11,7 @@ from one_broker import Client, OneBroker, batch, run, until, values
 
 from klamm.broker.broker import Broker
 from klamm.broker.security import Client as Principal
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.environment import SystemEnvironment
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode
@@ -27,6 +27,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopic,
 )
+from klamm.protocol.vocabulary import ResourceType
 
 NONE = ErrorCode.NONE
 STALE_CONTROLLER_EPOCH, STALE_BROKER_EPOCH = ErrorCode.STALE_CONTROLLER_EPOCH, ErrorCode.STALE_BROKER_EPOCH

@@ -9,9 +9,9 @@ from group_wire import become_stable, commit, committed, find_coordinator, join_
 from one_broker import Client, OneBroker, run, until
 
 from klamm.broker.broker import Broker
-from klamm.broker.topic_admin import OFFSETS_TOPIC
 from klamm.environment import SystemEnvironment
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 
 NONE = ErrorCode.NONE
 OFFSETS = {("t", 0): 7}
@@ -58,9 +58,9 @@ async def hand_over(two: Two, former: int) -> None:
     """Has the other broker lead the offsets topic."""
     controller = two.brokers[0].parts.controller
     assert controller is not None and controller.is_active
-    partition = two.brokers[former].parts.replica_manager.hosted_partition((OFFSETS_TOPIC, 0))
+    partition = two.brokers[former].parts.replica_manager.hosted_partition((GROUP_METADATA_TOPIC_NAME, 0))
     await until(lambda: len(partition.isr) == 2)
-    assignment = {(OFFSETS_TOPIC, 0): [1 - former, former]}
+    assignment = {(GROUP_METADATA_TOPIC_NAME, 0): [1 - former, former]}
     request = wire.messages.request_class(wire.ApiKey.ALTER_PARTITION_REASSIGNMENTS)
     topic = request.ReassignableTopic
     body = [
@@ -73,12 +73,12 @@ async def hand_over(two: Two, former: int) -> None:
     snapshot = two.brokers[0].parts.metadata_cache
 
     def is_first() -> bool:
-        return tuple(snapshot.snapshot.partition(OFFSETS_TOPIC, 0).replicas) == (1 - former, former)
+        return tuple(snapshot.snapshot.partition(GROUP_METADATA_TOPIC_NAME, 0).replicas) == (1 - former, former)
 
     await until(is_first)
-    wanted = [elect(topic=OFFSETS_TOPIC, partitions=[0])]
+    wanted = [elect(topic=GROUP_METADATA_TOPIC_NAME, partitions=[0])]
     await two.clients[0].ask(wire.ApiKey.ELECT_LEADERS, election_type=0, topic_partitions=wanted, timeout_ms=10_000)
-    await until(lambda: snapshot.snapshot.partition(OFFSETS_TOPIC, 0).leader == 1 - former)
+    await until(lambda: snapshot.snapshot.partition(GROUP_METADATA_TOPIC_NAME, 0).leader == 1 - former)
 
 
 def test_groups_move_with_the_leader(tmp_path):
@@ -140,7 +140,7 @@ def test_a_commit_that_the_followers_do_not_get_is_not_acknowledged(tmp_path):
         former = await two.coordinator()
         assert await commit(two.clients[former], OFFSETS) == {("t", 0): NONE}
         follower = two.brokers[1 - former].parts.replica_manager
-        follower._followers.remove_fetchers([(OFFSETS_TOPIC, 0)])
+        follower._followers.remove_fetchers([(GROUP_METADATA_TOPIC_NAME, 0)])
         codes = await commit(two.clients[former], {("t", 0): 8})
         assert codes == {("t", 0): ErrorCode.REQUEST_TIMED_OUT}
         assert await committed(two.clients[former]) == OFFSETS
@@ -153,7 +153,7 @@ def test_with_too_few_replicas_in_sync_nothing_is_committed(tmp_path):
         former = await two.coordinator()
         client = two.clients[former]
         assert await commit(client, OFFSETS) == {("t", 0): NONE}
-        partition = two.brokers[former].parts.replica_manager.hosted_partition((OFFSETS_TOPIC, 0))
+        partition = two.brokers[former].parts.replica_manager.hosted_partition((GROUP_METADATA_TOPIC_NAME, 0))
         partition.topic_config = replace(partition.topic_config, min_insync_replicas=3)
         assert await commit(client, {("t", 0): 8}) == {("t", 0): ErrorCode.COORDINATOR_NOT_AVAILABLE}
         joined = await join_fully(client)

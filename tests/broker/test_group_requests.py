@@ -8,11 +8,11 @@ import pytest
 from group_wire import become_stable, commit, committed, fetch_offsets, find_coordinator, join, join_fully, sync
 from one_broker import Client, OneBroker, batch, run, until
 
-from klamm.broker.security import Operation, ResourceType
-from klamm.broker.topic_admin import OFFSETS_TOPIC
+from klamm.broker.security import Operation
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, ResourceType
 
 NONE = ErrorCode.NONE
 SMALL = {
@@ -49,9 +49,9 @@ def test_who_asks_first_has_the_topic_created(tmp_path, version):
         found = await find_coordinator(client, version=version)
         assert (found.error_code, found.node_id) == (NONE, 0)
         assert (found.host, found.port) == cluster.broker.endpoints["PLAINTEXT"]
-        (topic,) = (await describe_topics(client, OFFSETS_TOPIC)).topics
+        (topic,) = (await describe_topics(client, GROUP_METADATA_TOPIC_NAME)).topics
         assert topic.is_internal and len(topic.partitions) == 2
-        assert await configs(client, OFFSETS_TOPIC) == {
+        assert await configs(client, GROUP_METADATA_TOPIC_NAME) == {
             "cleanup.policy": "compact",
             "segment.bytes": "104857600",
             "compression.type": "producer",
@@ -76,10 +76,10 @@ async def configs(client: Client, topic: str) -> dict[str, str]:
 
 def test_metadata_creates_the_topic_with_its_configs(tmp_path):
     async def scenario(cluster, client):
-        answer = await describe_topics(client, OFFSETS_TOPIC)
+        answer = await describe_topics(client, GROUP_METADATA_TOPIC_NAME)
         assert answer.topics[0].error_code == ErrorCode.LEADER_NOT_AVAILABLE
         await find_coordinator(client)
-        assert (await configs(client, OFFSETS_TOPIC))["cleanup.policy"] == "compact"
+        assert (await configs(client, GROUP_METADATA_TOPIC_NAME))["cleanup.policy"] == "compact"
 
     run(tmp_path, scenario, **SMALL)
 
@@ -108,8 +108,8 @@ def test_groups_are_spread_over_all_partitions_as_kafka_spreads_them(tmp_path):
         # String.hashCode of "g" is 103, of "group" 98629247.
         assert [topic.partition_for(group) for group in ("g", "group", "")] == [103 % 7, 98629247 % 7, 0]
         # The number of partitions is fixed while the broker runs, and read again when it starts.
-        assert (await create_partitions(client, OFFSETS_TOPIC, 9)) == NONE
-        await until(lambda: len(cluster.broker.parts.metadata_cache.snapshot.topics[OFFSETS_TOPIC]) == 9)
+        assert (await create_partitions(client, GROUP_METADATA_TOPIC_NAME, 9)) == NONE
+        await until(lambda: len(cluster.broker.parts.metadata_cache.snapshot.topics[GROUP_METADATA_TOPIC_NAME]) == 9)
         assert topic.partition_for("g") == 103 % 7
         await cluster.restart_broker()
         assert cluster.broker.parts.offsets_topic.partition_for("g") == 103 % 9
@@ -320,7 +320,9 @@ def test_the_offsets_topic_is_deleted_and_comes_again(tmp_path):
         other = await cluster.connect()
         waiting = asyncio.create_task(join_fully(other))
         await wire.until_state(client, "PreparingRebalance")
-        offsets_topic = messages.request_class(ApiKey.DELETE_TOPICS).DeleteTopicState(name=OFFSETS_TOPIC, topic_id=None)
+        offsets_topic = messages.request_class(ApiKey.DELETE_TOPICS).DeleteTopicState(
+            name=GROUP_METADATA_TOPIC_NAME, topic_id=None
+        )
         await client.ask(ApiKey.DELETE_TOPICS, topics=[offsets_topic], timeout_ms=10_000)
         assert (await waiting).error_code == ErrorCode.NOT_COORDINATOR
         assert await wire.heartbeat(client, joined) == ErrorCode.NOT_COORDINATOR
@@ -597,8 +599,12 @@ def test_what_a_client_may_do_with_a_group(tmp_path):
 
 def test_only_the_admin_client_writes_to_internal_topics(tmp_path):
     async def scenario(cluster, client):
-        assert (await client.produce(OFFSETS_TOPIC, 0, batch(b"x"))).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
-        body = messages.request_class(ApiKey.PRODUCE)(None, -1, 10_000, [(OFFSETS_TOPIC, [(0, batch(b"x"))])])
+        assert (
+            await client.produce(GROUP_METADATA_TOPIC_NAME, 0, batch(b"x"))
+        ).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+        body = messages.request_class(ApiKey.PRODUCE)(
+            None, -1, 10_000, [(GROUP_METADATA_TOPIC_NAME, [(0, batch(b"x"))])]
+        )
         answer = await client.request(ApiKey.PRODUCE, 9, body, client_id="__admin_client")
         # It is allowed to; but a compacted topic needs keys.
         assert answer.topics[0][1][0].error_code == ErrorCode.INVALID_RECORD

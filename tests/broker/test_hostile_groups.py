@@ -9,7 +9,6 @@ from group_wire import find_coordinator, join, sync
 from hostile_bytes import Hostile, seeds
 from one_broker import Client, OneBroker, run, until
 
-from klamm.broker.topic_admin import OFFSETS_TOPIC
 from klamm.coordinator.group_records import (
     EXPIRING_OFFSET_VALUE_VERSION,
     group_metadata_key,
@@ -19,6 +18,7 @@ from klamm.protocol import messages
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 
 GROUPS = ("a", "b", "c", "d")
 # Only Kafka's own tools may write there; they name themselves so.
@@ -104,12 +104,14 @@ async def take_part(client: Client, hostile: Hostile, group: str) -> None:
 def test_groups_of_hostile_records(tmp_path: Path) -> None:
     async def play(cluster: OneBroker, client: Client, seed: int) -> None:
         hostile = Hostile(seed)
-        body = ProduceRequest(None, 1, 1000, [(OFFSETS_TOPIC, [(0, build_batch(stored(hostile)))])])
+        body = ProduceRequest(None, 1, 1000, [(GROUP_METADATA_TOPIC_NAME, [(0, build_batch(stored(hostile)))])])
         (answer,) = (await client.request(ApiKey.PRODUCE, 9, body, client_id=TOOL)).topics[0][1]
         assert answer.error_code == 0, answer
         # A leader that has followed another meanwhile reads the partition anew.
-        await cluster.begin_leader_epoch(client, OFFSETS_TOPIC, 2 * seed + 1000, leader=1, isr=(1,), replicas=(0, 1))
-        await cluster.begin_leader_epoch(client, OFFSETS_TOPIC, 2 * seed + 1001)
+        await cluster.begin_leader_epoch(
+            client, GROUP_METADATA_TOPIC_NAME, 2 * seed + 1000, leader=1, isr=(1,), replicas=(0, 1)
+        )
+        await cluster.begin_leader_epoch(client, GROUP_METADATA_TOPIC_NAME, 2 * seed + 1001)
         await until(lambda: not cluster.broker.parts.groups.is_loading)
         await ask_everything(client, hostile)
         for group in GROUPS:

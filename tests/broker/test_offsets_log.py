@@ -8,7 +8,6 @@ from group_wire import find_coordinator
 from one_broker import Client, OneBroker, run, until
 
 from klamm.broker.offsets_log import OffsetsLog
-from klamm.broker.topic_admin import OFFSETS_TOPIC
 from klamm.coordinator.ports import Appended
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import (
@@ -20,6 +19,7 @@ from klamm.protocol.record_batch import (
     build_end_transaction_marker,
     iterate_batches,
 )
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 
 NONE = ErrorCode.NONE
 
@@ -40,7 +40,7 @@ def run_log(tmp_path: Any, scenario: Any, **properties: Any) -> None:
 
 
 def hosted(cluster: OneBroker) -> Any:
-    return cluster.broker.parts.replica_manager.hosted_partition((OFFSETS_TOPIC, 0))
+    return cluster.broker.parts.replica_manager.hosted_partition((GROUP_METADATA_TOPIC_NAME, 0))
 
 
 async def all_records(log: OffsetsLog) -> list[tuple[int, bytes | None, bytes | None]]:

@@ -8,11 +8,12 @@ import pytest
 from one_broker import Client, OneBroker, batch, run, values
 
 from klamm.broker.broker import BrokerStartError
-from klamm.broker.registration import NO_EPOCH, Registrar
+from klamm.broker.registration import Registrar
 from klamm.config.versions import ApiVersion
 from klamm.environment import SystemEnvironment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.znodes.brokers import MAX_TEXT_BYTES
 from klamm.zookeeper.client import ZooKeeperClient
 

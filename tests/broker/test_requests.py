@@ -12,7 +12,7 @@ from one_broker import Client, OneBroker, batch, run, values
 
 from klamm.broker.handlers import APIS
 from klamm.broker.security import Client as Principal
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.fetch import FetchPartition, FetchRequest
@@ -22,6 +22,7 @@ from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.record_batch import CompressionType, Record, build_batch
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
+from klamm.protocol.vocabulary import ResourceType
 
 # -- the road of the records
 

@@ -12,12 +12,8 @@ from replicas import T0, TOPIC_ID, Broker, batch, leader_and_isr, settle, state,
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.stop_replica import (
-    NO_EPOCH,
-    StopReplicaPartitionState,
-    StopReplicaRequest,
-    StopReplicaTopic,
-)
+from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
+from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.replication.alter_isr import AlterIsrManager
 from klamm.replication.ports import IsrChange, WrittenIsr
 from klamm.replication.replica_manager import log_config

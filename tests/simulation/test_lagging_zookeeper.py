@@ -13,11 +13,11 @@ from klamm.net.cluster import ClusterClient
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import request_class
+from klamm.protocol.vocabulary import ConfigResourceType
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.workload import create_topic, delete_topic
 from klamm.simulation.world import World
 
-TOPIC_RESOURCE = 2
 CONFIGS = {"cleanup.policy": "compact", "min.insync.replicas": "3"}
 
 
@@ -122,7 +122,7 @@ async def alter(client: ClusterClient, broker_id: int, topic: str, configs: Mapp
     request = request_class(ApiKey.INCREMENTAL_ALTER_CONFIGS)
     resource = request.AlterConfigsResource
     entries = [resource.AlterableConfig(name=k, config_operation=0, value=v) for k, v in configs.items()]
-    resources = [resource(resource_type=TOPIC_RESOURCE, resource_name=topic, configs=entries)]
+    resources = [resource(resource_type=ConfigResourceType.TOPIC, resource_name=topic, configs=entries)]
     response = await client.send_to_broker(
         broker_id,
         ApiKey.INCREMENTAL_ALTER_CONFIGS,
@@ -135,7 +135,7 @@ async def alter(client: ClusterClient, broker_id: int, topic: str, configs: Mapp
 async def describe(client: ClusterClient, broker_id: int, topic: str) -> dict[str, Any]:
     request = request_class(ApiKey.DESCRIBE_CONFIGS)
     resource = request.DescribeConfigsResource
-    resources = [resource(resource_type=TOPIC_RESOURCE, resource_name=topic, configuration_keys=None)]
+    resources = [resource(resource_type=ConfigResourceType.TOPIC, resource_name=topic, configuration_keys=None)]
     response = await client.send_to_broker(
         broker_id,
         ApiKey.DESCRIBE_CONFIGS,

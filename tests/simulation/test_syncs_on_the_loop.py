@@ -17,9 +17,10 @@ from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
 from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.vocabulary import ACKS_LEADER
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.group_workload import GROUP_KEY_TYPE
-from klamm.simulation.workload import ONLY_LEADER, create_topic, delete_topic
+from klamm.simulation.workload import create_topic, delete_topic
 from klamm.simulation.world import World
 
 TOPIC = "events"
@@ -43,7 +44,7 @@ async def connected(world: World) -> AsyncIterator[tuple[ClusterClient, Connecti
 
 async def produce(connection: Connection, partitions: list[int]) -> None:
     batch = build_batch([Record(None, b"value", 0)])
-    request = ProduceRequest(None, ONLY_LEADER, TIMEOUT_MS, [(TOPIC, [(number, batch) for number in partitions])])
+    request = ProduceRequest(None, ACKS_LEADER, TIMEOUT_MS, [(TOPIC, [(number, batch) for number in partitions])])
     response = await connection.send(ApiKey.PRODUCE, lambda _version: request, timeout_ms=TIMEOUT_MS)
     codes = {partition.error_code for _, results in response.topics for partition in results}
     assert codes == {ErrorCode.NONE}

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.spark.options import TopicPartition
+from klamm.protocol.vocabulary import TopicPartition
 from klamm.spark.pipelines.commit_log import (
     ArchivedRange,
     ArchiveError,

@@ -9,8 +9,8 @@ import pytest
 from klamm.net.cluster import ClusterMetadata
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import TopicPartition
 from klamm.spark import offset_commits
-from klamm.spark.options import TopicPartition
 from klamm.spark.settings import ClientOptions
 
 OPTIONS = ClientOptions((("nowhere", 1),))

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from klamm.net.security import SaslOptions, SecurityOptions, TlsOptions
 from klamm.protocol.record_batch import CompressionType
+from klamm.protocol.vocabulary import TopicPartition
 from klamm.spark.options import (
     Bound,
     Limit,
     OptionError,
-    TopicPartition,
     Topics,
     includes_headers,
     parse_addresses,

@@ -14,8 +14,9 @@ from producing import numbered, produce
 from klamm.net.client import ConnectFailed
 from klamm.net.cluster import ClusterClient
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, TopicPartition
 from klamm.spark import planning
-from klamm.spark.options import EARLIEST, OptionError, ReadOptions, TopicPartition, read_options
+from klamm.spark.options import OptionError, ReadOptions, read_options
 from klamm.spark.planning import Position, count_offsets, limit_position, plan_batch, plan_micro_batch, split
 from klamm.spark.settings import DataLoss, PartitionRange
 from klamm.testing.cluster import Cluster
@@ -149,7 +150,10 @@ def begins_at(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
 
     async def removed(client: ClusterClient, options: ReadOptions, wanted: Mapping[TopicPartition, int]) -> dict:
         found = await list_offsets(client, options, wanted)
-        return {partition: first if wanted[partition] == EARLIEST else offset for partition, offset in found.items()}
+        return {
+            partition: first if wanted[partition] == EARLIEST_TIMESTAMP else offset
+            for partition, offset in found.items()
+        }
 
     monkeypatch.setattr(planning, "_list_offsets", removed)
 

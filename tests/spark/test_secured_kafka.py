@@ -20,9 +20,10 @@ from klamm.net.client import AuthenticationFailed, ConnectionOptions, connect
 from klamm.net.sasl import authenticator
 from klamm.net.security import SecurityError, security_options
 from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.vocabulary import TopicPartition
 from klamm.spark import arrow
 from klamm.spark.offset_commits import commit_offsets
-from klamm.spark.options import TopicPartition, read_options, write_options
+from klamm.spark.options import read_options, write_options
 from klamm.spark.partition_reader import read_range
 from klamm.spark.settings import PartitionRange
 from klamm.spark.writing import record_writer

@@ -18,17 +18,10 @@ from kafka.protocol.consumer import (
 )
 from kafka.protocol.metadata import FindCoordinatorResponse
 
+from klamm.protocol.vocabulary import LATEST_TIMESTAMP, TopicPartition
 from klamm.tools import group_client
 from klamm.tools.errors import ToolError
-from klamm.tools.group_client import (
-    LATEST,
-    Coordinator,
-    FoundOffsets,
-    GroupClient,
-    GroupListing,
-    TopicPartition,
-    decode_assignment,
-)
+from klamm.tools.group_client import Coordinator, FoundOffsets, GroupClient, GroupListing, decode_assignment
 
 P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
 UNKNOWN_TOPIC, LEADER_NOT_AVAILABLE, NOT_LEADER, LOADING, NOT_COORDINATOR = 3, 5, 6, 14, 16
@@ -290,26 +283,26 @@ def ends(**rows: tuple[int, int]) -> tuple[str, Any]:
 
 def test_each_leader_is_asked_once() -> None:
     cluster = Cluster([ends(p0=(0, 5), p2=(0, 7)), ends(p1=(0, 6))], topics=[topic_metadata(0, 1, 0)])
-    assert client(cluster).list_offsets([P2, P1, P0, P0], LATEST) == FoundOffsets({P0: 5, P2: 7, P1: 6}, {})
+    assert client(cluster).list_offsets([P2, P1, P0, P0], LATEST_TIMESTAMP) == FoundOffsets({P0: 5, P2: 7, P1: 6}, {})
     assert cluster.asked == [("ListOffsets", 0), ("ListOffsets", 1)]
 
 
 def test_a_leader_that_has_changed_is_asked_for_again() -> None:
     cluster = Cluster([ends(p0=(0, 5), p1=(NOT_LEADER, -1)), ends(p1=(0, 6))], topics=[topic_metadata(0, 0)])
-    assert client(cluster).list_offsets([P0, P1], LATEST) == FoundOffsets({P0: 5, P1: 6}, {})
+    assert client(cluster).list_offsets([P0, P1], LATEST_TIMESTAMP) == FoundOffsets({P0: 5, P1: 6}, {})
 
 
 def test_partitions_without_a_leader_do_not_hide_the_others() -> None:
     cluster = Cluster([ends(p0=(0, 5))], topics=[topic_metadata(0, -1)])
     nowhere = TopicPartition("nope", 0)
-    found = client(cluster, timeout_ms=-1).list_offsets([P0, P1, P2, nowhere], LATEST)
+    found = client(cluster, timeout_ms=-1).list_offsets([P0, P1, P2, nowhere], LATEST_TIMESTAMP)
     assert found.offsets == {P0: 5}
     unknown = "UNKNOWN_TOPIC_OR_PARTITION (3)"
     assert found.missing == {P1: "LEADER_NOT_AVAILABLE (5)", P2: unknown, nowhere: unknown}
 
 
 def test_what_does_not_exist_is_not_waited_for() -> None:
-    found = client(Cluster(topics=[topic_metadata(0)])).list_offsets([P2], LATEST)
+    found = client(Cluster(topics=[topic_metadata(0)])).list_offsets([P2], LATEST_TIMESTAMP)
     assert list(found.missing) == [P2]
     topics = [topic_metadata(0, 1), {"name": "u", "error_code": UNKNOWN_TOPIC, "partitions": []}]
     assert client(Cluster(topics=topics)).partitions_of(["t", "u"]) == {"t": [P0, P1]}

@@ -12,10 +12,11 @@ import pytest
 import typer
 from processes import ManagedProcess
 
+from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
 from klamm.tools import live, main
 from klamm.tools.errors import ToolError
-from klamm.tools.group_client import Coordinator, FoundOffsets, GroupDescription, TopicPartition
+from klamm.tools.group_client import Coordinator, FoundOffsets, GroupDescription
 from klamm.tools.groups import parse_states, positions
 
 RESET = ["reset-offsets", "--group", "g", "--topic", "t"]

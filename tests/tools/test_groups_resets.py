@@ -8,8 +8,8 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from klamm.tools.errors import ToolError
-from klamm.tools.group_client import EARLIEST, LATEST, TopicPartition
 from klamm.tools.group_resets import (
     Plan,
     Reset,
@@ -41,8 +41,8 @@ class Logs:
 
     def _at(self, partition: TopicPartition, timestamp: int) -> int:
         first, end = (0, 0) if partition == P2 else (10, 20)
-        if timestamp in (EARLIEST, LATEST):
-            return first if timestamp == EARLIEST else end
+        if timestamp in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP):
+            return first if timestamp == EARLIEST_TIMESTAMP else end
         offset = max(first, -(-timestamp // 1000))
         return offset if offset < end else -1
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from klamm.tools.group_client import Coordinator, GroupDescription, GroupListing, Member, TopicPartition
+from klamm.protocol.vocabulary import TopicPartition
+from klamm.tools.group_client import Coordinator, GroupDescription, GroupListing, Member
 from klamm.tools.group_views import (
     Kind,
     Line,

@@ -6,12 +6,13 @@ serves it, but a broker's own configs only that broker.
 
 from collections.abc import Iterable
 
-from klamm.broker.handlers.altered_resources import ConfigResourceType, alter_each
+from klamm.broker.handlers.altered_resources import alter_each
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.protocol.apis.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
 
 Resource = AlterConfigsRequest.AlterConfigsResource
 

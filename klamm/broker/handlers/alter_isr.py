@@ -4,10 +4,11 @@ Served by the active controller, which checks each change against the leadership
 """
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 
 
 def error_response(request: Request[AlterIsrRequest], error: KafkaError) -> AlterIsrResponse:

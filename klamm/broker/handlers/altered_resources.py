@@ -2,21 +2,13 @@
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from enum import IntEnum
 from typing import Any, Protocol, TypeVar
 
 from klamm.broker.registry import Request
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
-from klamm.broker.security import CLUSTER_NAME, ResourceType
+from klamm.broker.security import CLUSTER_NAME
 from klamm.protocol.errors import ErrorCode, KafkaError
-
-
-class ConfigResourceType(IntEnum):
-    """`ConfigResource.Type`, which differs from an authorizer's resource types."""
-
-    TOPIC = 2
-    BROKER = 4
-    BROKER_LOGGER = 8
+from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
 
 
 class AlteredResource(Protocol):

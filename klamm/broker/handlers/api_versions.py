@@ -11,9 +11,9 @@ from klamm.broker.registry import Request, handler
 from klamm.protocol.apis.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import NO_EPOCH
 
 FIRST_VERSION_WITH_SOFTWARE_NAME = 3
-NO_EPOCH = -1
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?\Z")
 
 

@@ -5,10 +5,11 @@ are none, or gives up. A broker that asks a former controller gets STALE_CONTROL
 """
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.protocol.apis.controlled_shutdown import ControlledShutdownRequest, ControlledShutdownResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 
 RemainingPartition = ControlledShutdownResponse.RemainingPartition
 

@@ -4,10 +4,11 @@ Without an authorizer each is refused with SECURITY_DISABLED, as in Kafka.
 """
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import NO_AUTHORIZER, Operation, ResourceType
+from klamm.broker.security import NO_AUTHORIZER, Operation
 from klamm.protocol.apis.create_acls import CreateAclsRequest, CreateAclsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 
 
 def error_response(request: Request[CreateAclsRequest], error: KafkaError) -> CreateAclsResponse:

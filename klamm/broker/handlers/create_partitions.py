@@ -6,12 +6,13 @@ Answered when every new partition has a leader. Only the controller's broker ser
 from collections import Counter
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.broker.topic_admin import NewPartitions
 from klamm.net.server import AnswerOnly
 from klamm.protocol.apis.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 
 Result = CreatePartitionsResponse.CreatePartitionsTopicResult
 

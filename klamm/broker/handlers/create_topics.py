@@ -8,13 +8,14 @@ import asyncio
 from collections import Counter
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
+from klamm.broker.security import CLUSTER_NAME, Operation
 from klamm.broker.topic_admin import CreatedTopic, NewTopic
 from klamm.config.describe import describe_topic
 from klamm.net.server import AnswerOnly
 from klamm.protocol.apis.create_topics import CreateTopicsRequest, CreateTopicsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 from klamm.slices import Slices
 
 Topic = CreateTopicsResponse.CreatableTopicResult

@@ -1,10 +1,11 @@
 """DeleteGroups (key 42), versions 0 to 2: groups without members go, with the offsets that they have committed."""
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.protocol.apis.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 from klamm.slices import slices
 
 Result = DeleteGroupsResponse.DeletableGroupResult

@@ -6,11 +6,12 @@ Answered when this broker's metadata no longer has the topic. Only the controlle
 from uuid import UUID
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.net.server import AnswerOnly
 from klamm.protocol.apis.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 
 Result = DeleteTopicsResponse.DeletableTopicResult
 

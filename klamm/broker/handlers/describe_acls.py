@@ -4,10 +4,11 @@ Without an authorizer there are none, and the answer is SECURITY_DISABLED, as Ka
 """
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import NO_AUTHORIZER, Operation, ResourceType
+from klamm.broker.security import NO_AUTHORIZER, Operation
 from klamm.protocol.apis.describe_acls import DescribeAclsRequest, DescribeAclsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 
 
 def error_response(request: Request[DescribeAclsRequest], error: KafkaError) -> DescribeAclsResponse:

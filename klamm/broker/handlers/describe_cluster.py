@@ -4,10 +4,11 @@ Everybody may know where the brokers are; only the list of allowed operations de
 """
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
+from klamm.broker.security import CLUSTER_NAME, Operation
 from klamm.protocol.apis.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 
 
 def error_response(request: Request[DescribeClusterRequest], error: KafkaError) -> DescribeClusterResponse:

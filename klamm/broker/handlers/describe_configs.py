@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from klamm.broker.registry import Request, handler
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
-from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
+from klamm.broker.security import CLUSTER_NAME, Operation
 from klamm.broker.topic_admin import validate_topic_name
 from klamm.config.describe import DescribedConfig, describe_broker, describe_default_broker, describe_topic
 from klamm.config.topic import TopicConfig
@@ -16,6 +16,7 @@ from klamm.protocol.apis.describe_configs import DescribeConfigsRequest, Describ
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
+from klamm.protocol.vocabulary import ResourceType
 from klamm.slices import Slices
 
 Result = DescribeConfigsResponse.DescribeConfigsResult

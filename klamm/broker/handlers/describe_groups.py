@@ -4,10 +4,11 @@ A group that does not exist is Dead. From version 3 on a client may ask what it 
 """
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.protocol.apis.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 from klamm.slices import each
 
 Group = DescribeGroupsResponse.DescribedGroup

@@ -3,11 +3,12 @@
 """
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
+from klamm.protocol.vocabulary import ResourceType
 from klamm.slices import Slices
 from klamm.storage.log import Log
 

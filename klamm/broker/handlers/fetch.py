@@ -8,11 +8,12 @@ import asyncio
 from collections.abc import Sequence
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
+from klamm.broker.security import CLUSTER_NAME, Operation
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchRequest, FetchResponse, FetchResponsePartition
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import CompressionType
+from klamm.protocol.vocabulary import ResourceType
 from klamm.replication.replica_manager import PARTITIONS_PER_SLICE, Wanted
 from klamm.slices import Slices, in_slices
 

@@ -8,10 +8,11 @@ because that is the error at which a producer gives up at once instead of waitin
 """
 
 from klamm.broker.registry import NO_BROKER, Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 
 GROUP = 0
 TRANSACTION = 1

@@ -1,10 +1,11 @@
 """Heartbeat (key 12), versions 0 to 4: a member is alive, and hears whether its generation still is."""
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.protocol.apis.heartbeat import HeartbeatRequest, HeartbeatResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 
 
 def error_response(request: Request[HeartbeatRequest], error: KafkaError) -> HeartbeatResponse:

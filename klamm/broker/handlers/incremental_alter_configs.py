@@ -6,15 +6,16 @@ Every broker serves it, but a broker's own configs only that broker. The levels 
 from collections.abc import Iterable
 
 from klamm.broker.config_alterations import ConfigChange
-from klamm.broker.handlers.altered_resources import ConfigResourceType, alter_each
+from klamm.broker.handlers.altered_resources import alter_each
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.protocol.apis.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
     IncrementalAlterConfigsResponse,
 )
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
 
 Resource = IncrementalAlterConfigsRequest.AlterConfigsResource
 

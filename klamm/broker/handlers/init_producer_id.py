@@ -7,10 +7,11 @@ same.
 """
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
+from klamm.broker.security import CLUSTER_NAME, Operation
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 from klamm.zookeeper.errors import ZooKeeperError
 
 

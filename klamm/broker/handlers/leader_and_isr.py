@@ -5,10 +5,11 @@ broker's last registration, since it was meant for its former life (KIP-380). Al
 """
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse, LeaderAndIsrTopicErrors
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 
 
 def error_response(request: Request[LeaderAndIsrRequest], error: KafkaError) -> LeaderAndIsrResponse:

@@ -6,10 +6,11 @@ Who names several is told of each; before that the answer is that of the one mem
 from collections.abc import Sequence
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.protocol.apis.leave_group import LeaveGroupRequest, LeaveGroupResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 
 Member = LeaveGroupResponse.MemberResponse
 

@@ -4,10 +4,11 @@ Without the right to describe the cluster, a client is told of the groups that i
 """
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
+from klamm.broker.security import CLUSTER_NAME, Operation
 from klamm.protocol.apis.list_groups import ListGroupsRequest, ListGroupsResponse
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 
 Group = ListGroupsResponse.ListedGroup
 

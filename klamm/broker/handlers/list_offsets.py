@@ -7,11 +7,11 @@ read_committed the last stable offset, and for a follower the log's end.
 import asyncio
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest, ListOffsetsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.replication.partition import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, ResourceType
 from klamm.replication.replica_manager import CONSUMER
 from klamm.slices import Slices
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.protocol.apis.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
@@ -15,6 +15,7 @@ from klamm.protocol.apis.list_partition_reassignments import (
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
+from klamm.protocol.vocabulary import ResourceType
 from klamm.slices import Slices, in_slices
 from klamm.znodes.topics import TopicPartition
 

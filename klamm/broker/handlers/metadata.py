@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 
 from klamm.broker.metadata_cache import MetadataSnapshot
 from klamm.broker.registry import NO_BROKER, Request, handler
-from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
-from klamm.broker.topic_admin import INTERNAL_TOPICS, OFFSETS_TOPIC, NewTopic, validate_topic_name
+from klamm.broker.security import CLUSTER_NAME, Operation
+from klamm.broker.topic_admin import NewTopic, validate_topic_name
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import UpdateMetadataPartitionState
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, INTERNAL_TOPICS, ResourceType
 from klamm.slices import Slices
 
 Topic = MetadataResponse.MetadataResponseTopic
@@ -132,7 +133,7 @@ async def _auto_create(request: Request[MetadataRequest], names: Sequence[str]) 
 
 
 def _new_topic(request: Request[MetadataRequest], name: str) -> NewTopic:
-    return request.services.offsets_topic.new_topic() if name == OFFSETS_TOPIC else NewTopic(name)
+    return request.services.offsets_topic.new_topic() if name == GROUP_METADATA_TOPIC_NAME else NewTopic(name)
 
 
 def _topics(

@@ -6,11 +6,12 @@ version 0 kept offsets in ZooKeeper, and no client of the last ten years uses it
 """
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.coordinator.group import OffsetAndMetadata
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.offset_commit import NO_RETENTION, OffsetCommitRequest, OffsetCommitResponse, PartitionResult
+from klamm.protocol.vocabulary import ResourceType
 from klamm.znodes.topics import TopicPartition
 
 # The latest time that a record can hold.

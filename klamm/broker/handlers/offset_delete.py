@@ -4,10 +4,11 @@ What its members subscribe to stays, with GROUP_SUBSCRIBED_TO_TOPIC.
 """
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.protocol.apis.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 from klamm.znodes.topics import TopicPartition
 
 Topic = OffsetDeleteResponse.OffsetDeleteResponseTopic

@@ -8,12 +8,13 @@ ZooKeeper, is not served.
 from collections.abc import Iterable, Sequence
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.coordinator.group import OffsetAndMetadata
 from klamm.protocol.apis.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps, in_one_go
+from klamm.protocol.vocabulary import ResourceType
 from klamm.slices import Slices, in_slices, slices
 from klamm.znodes.topics import TopicPartition
 

@@ -5,10 +5,11 @@ cluster, as followers may, needs no right on the topics.
 """
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import CLUSTER_NAME, Operation, ResourceType
+from klamm.broker.security import CLUSTER_NAME, Operation
 from klamm.protocol.apis.offset_for_leader_epoch import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 
 Topic = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
 Partition = Topic.EpochEndOffset

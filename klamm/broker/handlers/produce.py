@@ -14,21 +14,19 @@ from functools import partial
 from typing import cast
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
-from klamm.broker.topic_admin import INTERNAL_TOPICS
+from klamm.broker.security import Operation
 from klamm.net.server import AnswerOnly, InvalidRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.produce import PartitionProduceResponse, ProduceRequest, ProduceResponse
 from klamm.protocol.record_batch import is_transactional, is_zstd
 from klamm.protocol.record_walk import MAX_NAMED_RECORDS
+from klamm.protocol.vocabulary import ACKS_ALL, ACKS_NONE, INTERNAL_TOPICS, ResourceType
 from klamm.replication.replica_manager import ProduceResult
 from klamm.slices import Slices
 from klamm.storage.batch_inspection import Inspected, LargeBatch
 from klamm.storage.log import Log
 
-ACKS_NONE = 0
-ACKS_ALL = -1
 ACKS = (ACKS_NONE, 1, ACKS_ALL)
 # Versions up to this one carry message sets, which have their own rules; later ones exactly one record batch.
 LAST_VERSION_WITH_MESSAGE_SETS = 2

@@ -4,10 +4,11 @@ Refused like LeaderAndIsr: stale controllers, and what was meant for this broker
 """
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
+from klamm.protocol.vocabulary import ResourceType
 
 
 def error_response(request: Request[StopReplicaRequest], error: KafkaError) -> StopReplicaResponse:

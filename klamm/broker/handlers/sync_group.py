@@ -5,11 +5,12 @@ protocol it believes in (KIP-559).
 """
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.coordinator.group import SyncResult
 from klamm.protocol.apis.sync_group import SyncGroupRequest, SyncGroupResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 
 FIRST_VERSION_WITH_PROTOCOL = 5
 

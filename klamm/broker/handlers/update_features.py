@@ -5,12 +5,13 @@ features in Kafka 2.8, every update is refused until `SUPPORTED_FEATURES` has so
 """
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
+from klamm.broker.security import Operation
 from klamm.config.versions import ApiVersion
 from klamm.controller.feature_updates import FeatureUpdate, failed
 from klamm.protocol.apis.update_features import UpdateFeaturesRequest, UpdateFeaturesResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import ResourceType
 
 
 def error_response(request: Request[UpdateFeaturesRequest], error: KafkaError) -> UpdateFeaturesResponse:

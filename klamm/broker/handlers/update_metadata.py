@@ -7,11 +7,11 @@ this broker's former life.
 import logging
 
 from klamm.broker.registry import Request, handler
-from klamm.broker.security import Operation, ResourceType
-from klamm.broker.topic_admin import OFFSETS_TOPIC
+from klamm.broker.security import Operation
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, ResourceType
 
 _log = logging.getLogger(__name__)
 
@@ -37,6 +37,6 @@ async def handle(request: Request[UpdateMetadataRequest]) -> UpdateMetadataRespo
         listeners = {broker_id: sorted(broker.endpoints) for broker_id, broker in now.brokers.items()}
         _log.error("Listeners are not identical across brokers: %s", listeners)
     services.controller_channel.controller_changed()
-    if OFFSETS_TOPIC in services.metadata_cache.snapshot.topics:
+    if GROUP_METADATA_TOPIC_NAME in services.metadata_cache.snapshot.topics:
         await services.offsets_topic.load()
     return UpdateMetadataResponse()

@@ -28,8 +28,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from klamm.environment import SystemFileSystem
+from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, TopicPartition
 from klamm.spark import schema
-from klamm.spark.options import EARLIEST, Bound, Limit, OptionError, ReadOptions, TopicPartition, read_options
+from klamm.spark.options import Bound, Limit, OptionError, ReadOptions, read_options
 from klamm.spark.partition_reader import Loss, read_range
 from klamm.spark.pipelines.commit_log import ArchivedRange, CommitLog, data_file, locked, parse_range
 from klamm.spark.pipelines.delta import check_deltalake, publish
@@ -110,7 +111,7 @@ def archive(
             publish(log)
         snapshot = take_snapshot(parsed)
         first = initial_position(parsed)
-        earliest = initial_position(replace(parsed, starting=Limit(Bound.OFFSETS, all=EARLIEST)))
+        earliest = initial_position(replace(parsed, starting=Limit(Bound.OFFSETS, all=EARLIEST_TIMESTAMP)))
         last = latest_position(parsed, Position(log.ends_of(first.topic_ids), first.topic_ids, {}))
         ranges = plan(log, parsed, first, earliest, last, offsets_per_file)
         log.commit_snapshot(snapshot)

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from klamm.environment import FileSystem, SystemFileSystem
-from klamm.spark.options import TopicPartition
+from klamm.protocol.vocabulary import TopicPartition
 
 FORMAT_VERSION = 1
 DATA = "data"

@@ -39,10 +39,11 @@ from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import advance_sequence
+from klamm.protocol.vocabulary import LATEST_TIMESTAMP, TopicPartition
 from klamm.spark.list_offsets import CONSUMER, DEBUGGING_CONSUMER, asked_at, list_offsets_request
 from klamm.spark.network import call
 from klamm.spark.offset_commits import commit_once
-from klamm.spark.options import LATEST, OptionError, TopicPartition, WriteOptions, write_options
+from klamm.spark.options import OptionError, WriteOptions, write_options
 from klamm.spark.partition_reader import read_range
 from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, Snapshot, TopicSnapshot
 from klamm.spark.pipelines.distribution import distribute
@@ -426,7 +427,7 @@ async def _log_end(client: ClusterClient, topic: str, number: int, replica_id: i
     def build(version: int) -> Any:
         # Kafka's followers answer a debugging consumer, too; by the epoch they see that they are not meant.
         known = client.metadata.topics.get(topic)
-        asked = asked_at(LATEST, None if known is None else known.partitions.get(number))
+        asked = asked_at(LATEST_TIMESTAMP, None if known is None else known.partitions.get(number))
         return list_offsets_request(version, {TopicPartition(topic, number): asked}, replica_id=replica_id)
 
     response = await client.send_to_leader(

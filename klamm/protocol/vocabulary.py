@@ -1,0 +1,55 @@
+"""What Kafka's protocol gives a name or a number: each defined here, once, under Kafka's name where it has one.
+
+Error codes are in `errors`, the numbers of the APIs in `api_keys`.
+"""
+
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+
+class TopicPartition(NamedTuple):
+    """One partition; sorts by topic and number."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+# Timestamps of ListOffsets that ask for an end of the log (`ListOffsetsRequest`).
+LATEST_TIMESTAMP: Final = -1
+EARLIEST_TIMESTAMP: Final = -2
+
+# Isolation levels (`IsolationLevel`).
+READ_UNCOMMITTED: Final = 0
+READ_COMMITTED: Final = 1
+
+# Who must have a record before its produce is answered.
+ACKS_ALL: Final = -1
+ACKS_NONE: Final = 0
+ACKS_LEADER: Final = 1
+
+NO_EPOCH: Final = -1
+"""An epoch of a leader, a broker or a feature that nobody knows or asks for."""
+
+GROUP_METADATA_TOPIC_NAME: Final = "__consumer_offsets"
+TRANSACTION_STATE_TOPIC_NAME: Final = "__transaction_state"
+INTERNAL_TOPICS: Final = (GROUP_METADATA_TOPIC_NAME, TRANSACTION_STATE_TOPIC_NAME)
+
+
+class ConfigResourceType(IntEnum):
+    """`ConfigResource.Type`, which differs from an authorizer's resource types."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+
+
+class ResourceType(IntEnum):
+    """`org.apache.kafka.common.resource.ResourceType`, with its codes on the wire."""
+
+    TOPIC = 2
+    GROUP = 3
+    CLUSTER = 4
+    TRANSACTIONAL_ID = 5
