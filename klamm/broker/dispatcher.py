@@ -50,7 +50,8 @@ class Dispatcher:
             raise InvalidRequest(f"request header: {error}") from None
         api = self._apis.get(header.api_key)
         if api is None:
-            raise InvalidRequest(f"API key {header.api_key} is not served; ApiVersions lists those that are")
+            name = header.api_key.message_name
+            raise InvalidRequest(f"{name} ({int(header.api_key)}) is not served, see docs/unsupported.md")
         if not api.min_version <= header.api_version <= api.max_version:
             return self._unsupported_version(api, header)
         if len(frame) >= LARGE_FRAME_BYTES:
