@@ -71,36 +71,73 @@ def test_a_slice_is_over_when_its_pieces_take_long() -> None:
     assert slices.is_over()
 
 
-def test_others_have_the_loop_between_two_pieces_but_not_for_the_sake_of_the_last() -> None:
+def test_others_have_a_turn_after_each_slice() -> None:
     async def scenario() -> None:
-        loop, seen = asyncio.get_running_loop(), list[object]()
-        loop.call_soon(seen.append, "another")
-        seen += [piece async for piece in slices([1, 2], 2)]
-        assert seen == [[1, 2]]
-        async for piece in slices([3, 4, 5], 2):
-            seen.append(piece)
-        assert seen == [[1, 2], [3, 4], "another", [5]]
-        assert [item async for item in each(range(5), 2)] == [0, 1, 2, 3, 4]
-        assert [piece async for piece in slices([], 2)] == []
+        seen: list[object] = []
+        asyncio.get_running_loop().call_soon(seen.append, "other")
+        async for piece in slices([1, 2, 3, 4, 5], 2):
+            seen.append(list(piece))
+        assert seen == [[1, 2], "other", [3, 4], [5]]
+        asyncio.get_running_loop().call_soon(seen.append, "later")
+        assert [item async for item in each(range(4), 4)] == [0, 1, 2, 3]
+        assert seen[-1] == [5]  # Nobody waits after the last piece.
 
     asyncio.run(scenario())
 
 
-def test_when_one_slice_fails_the_others_are_waited_for() -> None:
+def test_results_come_in_order_whoever_is_ready_first() -> None:
     async def scenario() -> None:
-        ended: list[int] = []
+        second = asyncio.Event()
 
         async def work(piece: Sequence[int]) -> int:
-            await asyncio.sleep(0.001 * piece[0])
-            ended.append(piece[0])
             if piece[0] == 1:
-                raise ValueError
+                await second.wait()
+            else:
+                second.set()
             return sum(piece)
 
-        assert await for_slices([2, 3, 4], work, 2) == [5, 4]
-        ended.clear()
-        with pytest.raises(ValueError):
-            await for_slices([1, 9, 5], work, 1)
-        assert ended == [1, 5, 9]
+        assert await for_slices([1, 2, 3], work, 2) == [3, 3]
+        assert await for_slices([], work, 2) == []
+
+    asyncio.run(scenario())
+
+
+def test_the_first_failure_is_raised_when_all_are_through() -> None:
+    async def scenario() -> None:
+        done = []
+
+        async def work(piece: Sequence[int]) -> None:
+            if piece[0] == 3:
+                await asyncio.sleep(0)
+                done.append(piece)
+            else:
+                raise ValueError(piece[0])
+
+        with pytest.raises(ValueError, match="1"):
+            await for_slices([1, 2, 3, 4, 5, 6], work, 2)
+        assert done == [[3, 4]]
+
+    asyncio.run(scenario())
+
+
+def test_work_ends_when_its_caller_is_cancelled() -> None:
+    async def scenario() -> None:
+        ended = []
+
+        async def work(piece: Sequence[int]) -> None:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                ended.append(piece[0])
+
+        for turns in (1, 2, 5):
+            task = asyncio.create_task(for_slices([1, 2, 3, 4, 5], work, 2))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            await asyncio.sleep(0)
+            assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(scenario())

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from state_machine_scene import EPOCH, PARTITION, Scene, live_brokers, play
 
-from klamm.controller import slices
+from klamm import slices
 from klamm.controller.context import ReplicaAssignment
 from klamm.controller.states import ReplicaState
 from klamm.znodes.batches import ControllerMoved
