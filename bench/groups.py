@@ -48,11 +48,11 @@ from klamm.environment import SystemEnvironment
 from klamm.net.client import ClientError, Connection, connect
 from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
 from klamm.protocol.apis.join_group import JoinGroupRequest
+from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.offset_fetch import OffsetFetchRequest
 from klamm.protocol.apis.sync_group import SyncGroupRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, decode_response, encode_request, request_class
-from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
 from klamm.zookeeper.client import ZooKeeperClient
 
 REPLICATION_FACTORS = ("default.replication.factor", "offsets.topic.replication.factor")
@@ -187,9 +187,7 @@ class Clients:
 
 
 def commit_frame(group: str, offsets: dict[int, int]) -> bytes:
-    body = OffsetCommitRequest(
-        group, [(TOPIC, [PartitionOffset(number, offset) for number, offset in offsets.items()])]
-    )
+    body = OffsetCommitRequest.of(group, {(TOPIC, number): offset for number, offset in offsets.items()})
     return b"".join(encode_request(ApiKey.OFFSET_COMMIT, 8, 1, "bench", body))
 
 
@@ -232,7 +230,7 @@ class Committer(asyncio.Protocol):
 
     def _check(self, answer: bytes) -> None:
         response = decode_response(ApiKey.OFFSET_COMMIT, 8, answer[4:])
-        errors = {error_code for _, results in response.topics for _, error_code in results}
+        errors = set(response.error_codes().values())
         if errors != {0}:
             self.done.set_exception(SystemExit(f"a commit was answered with the errors {sorted(errors)}"))
             self._transport.close()

@@ -17,8 +17,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from klamm.protocol import compiler, fetch, leader_and_isr, offset_commit, produce
+from klamm.protocol import compiler, fetch, leader_and_isr
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
+from klamm.protocol.apis.offset_commit import OffsetCommitRequest, OffsetCommitResponse
+from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.schema import Bool, Int8, Int16, Int32, Int64, Records, String, Struct, Uuid, field
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
@@ -30,43 +32,6 @@ MAX_ELEMENTS = 10_000_000
 
 
 # -- what is written by hand, in the notation -------------------------------------------------------------------------
-
-
-class ProduceRequest(Struct):
-    class TopicProduceData(Struct):
-        class PartitionProduceData(Struct):
-            index: Int32
-            records: Records | None
-
-        name: String
-        partition_data: list[PartitionProduceData]
-
-    transactional_id: String | None = field("3+", default=None)
-    acks: Int16
-    timeout_ms: Int32
-    topic_data: list[TopicProduceData]
-
-
-class ProduceResponse(Struct):
-    class TopicProduceResponse(Struct):
-        class PartitionProduceResponse(Struct):
-            class BatchIndexAndErrorMessage(Struct):
-                batch_index: Int32
-                batch_index_error_message: String | None = None
-
-            index: Int32
-            error_code: Int16
-            base_offset: Int64
-            log_append_time_ms: Int64 = field("2+", default=-1)
-            log_start_offset: Int64 = field("5+", default=-1)
-            record_errors: list[BatchIndexAndErrorMessage] = field("8+", default=[])
-            error_message: String | None = field("8+", default=None)
-
-        name: String
-        partition_responses: list[PartitionProduceResponse]
-
-    responses: list[TopicProduceResponse]
-    throttle_time_ms: Int32 = field("1+", default=0)
 
 
 class FetchRequest(Struct):
@@ -132,38 +97,6 @@ class FetchResponse(Struct):
     error_code: Int16 = field("7+", default=0)
     session_id: Int32 = field("7+", default=0)
     responses: list[FetchableTopicResponse]
-
-
-class OffsetCommitRequest(Struct):
-    class OffsetCommitRequestTopic(Struct):
-        class OffsetCommitRequestPartition(Struct):
-            partition_index: Int32
-            committed_offset: Int64
-            committed_leader_epoch: Int32 = field("6+", default=-1)
-            committed_metadata: String | None
-
-        name: String
-        partitions: list[OffsetCommitRequestPartition]
-
-    group_id: String
-    generation_id_or_member_epoch: Int32 = -1
-    member_id: String = ""
-    group_instance_id: String | None = field("7+", default=None)
-    retention_time_ms: Int64 = field("2-4", default=-1)
-    topics: list[OffsetCommitRequestTopic]
-
-
-class OffsetCommitResponse(Struct):
-    class OffsetCommitResponseTopic(Struct):
-        class OffsetCommitResponsePartition(Struct):
-            partition_index: Int32
-            error_code: Int16
-
-        name: String
-        partitions: list[OffsetCommitResponsePartition]
-
-    throttle_time_ms: Int32 = field("3+", default=0)
-    topics: list[OffsetCommitResponseTopic]
 
 
 class LeaderAndIsrRequest(Struct):
@@ -274,9 +207,11 @@ def leader_and_isr_request(partitions: int) -> leader_and_isr.LeaderAndIsrReques
     )
 
 
-OFFSETS = [("topic", [offset_commit.PartitionOffset(0, 100)])]
-RESULTS = [("topic", [offset_commit.PartitionResult(0, 0)])]
-PRODUCED = [("topic", [produce.PartitionProduceResponse(0, 0, 100, -1, 0)])]
+COMMIT = OffsetCommitRequest.of("group", {("topic", 0): 100})
+COMMITTED_TOPIC = OffsetCommitResponse.OffsetCommitResponseTopic
+COMMITTED = COMMITTED_TOPIC.OffsetCommitResponsePartition(partition_index=0, error_code=0)
+PRODUCED_TOPIC = ProduceResponse.TopicProduceResponse
+PRODUCED = PRODUCED_TOPIC.PartitionProduceResponse(index=0, error_code=0, base_offset=100, log_start_offset=0)
 
 # Name, version, the class in the notation, kafka-python's, the message, the module of the hand-written codec.
 Case = tuple[str, int, type[Struct], str, Any, Any]
@@ -289,16 +224,16 @@ CASES: list[Case] = [
     ("Fetch response, 10,000", 12, FetchResponse, "FetchResponse", fetch_response(10_000), fetch),
     (
         *("Produce request, 1", 9, ProduceRequest, "ProduceRequest"),
-        *(produce.ProduceRequest(None, -1, 30_000, [("topic", [(0, bytes(1000))])]), produce),
+        *(ProduceRequest.of(None, -1, 30_000, [("topic", [(0, bytes(1000))])]), None),
     ),
-    ("Produce response, 1", 9, ProduceResponse, "ProduceResponse", produce.ProduceResponse(PRODUCED), produce),
     (
-        *("OffsetCommit request, 1", 8, OffsetCommitRequest, "OffsetCommitRequest"),
-        *(offset_commit.OffsetCommitRequest("group", OFFSETS, 3, "member"), offset_commit),
+        *("Produce response, 1", 9, ProduceResponse, "ProduceResponse"),
+        *(ProduceResponse(responses=[PRODUCED_TOPIC(name="topic", partition_responses=[PRODUCED])]), None),
     ),
+    ("OffsetCommit request, 1", 8, OffsetCommitRequest, "OffsetCommitRequest", COMMIT, None),
     (
         *("OffsetCommit response, 1", 8, OffsetCommitResponse, "OffsetCommitResponse"),
-        *(offset_commit.OffsetCommitResponse(RESULTS), offset_commit),
+        *(OffsetCommitResponse(topics=[COMMITTED_TOPIC(name="topic", partitions=[COMMITTED])]), None),
     ),
     (
         *("LeaderAndIsr request, 10,000", 5, LeaderAndIsrRequest, "LeaderAndIsrRequest"),

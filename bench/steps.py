@@ -39,10 +39,10 @@ from klamm.protocol.apis.describe_configs import DescribeConfigsRequest
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest
 from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassignmentsRequest
 from klamm.protocol.apis.metadata import MetadataRequest
+from klamm.protocol.apis.offset_commit import OffsetCommitRequest
+from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
-from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch
 
 PARTITIONS_PER_TOPIC = 100
@@ -327,7 +327,7 @@ class Work:
         batch = build_batch([Record(None, b"x" * 10, int(time.time() * 1000))])
         client = Client(self._brokers[0].port)
         for topic, numbers in topics:
-            body = ProduceRequest(None, acks, 60_000, [(topic, [(number, batch) for number in numbers])])
+            body = ProduceRequest.of(None, acks, 60_000, [(topic, [(number, batch) for number in numbers])])
             client.send(ApiKey.PRODUCE, body, 9)
 
     def list_offsets(self) -> None:
@@ -378,11 +378,11 @@ class Work:
         time.sleep(1)
 
     def _commit(self, group: str, topics: list[tuple[str, range]]) -> None:
-        offsets = [(topic, [PartitionOffset(number, 5) for number in numbers]) for topic, numbers in topics]
+        offsets = {(topic, number): 5 for topic, numbers in topics for number in numbers}
         deadline = time.monotonic() + TIMEOUT_S
         while time.monotonic() < deadline:
-            response = self._client.send(ApiKey.OFFSET_COMMIT, OffsetCommitRequest(group, offsets), 8)
-            codes = {result.error_code for _, results in response.topics for result in results}
+            response = self._client.send(ApiKey.OFFSET_COMMIT, OffsetCommitRequest.of(group, offsets), 8)
+            codes = set(response.error_codes().values())
             if codes == {0}:
                 return
             # The coordinator is not ready yet.

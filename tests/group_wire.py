@@ -1,13 +1,12 @@
 """What a member of a consumer group says to its coordinator, frame by frame: for tests of the broker."""
 
-from dataclasses import replace
 from typing import Any
 
 from one_broker import Client
 
 from klamm.protocol import messages
+from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
-from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
 
 MEMBER_ID_REQUIRED = 79
 
@@ -114,20 +113,19 @@ def commit_request(
     offsets: Offsets, group: str = "g", *, joined: Any = None, metadata: str | None = "note", **fields: Any
 ) -> OffsetCommitRequest:
     """Without `joined`: of who is no member. `fields` replace what the request has."""
-    topics: dict[str, list[PartitionOffset]] = {}
-    for (topic, number), offset in offsets.items():
-        topics.setdefault(topic, []).append(PartitionOffset(number, offset, metadata=metadata))
-    request = OffsetCommitRequest(group, list(topics.items()))
+    request = OffsetCommitRequest.of(group, offsets, metadata=metadata)
     if joined is not None:
-        request.generation_id, request.member_id = joined.generation_id, joined.member_id
-    return replace(request, **fields)
+        request.generation_id_or_member_epoch, request.member_id = joined.generation_id, joined.member_id
+    for name, value in fields.items():
+        setattr(request, name, value)
+    return request
 
 
 async def commit(client: Client, offsets: Offsets, group: str = "g", *, version: int = 8, **fields: Any) -> Offsets:
     """The error code of each partition."""
     request = commit_request(offsets, group, **fields)
     answer = await client.request(ApiKey.OFFSET_COMMIT, version, request)
-    return {(topic, number): error_code for topic, results in answer.topics for number, error_code in results}
+    return answer.error_codes()
 
 
 async def fetch_offsets(

@@ -14,10 +14,10 @@ from klamm.broker.broker import Broker
 from klamm.config.broker import BrokerConfig
 from klamm.environment import Environment, SystemEnvironment
 from klamm.protocol import messages
+from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponsePartition
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest, LeaderAndIsrTopic, LiveLeader
 from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
-from klamm.protocol.produce import PartitionProduceResponse, ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
 from klamm.zookeeper.client import State
 from klamm.zookeeper.server import ZooKeeperServer
@@ -79,10 +79,10 @@ class Client:
 
     async def produce(
         self, topic: str, partition: int, records: Any, *, acks: int = -1, version: int = 9
-    ) -> PartitionProduceResponse:
-        body = ProduceRequest(None, acks, 10_000, [(topic, [(partition, records)])])
+    ) -> ProduceResponse.TopicProduceResponse.PartitionProduceResponse:
+        body = ProduceRequest.of(None, acks, 10_000, [(topic, [(partition, records)])])
         response = await self.request(ApiKey.PRODUCE, version, body)
-        return response.topics[0][1][0]
+        return response.responses[0].partition_responses[0]
 
     async def fetch(
         self, topic: str, partition: int, offset: int, *, version: int = 12, max_bytes: int = 1 << 20, **options: Any

@@ -12,9 +12,9 @@ from typing import Any
 from one_broker import Client
 
 from klamm.protocol import record_batch as rb
+from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.produce import PartitionProduceResponse, ProduceRequest
 from klamm.protocol.record_batch import CompressionType, Record, build_batch
 
 Make = Callable[[int], Sequence[bytearray]]
@@ -230,15 +230,19 @@ RECORDS = {
 }
 
 
-async def send_all(address: str, cases: Mapping[str, Case], now_ms: int) -> dict[str, PartitionProduceResponse]:
+async def send_all(
+    address: str, cases: Mapping[str, Case], now_ms: int
+) -> dict[str, ProduceResponse.TopicProduceResponse.PartitionProduceResponse]:
     """What each case's last batch is answered with. Its topic must exist: `topic_of`."""
     host, _, port = address.rpartition(":")
     answers = {}
     for name, case in cases.items():
         client = Client(*await asyncio.open_connection(host, int(port)))
         for data in case.make(now_ms):
-            body = ProduceRequest(case.transactional_id, 1, 10_000, [(topic_of(name), [(0, data)])])
-            answers[name] = (await client.request(ApiKey.PRODUCE, case.version, body)).topics[0][1][0]
+            body = ProduceRequest.of(case.transactional_id, 1, 10_000, [(topic_of(name), [(0, data)])])
+            answers[name] = (
+                (await client.request(ApiKey.PRODUCE, case.version, body)).responses[0].partition_responses[0]
+            )
         await client.close()
     return answers
 

@@ -1,7 +1,7 @@
 """The one door to Kafka's messages: frames in, messages out, and the other way round, for every API and version.
 
 Messages are written in the notation of `schema.py`, in a module for each API (`apis/`); `compiler.py` makes the codecs,
-when they are first needed. Six APIs have hand-written messages and codecs, which are faster (`apis/__init__.py` names
+when they are first needed. Four APIs have hand-written messages and codecs, which are faster (`apis/__init__.py` names
 them). Everything is decoded strictly, requests and responses alike.
 
 What must stay true:
@@ -74,9 +74,6 @@ _REQUEST_HEADER = struct.Struct(">hhi")
 _SIZE_AND_CORRELATION = struct.Struct(">ii")
 _CORRELATION = struct.Struct(">i")
 _API_KEYS: dict[int, ApiKey] = {int(key): key for key in ApiKey}
-# They can hold the state of every partition.
-_REQUESTS_IN_STEPS = (ApiKey.FETCH, ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA, ApiKey.UPDATE_METADATA)
-_RESPONSES_IN_STEPS = (ApiKey.FETCH, ApiKey.LEADER_AND_ISR, ApiKey.STOP_REPLICA)
 _UNSUPPORTED_VERSION = b"\0\x23"
 
 
@@ -240,8 +237,8 @@ def decode_request(api_key: ApiKey, version: int, frame: Buffer, position: int) 
 
 
 def request_steps(api_key: ApiKey, version: int, frame: Buffer, position: int) -> Steps[Any] | None:
-    """As `decode_request`, in steps; None for an API whose requests are never large enough for that."""
-    if api_key in HAND_WRITTEN and api_key not in _REQUESTS_IN_STEPS:
+    """As `decode_request`, in steps; None for Produce, of which only the records are large."""
+    if api_key is ApiKey.PRODUCE:
         _check_served(api_key, version)
         return None
     return _request_decoder_in_steps(api_key, version)(frame, position)
@@ -336,7 +333,7 @@ def decode_response(api_key: ApiKey, version: int, frame: Buffer) -> Any:
 
 def response_steps(api_key: ApiKey, version: int, frame: Buffer) -> Steps[Any] | None:
     """As `decode_response`, in steps; None for a response that is not large enough for that."""
-    if len(frame) < LARGE_RESPONSE_BYTES or (api_key in HAND_WRITTEN and api_key not in _RESPONSES_IN_STEPS):
+    if len(frame) < LARGE_RESPONSE_BYTES or api_key is ApiKey.UPDATE_METADATA:
         return None
     return _response_decoder_in_steps(api_key, version)(frame, _response_body_position(api_key, version, frame))
 

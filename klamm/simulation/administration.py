@@ -21,9 +21,9 @@ from klamm.protocol.apis.create_partitions import CreatePartitionsRequest
 from klamm.protocol.apis.elect_leaders import ElectLeadersRequest
 from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
 from klamm.protocol.apis.incremental_alter_configs import IncrementalAlterConfigsRequest
+from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
-from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, ConfigResourceType
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.workload import create_topic, delete_topic
@@ -315,12 +315,12 @@ class Administrator:
         if found is None or found.error_code != ErrorCode.NONE:
             return
         self._committed += 1
-        commit = OffsetCommitRequest(group, [(topic, [PartitionOffset(number, self._committed) for number in (0, 1)])])
+        commit = OffsetCommitRequest.of(group, dict.fromkeys([(topic, 0), (topic, 1)], self._committed))
         answer = await self._ask(
             self._client.send_to_broker(found.node_id, ApiKey.OFFSET_COMMIT, lambda _version: commit)
         )
         if answer is not None:
-            self._check(answer, [one.error_code for _, results in answer.topics for one in results])
+            self._check(answer, answer.error_codes().values())
 
 
 def _reassigned(assignment: TopicAssignment) -> list[int]:

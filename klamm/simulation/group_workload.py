@@ -24,11 +24,11 @@ from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
 from klamm.protocol.apis.join_group import JoinGroupRequest
 from klamm.protocol.apis.leave_group import LeaveGroupRequest
+from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.offset_fetch import OffsetFetchRequest
 from klamm.protocol.apis.sync_group import SyncGroupRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
-from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
 from klamm.simulation.process import ProcessDead
 from klamm.simulation.world import World
 from klamm.znodes.topics import TopicPartition
@@ -328,17 +328,12 @@ class GroupMember:
         self._check(response.error_code)
 
     async def _commit(self, partition: TopicPartition, offset: int) -> None:
-        name, number = partition
         self._ledger.attempted[partition] = max(self._ledger.attempted[partition], offset)
-        request = OffsetCommitRequest(
-            self._ledger.group_id,
-            [(name, [PartitionOffset(number, offset, metadata=self.name)])],
-            self._generation,
-            self._member_id,
-            self._instance_id,
-        )
+        request = OffsetCommitRequest.of(self._ledger.group_id, {partition: offset}, metadata=self.name)
+        request.generation_id_or_member_epoch = self._generation
+        request.member_id, request.group_instance_id = self._member_id, self._instance_id
         response = await self._ask(ApiKey.OFFSET_COMMIT, lambda _version: request)
-        ((_, ((_, error_code),)),) = response.topics
+        (error_code,) = response.error_codes().values()
         self._check(error_code)
         self._failures = 0
         self._ledger.committed(partition, offset)

@@ -20,10 +20,10 @@ from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.apis.create_topics import CreateTopicsRequest
 from klamm.protocol.apis.delete_topics import DeleteTopicsRequest
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
+from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
 from klamm.protocol.vocabulary import ACKS_ALL, ACKS_LEADER
 from klamm.simulation.world import World
@@ -71,7 +71,10 @@ class PartitionClient:
             response = await connection.send(api_key, lambda version: request, timeout_ms=2 * ATTEMPT_TIMEOUT_MS)
         except (ClientError, KafkaError):
             return None
-        result = response.topics[0][1][0]
+        if isinstance(response, ProduceResponse):
+            result = response.responses[0].partition_responses[0]
+        else:
+            result = response.topics[0][1][0]
         if result.error_code in RETRIABLE_ERRORS:
             return None
         assert result.error_code == ErrorCode.NONE, f"{self.topic}-{self.partition}, broker {leader}: {result}"
@@ -158,7 +161,7 @@ class Producer:
         for attempts in itertools.count(1):
             # Each attempt has a copy: the network may still hold the last one's.
             topics: Any = [(topic, [(partition, bytes(batch))])]
-            request = ProduceRequest(None, self.acks, ATTEMPT_TIMEOUT_MS, topics)
+            request = ProduceRequest.of(None, self.acks, ATTEMPT_TIMEOUT_MS, topics)
             answer = await self._partition_client.attempt(ApiKey.PRODUCE, request)
             if answer is not None:
                 result, broker_id = answer

@@ -14,9 +14,9 @@ from typing import Any
 from klamm.net.client import Disconnected, NotSent
 from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
+from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.spark.network import call
 from klamm.spark.settings import ClientOptions
@@ -50,21 +50,17 @@ def commit_offsets(options: ClientOptions, group: str, offsets: Mapping[TopicPar
 
 async def commit_once(client: ClusterClient, group: str, offsets: Mapping[TopicPartition, int]) -> None:
     """One attempt. Raises KafkaError and ClientError, also for what may be gone at the next attempt."""
-    topics: dict[str, list[PartitionOffset]] = {}
-    for partition in sorted(offsets):
-        topics.setdefault(partition.topic, []).append(PartitionOffset(partition.partition, offsets[partition]))
     found = await client.send_to_any(ApiKey.FIND_COORDINATOR, lambda version: _find_coordinator(version, group))
     _check(found.error_code, f"the coordinator of group {group}")
-    await client.refresh_metadata(list(topics))
+    await client.refresh_metadata(list(dict.fromkeys(partition.topic for partition in sorted(offsets))))
     if found.node_id not in client.metadata.brokers:
         # It has died meanwhile, or one of the two brokers that were asked knows less than the other.
         raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the coordinator of group {group}, {found.node_id}")
     connection = await client.connection_to(found.node_id)
-    request = OffsetCommitRequest(group, list(topics.items()))
+    request = OffsetCommitRequest.of(group, {(one.topic, one.partition): offsets[one] for one in sorted(offsets)})
     response = await connection.send(ApiKey.OFFSET_COMMIT, lambda _: request)
-    for topic, results in response.topics:
-        for result in results:
-            _check(result.error_code, f"the offset of {topic}-{result.partition} for group {group}")
+    for (topic, number), code in response.error_codes().items():
+        _check(code, f"the offset of {topic}-{number} for group {group}")
 
 
 def _find_coordinator(version: int, group: str) -> Any:

@@ -23,9 +23,9 @@ from klamm.net.client import BuildRequest, Disconnected, NotSent
 from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
 from klamm.protocol.apis.metadata import MetadataRequest
+from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.produce import PartitionProduceResponse, ProduceRequest, ProduceResponse
 from klamm.protocol.record_batch import (
     Buffer,
     CompressionType,
@@ -40,6 +40,7 @@ from klamm.tasks import start_task
 
 MAX_IN_FLIGHT = 5
 BACKOFF_S = 0.1
+Result = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,10 +285,10 @@ class _Partition:
 
     def _request(self, batch: _Sending) -> BuildRequest[ProduceResponse]:
         timeout_ms = self.options.client.request_timeout_ms
-        request = ProduceRequest(None, ACKS_ALL, timeout_ms, [(self.topic, [(self.number, batch.data)])])
+        request = ProduceRequest.of(None, ACKS_ALL, timeout_ms, [(self.topic, [(self.number, batch.data)])])
         return lambda version: request
 
-    def _settle(self, batch: _Sending, result: PartitionProduceResponse) -> bool:
+    def _settle(self, batch: _Sending, result: Result) -> bool:
         """Takes note of the answer to the first batch; whether it is done with. Raises when it never will be."""
         code = ErrorCode(result.error_code)
         self.in_step = code is ErrorCode.NONE
@@ -322,10 +323,13 @@ class _Partition:
             self.producer.account(len(data))
         self.producer.account(-len(batch.data))
 
-    def _refused(self, batch: _Sending, result: PartitionProduceResponse) -> KafkaError:
+    def _refused(self, batch: _Sending, result: Result) -> KafkaError:
         code = ErrorCode(result.error_code)
         count = parse_header(batch.data).record_count
-        reasons = [result.error_message, *(f"record {index}: {message}" for index, message in result.record_errors)]
+        reasons = [
+            result.error_message,
+            *(f"record {one.batch_index}: {one.batch_index_error_message}" for one in result.record_errors),
+        ]
         why = "; ".join(filter(None, reasons)) or _EXPLANATIONS.get(code, "")
         what = f"{self.topic}-{self.number}: a batch of {count} records in {len(batch.data)} bytes was refused"
         return _Refused(code, f"{what}: {why}" if why else what)
@@ -352,9 +356,8 @@ _EXPLANATIONS = {
 }
 
 
-def _result(response: Any) -> PartitionProduceResponse:
-    result: PartitionProduceResponse = response.topics[0][1][0]
-    return result
+def _result(response: ProduceResponse) -> Result:
+    return response.responses[0].partition_responses[0]
 
 
 def _metadata_request(version: int, names: Sequence[str]) -> Any:

@@ -15,17 +15,17 @@ from one_broker import Client, OneBroker, batch, run, values
 
 from klamm.net.server import WRITE_BUFFER_HIGH_BYTES
 from klamm.protocol import messages
+from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.produce import ProduceRequest
 from klamm.testing import Cluster
 
 NONE = ErrorCode.NONE
 
 
 def produce_frame(value: bytes, correlation_id: int = 1, topic: str = "t") -> bytes:
-    body = ProduceRequest(None, -1, 10_000, [(topic, [(0, batch(value))])])
+    body = ProduceRequest.of(None, -1, 10_000, [(topic, [(0, batch(value))])])
     return b"".join(map(bytes, messages.encode_request(ApiKey.PRODUCE, 9, correlation_id, "c", body)))
 
 
@@ -208,7 +208,7 @@ class Load:
                 if len(in_flight) >= 5:
                     frame = await client.receive()
                     response = messages.decode_response(ApiKey.PRODUCE, 9, frame)
-                    ((_, (result,)),) = response.topics
+                    (result,) = response.responses[0].partition_responses
                     assert result.error_code == NONE
                     self.acknowledged[in_flight.pop(0)] = result.base_offset
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -288,11 +288,11 @@ def test_connections_leave_file_descriptors_to_logs(tmp_path: Path) -> None:
         crowd = [stack.enter_context(socket.create_connection((broker.host, broker.port), 20)) for _ in range(600)]
         for number in range(30):
             wanted = [(number % 20, batch(b"%03d" % number + bytes(500)))]
-            body = ProduceRequest(None, -1, 10_000, [("t", wanted)])
+            body = ProduceRequest.of(None, -1, 10_000, [("t", wanted)])
             client.sendall(b"".join(map(bytes, messages.encode_request(ApiKey.PRODUCE, 9, number, "c", body))))
             size = int.from_bytes(client.recv(4, socket.MSG_WAITALL))
             answer = messages.decode_response(ApiKey.PRODUCE, 9, client.recv(size, socket.MSG_WAITALL))
-            assert answer.topics[0][1][0].error_code == NONE
+            assert answer.responses[0].partition_responses[0].error_code == NONE
         assert cluster.broker(0).running
         for one in crowd:
             one.close()

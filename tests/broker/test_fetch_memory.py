@@ -9,10 +9,10 @@ from one_broker import Client, OneBroker, batch, run, until, values
 from test_client_faults import fetch_frame
 
 from klamm.protocol import messages
+from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.produce import ProduceRequest
 from klamm.testing import Cluster
 
 MB = 1024 * 1024
@@ -65,8 +65,8 @@ class Honest:
 
     def produce(self, value: bytes) -> int:
         """With acks=all."""
-        body = ProduceRequest(None, -1, 20_000, [("t", [(0, batch(value))])])
-        result = self.exchange(ApiKey.PRODUCE, 9, body).topics[0][1][0]
+        body = ProduceRequest.of(None, -1, 20_000, [("t", [(0, batch(value))])])
+        result = self.exchange(ApiKey.PRODUCE, 9, body).responses[0].partition_responses[0]
         assert result.error_code == ErrorCode.NONE
         return int(result.base_offset)
 

@@ -194,7 +194,7 @@ def test_committing_in_every_version(tmp_path):
                 ("nothing", 0): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             }
             assert await committed(client, group) == {("t", 0): 5, ("t", 1): 2**40}
-            stranger = {"generation_id": 1, "member_id": "stranger"}
+            stranger = {"generation_id_or_member_epoch": 1, "member_id": "stranger"}
             codes = await commit(client, {("t", 0): 1}, "members", version=version, **stranger)
             assert codes == {("t", 0): ErrorCode.UNKNOWN_MEMBER_ID}
 
@@ -602,11 +602,11 @@ def test_only_the_admin_client_writes_to_internal_topics(tmp_path):
         assert (
             await client.produce(GROUP_METADATA_TOPIC_NAME, 0, batch(b"x"))
         ).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
-        body = messages.request_class(ApiKey.PRODUCE)(
+        body = messages.request_class(ApiKey.PRODUCE).of(
             None, -1, 10_000, [(GROUP_METADATA_TOPIC_NAME, [(0, batch(b"x"))])]
         )
         answer = await client.request(ApiKey.PRODUCE, 9, body, client_id="__admin_client")
         # It is allowed to; but a compacted topic needs keys.
-        assert answer.topics[0][1][0].error_code == ErrorCode.INVALID_RECORD
+        assert answer.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_RECORD
 
     run_with_topic(tmp_path, scenario)

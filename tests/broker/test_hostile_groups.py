@@ -15,8 +15,8 @@ from klamm.coordinator.group_records import (
     offset_commit_key,
 )
 from klamm.protocol import messages
+from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 
@@ -104,8 +104,8 @@ async def take_part(client: Client, hostile: Hostile, group: str) -> None:
 def test_groups_of_hostile_records(tmp_path: Path) -> None:
     async def play(cluster: OneBroker, client: Client, seed: int) -> None:
         hostile = Hostile(seed)
-        body = ProduceRequest(None, 1, 1000, [(GROUP_METADATA_TOPIC_NAME, [(0, build_batch(stored(hostile)))])])
-        (answer,) = (await client.request(ApiKey.PRODUCE, 9, body, client_id=TOOL)).topics[0][1]
+        body = ProduceRequest.of(None, 1, 1000, [(GROUP_METADATA_TOPIC_NAME, [(0, build_batch(stored(hostile)))])])
+        (answer,) = (await client.request(ApiKey.PRODUCE, 9, body, client_id=TOOL)).responses[0].partition_responses
         assert answer.error_code == 0, answer
         # A leader that has followed another meanwhile reads the partition anew.
         await cluster.begin_leader_epoch(

@@ -7,9 +7,9 @@ from one_broker import Client, OneBroker, batch, run, until
 
 from klamm.broker.handlers import APIS
 from klamm.protocol import messages
+from klamm.protocol.apis.offset_commit import OffsetCommitRequest
+from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
-from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.update_metadata import (
     LEADER_DURING_DELETE,
     UpdateMetadataPartitionState,
@@ -73,9 +73,9 @@ def update_metadata(cluster: OneBroker, leader: int) -> UpdateMetadataRequest:
 
 
 async def commit(client: Client, group: str) -> None:
-    offsets = [PartitionOffset(number, 7) for number in range(PARTITIONS)]
-    answer = await client.request(ApiKey.OFFSET_COMMIT, 8, OffsetCommitRequest(group, [("doomed", offsets)]))
-    assert {result.error_code for _, results in answer.topics for result in results} == {0}
+    offsets = {("doomed", number): 7 for number in range(PARTITIONS)}
+    answer = await client.request(ApiKey.OFFSET_COMMIT, 8, OffsetCommitRequest.of(group, offsets))
+    assert set(answer.error_codes().values()) == {0}
 
 
 def test_an_interrupted_update_metadata_forgets_no_offsets_of_deleted_topics(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_produce_is_kept_and_its_replicas_are_waited_for_by_nobody(tmp_path: P
         await client.create_topic("t")
         await cluster.begin_leader_epoch(client, "t", 1, isr=(0, 1), replicas=(0, 1))
         gone = await cluster.connect()
-        body = ProduceRequest(None, -1, 2**31 - 1, [("t", [(0, batch(b"kept"))])])
+        body = ProduceRequest.of(None, -1, 2**31 - 1, [("t", [(0, batch(b"kept"))])])
         for buffer in messages.encode_request(ApiKey.PRODUCE, 9, 1, "gone", body):
             gone.send_raw(bytes(buffer))
         replicas = cluster.broker.parts.replica_manager

@@ -12,9 +12,9 @@ from one_broker import Client, OneBroker, batch, run, until, values
 from klamm.environment import SystemEnvironment, WorkerFailed
 from klamm.protocol import messages
 from klamm.protocol import record_batch as rb
+from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.record_batch import BatchHeader, CompressionType, Record, build_batch
 from klamm.protocol.record_walk import Wanted
 from klamm.storage.batch_inspection import Demands, inspect
@@ -62,14 +62,14 @@ def bomb(count: int) -> bytearray:
 
 
 def frame(correlation_id: int, topic: str, data: bytearray, acks: int = -1) -> bytes:
-    body = ProduceRequest(None, acks, 10_000, [(topic, [(0, data)])])
+    body = ProduceRequest.of(None, acks, 10_000, [(topic, [(0, data)])])
     return b"".join(map(bytes, messages.encode_request(ApiKey.PRODUCE, 9, correlation_id, "c", body)))
 
 
 async def answer(client: Client) -> tuple[int, int, int]:
     """(correlation id, error, base offset) of the next answer."""
     received = await client.receive()
-    result = messages.decode_response(ApiKey.PRODUCE, 9, received).topics[0][1][0]
+    result = messages.decode_response(ApiKey.PRODUCE, 9, received).responses[0].partition_responses[0]
     return struct.unpack_from(">i", received)[0], result.error_code, result.base_offset
 
 
@@ -141,13 +141,13 @@ def test_very_many_batches_in_one_request_hold_nobody_up(tmp_path: Path) -> None
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")
         other = await cluster.connect()
-        body = ProduceRequest(None, 1, 10_000, [("t", [(0, one)] * count)])
+        body = ProduceRequest.of(None, 1, 10_000, [("t", [(0, one)] * count)])
         client.send_raw(b"".join(map(bytes, messages.encode_request(ApiKey.PRODUCE, 9, 1, "c", body))))
         log = cluster.broker.parts.replica_manager.partition("t", 0).log
         await until(lambda: log.log_end_offset > 0)
         between = (await other.produce("t", 0, bytearray(one))).base_offset
         assert 0 < between < count
-        results = messages.decode_response(ApiKey.PRODUCE, 9, await client.receive()).topics[0][1]
+        results = messages.decode_response(ApiKey.PRODUCE, 9, await client.receive()).responses[0].partition_responses
         assert [result.base_offset for result in results] == [*range(between), *range(between + 1, count + 1)]
 
     run(tmp_path, scenario)

@@ -17,10 +17,10 @@ from one_broker import Client, OneBroker, batch, run, values
 
 from klamm.broker.handlers import APIS
 from klamm.protocol import messages
+from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.update_metadata import (
     UpdateMetadataBroker,
     UpdateMetadataEndpoint,
@@ -150,7 +150,7 @@ class Odd:
             for _ in range(self.count())
         ]
         transactional_id = chance.choice([None, None, None, "", "x" * LONGEST]) if version >= 3 else None
-        return ProduceRequest(
+        return ProduceRequest.of(
             transactional_id,
             chance.choice([-1, -1, 0, 1, self.integer(16)]),
             chance.choice(TIMEOUTS),

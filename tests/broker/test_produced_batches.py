@@ -7,15 +7,17 @@ import pytest
 from one_broker import Client, OneBroker, run
 from produced_batches import HEADERS, NOT_AUTHORIZED, RECORDS, Case, changed, keyed, send_all, topic_of
 
+from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, decode_response, encode_request
-from klamm.protocol.produce import PartitionProduceResponse, ProduceRequest
 from klamm.protocol.record_batch import CompressionType, Record, build_batch, crc_matches, iterate_batches
 from klamm.storage.log import Log
 
 
-def answers_of(tmp_path: Path, cases: dict[str, Case]) -> dict[str, PartitionProduceResponse]:
-    answers: dict[str, PartitionProduceResponse] = {}
+def answers_of(
+    tmp_path: Path, cases: dict[str, Case]
+) -> dict[str, ProduceResponse.TopicProduceResponse.PartitionProduceResponse]:
+    answers: dict[str, ProduceResponse.TopicProduceResponse.PartitionProduceResponse] = {}
 
     async def scenario(cluster: OneBroker, client: Client) -> None:
         for name, case in cases.items():
@@ -42,8 +44,8 @@ def test_what_a_topic_asks_of_single_records(tmp_path: Path) -> None:
     }
 
 
-def indexes(answer: PartitionProduceResponse) -> list[int]:
-    return [index for index, _ in answer.record_errors]
+def indexes(answer: ProduceResponse.TopicProduceResponse.PartitionProduceResponse) -> list[int]:
+    return [one.batch_index for one in answer.record_errors]
 
 
 @pytest.mark.parametrize("version", [3, 7, 8, 9])
@@ -57,9 +59,11 @@ def test_refused_records_say_why_in_versions_with_room_for_it(tmp_path: Path, ve
         answer = await client.produce("t", 0, records, version=version)
         assert answer.error_code == ErrorCode.INVALID_TIMESTAMP
         if version < 8:
-            assert (answer.record_errors, answer.error_message) == ((), None)
+            assert (answer.record_errors, answer.error_message) == ([], None)
             return
-        ((keyless, no_key), (late, out_of_range)) = answer.record_errors
+        ((keyless, no_key), (late, out_of_range)) = (
+            (one.batch_index, one.batch_index_error_message) for one in answer.record_errors
+        )
         assert (keyless, no_key) == (1, "a record has no key, which cleanup.policy=compact needs")
         assert late == 2
         assert f"timestamp {now_ms + 50_000} is not from" in out_of_range
@@ -96,8 +100,8 @@ def test_more_refused_records_than_an_answer_names(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t", partitions=2, cleanup_policy="compact")
         data = build_batch([Record(None, b"")] * 7_000, codec=CompressionType.ZSTD)
-        body = ProduceRequest(None, -1, 10_000, [("t", [(0, data), (1, bytearray(data))])])
-        (_, answers) = (await client.request(ApiKey.PRODUCE, 9, body)).topics[0]
+        body = ProduceRequest.of(None, -1, 10_000, [("t", [(0, data), (1, bytearray(data))])])
+        answers = (await client.request(ApiKey.PRODUCE, 9, body)).responses[0].partition_responses
         assert [(answer.error_code, len(answer.record_errors)) for answer in answers] == [
             (ErrorCode.INVALID_RECORD, 7_000),
             (ErrorCode.INVALID_RECORD, 3_000),
@@ -118,11 +122,11 @@ def test_the_first_records_after_an_unclean_start_wait_for_the_disk_off_the_loop
             log.is_truncation_unsynced = True
         for number in range(5):
             batch = build_batch([Record(None, b"%d" % number, cluster.environment.now_ms())])
-            body = ProduceRequest(None, -1, 10_000, [("t", [(0, batch), (1, bytearray(batch))])])
+            body = ProduceRequest.of(None, -1, 10_000, [("t", [(0, batch), (1, bytearray(batch))])])
             client.send_raw(b"".join(encode_request(ApiKey.PRODUCE, 9, number, "c", body)))
         for number in range(5):
             response = decode_response(ApiKey.PRODUCE, 9, await client.receive())
-            assert [answer.base_offset for answer in response.topics[0][1]] == [number, number]
+            assert [answer.base_offset for answer in response.responses[0].partition_responses] == [number, number]
 
     run(tmp_path, scenario)
     assert not synced_on_the_loop
@@ -138,8 +142,8 @@ def test_a_transactional_batch_refuses_its_request_and_holds_no_reader_up(
 
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t", partitions=2)
-        body = ProduceRequest(transactional_id, -1, 1000, [("t", [(0, plain), (1, opening)])])
-        (_, answers) = (await client.request(ApiKey.PRODUCE, 9, body)).topics[0]
+        body = ProduceRequest.of(transactional_id, -1, 1000, [("t", [(0, plain), (1, opening)])])
+        answers = (await client.request(ApiKey.PRODUCE, 9, body)).responses[0].partition_responses
         assert {ErrorCode(answer.error_code) for answer in answers} == {NOT_AUTHORIZED}
         fetched = await client.fetch("t", 0, 0, isolation_level=1)
         assert (fetched.high_watermark, fetched.last_stable_offset) == (0, 0)

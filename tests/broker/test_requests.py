@@ -14,11 +14,11 @@ from klamm.broker.handlers import APIS
 from klamm.broker.security import Client as Principal
 from klamm.broker.security import Operation
 from klamm.protocol import messages
+from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.record_batch import CompressionType, Record, build_batch
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
@@ -68,7 +68,7 @@ def test_every_version_of_fetch(tmp_path: Path, version: int) -> None:
 def test_acks_none_is_not_answered(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")
-        body = ProduceRequest(None, 0, 1000, [("t", [(0, batch(b"a"))])])
+        body = ProduceRequest.of(None, 0, 1000, [("t", [(0, batch(b"a"))])])
         client.send_raw(b"".join(map(bytes, messages.encode_request(ApiKey.PRODUCE, 9, 99, "c", body))))
         assert values((await client.fetch("t", 0, 0)).records) == [b"a"]
 
@@ -77,7 +77,7 @@ def test_acks_none_is_not_answered(tmp_path: Path) -> None:
 
 def test_an_error_with_acks_none_closes_the_connection(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
-        body = ProduceRequest(None, 0, 1000, [("absent", [(0, batch(b"a"))])])
+        body = ProduceRequest.of(None, 0, 1000, [("absent", [(0, batch(b"a"))])])
         client.send_raw(b"".join(map(bytes, messages.encode_request(ApiKey.PRODUCE, 9, 99, "c", body))))
         assert await client.is_closed()
 
@@ -332,8 +332,8 @@ def test_bad_records_are_refused_and_nothing_else_suffers(tmp_path: Path, case: 
 
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t", partitions=2)
-        body = ProduceRequest(None, -1, 1000, [("t", [(0, records), (1, batch(b"fine"))])])
-        (_, (bad, good)) = (await client.request(ApiKey.PRODUCE, 9, body)).topics[0]
+        body = ProduceRequest.of(None, -1, 1000, [("t", [(0, records), (1, batch(b"fine"))])])
+        bad, good = (await client.request(ApiKey.PRODUCE, 9, body)).responses[0].partition_responses
         assert ErrorCode(bad.error_code) is code
         assert (good.error_code, good.base_offset) == (ErrorCode.NONE, 0)
         assert not (await client.fetch("t", 0, 0)).records
@@ -423,7 +423,7 @@ def test_a_frame_cut_by_the_end_of_the_connection_does_nothing(tmp_path: Path) -
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")
         half = await cluster.connect()
-        body = ProduceRequest(None, -1, 1000, [("t", [(0, batch(bytes(5000)))])])
+        body = ProduceRequest.of(None, -1, 1000, [("t", [(0, batch(bytes(5000)))])])
         whole = b"".join(map(bytes, messages.encode_request(ApiKey.PRODUCE, 9, 1, "c", body)))
         half.send_raw(whole[:-1])
         half.writer.write_eof()
@@ -813,7 +813,7 @@ def every_request() -> dict[ApiKey, Any]:
         ApiKey.UPDATE_METADATA: UpdateMetadataRequest(0, 1),
         ApiKey.CONTROLLED_SHUTDOWN: {"broker_id": 0},
         ApiKey.ALTER_ISR: {"broker_id": 0, "topics": []},
-        ApiKey.PRODUCE: ProduceRequest(None, -1, 1000, [("t", [(0, batch(b"a"))])]),
+        ApiKey.PRODUCE: ProduceRequest.of(None, -1, 1000, [("t", [(0, batch(b"a"))])]),
         ApiKey.FETCH: FetchRequest(topics=[("t", [FetchPartition(0, -1, 0, -1, -1, 1000)])], max_wait_ms=60_000),
         ApiKey.LIST_OFFSETS: {
             "topics": [offsets(name="t", partitions=[offsets.ListOffsetsPartition(partition_index=0, timestamp=-1)])]
@@ -1004,9 +1004,9 @@ def test_every_api_asks_the_authorizer(tmp_path: Path) -> None:
 def test_what_is_denied_does_not_disturb_what_is_allowed(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("u")
-        body = ProduceRequest(None, -1, 1000, [("t", [(0, batch(b"a"))]), ("u", [(0, batch(b"b"))])])
+        body = ProduceRequest.of(None, -1, 1000, [("t", [(0, batch(b"a"))]), ("u", [(0, batch(b"b"))])])
         answer = await client.request(ApiKey.PRODUCE, 9, body)
-        codes = {topic: partitions[0].error_code for topic, partitions in answer.topics}
+        codes = {topic.name: topic.partition_responses[0].error_code for topic in answer.responses}
         assert codes == {"t": ErrorCode.TOPIC_AUTHORIZATION_FAILED, "u": ErrorCode.NONE}
         wants = [FetchPartition(0, -1, 0, -1, -1, 1000)]
         answer = await client.request(ApiKey.FETCH, 12, FetchRequest(topics=[("t", wants), ("u", wants)]))
@@ -1028,9 +1028,9 @@ class ThrottleProduces:
 def test_the_throttle_time_reaches_the_client(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")
-        body = ProduceRequest(None, -1, 1000, [("t", [(0, batch(b"a"))])])
+        body = ProduceRequest.of(None, -1, 1000, [("t", [(0, batch(b"a"))])])
         assert (await client.request(ApiKey.PRODUCE, 9, body, client_id="modest")).throttle_time_ms == 0
-        body = ProduceRequest(None, -1, 1000, [("t", [(0, batch(b"a"))])])
+        body = ProduceRequest.of(None, -1, 1000, [("t", [(0, batch(b"a"))])])
         assert (await client.request(ApiKey.PRODUCE, 9, body, client_id="greedy")).throttle_time_ms == 25
         assert (await client.fetch("t", 0, 0)).error_code == ErrorCode.NONE
 

@@ -40,7 +40,7 @@ def test_what_kafka_answers(kafka: RealKafka) -> None:
     )
     answers = asyncio.run(send_all(kafka.bootstrap, cases, time.time_ns() // 1_000_000))
     assert {
-        name: (ErrorCode(answer.error_code), [index for index, _ in answer.record_errors])
+        name: (ErrorCode(answer.error_code), [one.batch_index for one in answer.record_errors])
         for name, answer in answers.items()
     } == {name: (case.kafka, list(case.refused)) for name, case in cases.items()}
 

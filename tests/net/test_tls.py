@@ -15,9 +15,9 @@ from klamm.net.client import AuthenticationFailed, ConnectFailed, ConnectionOpti
 from klamm.net.cluster import ClusterClient
 from klamm.net.security import SecurityError, TlsOptions, security_options
 from klamm.net.tls import client_context
+from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.fetch import FetchResponse, FetchResponsePartition
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.produce import PartitionProduceResponse, ProduceRequest, ProduceResponse
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +68,18 @@ def fetch_response(records: bytes) -> FetchResponse:
 
 def test_messages_of_all_sizes(authority: Authority, stores: dict[str, Path]) -> None:
     def handler(connection, header, body) -> None:
-        size = len(body.topics[0][1][0][1])
-        connection.answer(header, ProduceResponse([("t", [PartitionProduceResponse(0, 0, size)])]))
+        size = len(body.topic_data[0].partition_data[0].records)
+        topic = ProduceResponse.TopicProduceResponse
+        result = topic.PartitionProduceResponse(index=0, error_code=0, base_offset=size)
+        connection.answer(header, ProduceResponse(responses=[topic(name="t", partition_responses=[result])]))
 
     async def test() -> None:
         async with toy(handler=handler, ssl=server_context(stores["broker"])) as broker:
             connection = await connect(*broker.address, trusting(authority))
             for size in (10, 100_000, 5_000_000):
-                request = ProduceRequest(None, 1, 1_000, [("t", [(0, memoryview(bytes(size)))])])
+                request = ProduceRequest.of(None, 1, 1_000, [("t", [(0, memoryview(bytes(size)))])])
                 response = await connection.send(ApiKey.PRODUCE, lambda _, request=request: request)
-                assert response.topics[0][1][0].base_offset == size
+                assert response.responses[0].partition_responses[0].base_offset == size
             connection.close()
             await connection.wait_closed()
 

@@ -21,7 +21,8 @@ from klamm.net.client import (
 )
 from klamm.net.cluster import ClusterClient, RetryPolicy
 from klamm.net.framing import FrameReader
-from klamm.protocol import messages, produce
+from klamm.protocol import messages
+from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class, response_class
 from klamm.protocol.primitives import PARTITIONS_PER_STEP
@@ -364,7 +365,7 @@ def test_a_cancelled_sender_gives_up_its_turn():
 def test_requests_without_response_and_a_broker_that_does_not_read():
     async def test():
         def build(version):
-            return produce.ProduceRequest(None, 0, 1000, [("t", [(0, bytes(1_000_000))])])
+            return ProduceRequest.of(None, 0, 1000, [("t", [(0, bytes(1_000_000))])])
 
         async with toy() as broker:
             connection = await connect(*broker.address)
@@ -399,11 +400,11 @@ def test_closing_sends_what_was_written():
             connection = await connect(*broker.address)
 
             def build(version):
-                return produce.ProduceRequest(None, 0, 1000, [("t", [(0, bytes(5_000_000))])])
+                return ProduceRequest.of(None, 0, 1000, [("t", [(0, bytes(5_000_000))])])
 
             await connection.send(ApiKey.PRODUCE, build, expect_response=False)
             connection.close()
-            assert len((await broker.requests.get())[2].topics[0][1][0][1]) == 5_000_000
+            assert len((await broker.requests.get())[2].topic_data[0].partition_data[0].records) == 5_000_000
             await connection.wait_closed()
 
     run(test)

@@ -1,17 +1,15 @@
-"""The hand-written codecs of Produce, Fetch and OffsetCommit, against kafka-python's classes in every version."""
+"""The hand-written codec of Fetch, against kafka-python's classes in every version."""
 
 import random
 
 import pytest
 from message_oracle import library_class
 
-from klamm.protocol import fetch, messages, offset_commit, produce
+from klamm.protocol import fetch, messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.messages import InvalidFrame
 
-PRODUCE_VERSIONS = range(10)
 FETCH_VERSIONS = range(4, 13)
-COMMIT_VERSIONS = range(2, 9)
 NAMES = ["a", "topic-ü", "x" * 249]
 
 
@@ -29,120 +27,6 @@ def records(rng):
 
 def topics(rng, partition):
     return [(name, [partition(rng) for _ in range(rng.choice([0, 1, 4]))]) for name in NAMES[: rng.randrange(4)]]
-
-
-# -- produce ----------------------------------------------------------------------------------------------------------
-
-
-def produce_request(rng, version):
-    return produce.ProduceRequest(
-        transactional_id=rng.choice([None, "", "tx-1"]) if version >= 3 else None,
-        acks=rng.choice([-1, 0, 1]),
-        timeout_ms=integer(rng),
-        topics=topics(rng, lambda rng: (integer(rng), records(rng))),
-    )
-
-
-def library_produce_request(version, request):
-    cls = library_class(ApiKey.PRODUCE, "Request")
-    topic_class = cls.TopicProduceData
-    partition_class = topic_class._struct.fields["partition_data"].data_class
-    return cls(
-        version=version,
-        transactional_id=request.transactional_id,
-        acks=request.acks,
-        timeout_ms=request.timeout_ms,
-        topic_data=[
-            topic_class(
-                version=version,
-                name=name,
-                partition_data=[partition_class(version=version, index=i, records=data) for i, data in partitions],
-            )
-            for name, partitions in request.topics
-        ],
-    )
-
-
-@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
-def test_produce_request(version):
-    rng = random.Random(version)
-    for _ in range(50):
-        request = produce_request(rng, version)
-        body = bytes(library_produce_request(version, request).encode(version=version))
-        assert joined(produce.encode_request(version, request)) == body
-        frame = bytearray(b"head" + body)
-        decoded = messages.decode_request(ApiKey.PRODUCE, version, frame, 4)
-        assert decoded == request
-        refuses_changes(lambda data: messages.decode_request(ApiKey.PRODUCE, version, data, 0), body, rng)
-
-
-def test_produced_records_are_the_frames_own_memory():
-    body = joined(produce.encode_request(9, produce.ProduceRequest(None, 1, 5, [("t", [(0, b"abc")])])))
-    frame = bytearray(body)
-    (view,) = (data for _, data in messages.decode_request(ApiKey.PRODUCE, 9, frame, 0).topics[0][1])
-    view[:] = b"XYZ"
-    assert b"XYZ" in frame and b"abc" not in frame
-
-
-def produce_response(rng, version):
-    def partition(rng):
-        return produce.PartitionProduceResponse(
-            integer(rng),
-            integer(rng, 15),
-            integer(rng, 63),
-            integer(rng, 63) if version >= 2 else -1,
-            integer(rng, 63) if version >= 5 else -1,
-            rng.choice([[], [(3, None), (5, "bad")]]) if version >= 8 else (),
-            rng.choice([None, "", "worse"]) if version >= 8 else None,
-        )
-
-    return produce.ProduceResponse(topics(rng, partition), integer(rng) if version >= 1 else 0)
-
-
-def library_produce_response(version, response):
-    cls = library_class(ApiKey.PRODUCE, "Response")
-    topic_class = cls.TopicProduceResponse
-    partition_class = topic_class._struct.fields["partition_responses"].data_class
-    error_class = partition_class._struct.fields["record_errors"].data_class
-    return cls(
-        version=version,
-        throttle_time_ms=response.throttle_time_ms,
-        responses=[
-            topic_class(
-                version=version,
-                name=name,
-                partition_responses=[
-                    partition_class(
-                        version=version,
-                        index=p.partition,
-                        error_code=p.error_code,
-                        base_offset=p.base_offset,
-                        log_append_time_ms=p.log_append_time_ms,
-                        log_start_offset=p.log_start_offset,
-                        record_errors=[
-                            error_class(version=version, batch_index=i, batch_index_error_message=text)
-                            for i, text in p.record_errors
-                        ],
-                        error_message=p.error_message,
-                    )
-                    for p in partitions
-                ],
-            )
-            for name, partitions in response.topics
-        ],
-    )
-
-
-@pytest.mark.parametrize("version", PRODUCE_VERSIONS)
-def test_produce_response(version):
-    rng = random.Random(version)
-    decode = produce.response_decoder(version)
-    for _ in range(50):
-        response = produce_response(rng, version)
-        body = bytes(library_produce_response(version, response).encode(version=version))
-        assert joined(produce.encode_response(version, response)) == body
-        assert decode(bytearray(b"12345" + body), 5) == response
-        refuses_changes(lambda data: decode(data, 0), body, rng)
 
 
 # -- fetch ------------------------------------------------------------------------------------------------------------
@@ -323,95 +207,6 @@ def test_fetched_records_leave_as_they_are():
 
 
 # -- both -------------------------------------------------------------------------------------------------------------
-
-
-# -- offset commit ----------------------------------------------------------------------------------------------------
-
-
-def commit_request(rng, version):
-    def partition(rng):
-        return offset_commit.PartitionOffset(
-            integer(rng),
-            integer(rng, 63),
-            integer(rng) if version >= 6 else -1,
-            rng.choice([None, "", "a note", "ü" * 100]),
-        )
-
-    return offset_commit.OffsetCommitRequest(
-        group_id=rng.choice(["", "g", "x" * 300]),
-        topics=topics(rng, partition),
-        generation_id=integer(rng),
-        member_id=rng.choice(["", "member"]),
-        group_instance_id=rng.choice([None, "", "one"]) if version >= 7 else None,
-        retention_time_ms=integer(rng, 63) if version <= 4 else -1,
-    )
-
-
-@pytest.mark.parametrize("version", COMMIT_VERSIONS)
-def test_commit_request(version):
-    rng = random.Random(version)
-    cls = library_class(ApiKey.OFFSET_COMMIT, "Request")
-    topic_class = cls.OffsetCommitRequestTopic
-    for _ in range(50):
-        request = commit_request(rng, version)
-        library_request = cls(
-            version=version,
-            group_id=request.group_id,
-            generation_id_or_member_epoch=request.generation_id,
-            member_id=request.member_id,
-            group_instance_id=request.group_instance_id,
-            retention_time_ms=request.retention_time_ms,
-            topics=[
-                topic_class(
-                    name=name,
-                    partitions=[
-                        topic_class.OffsetCommitRequestPartition(
-                            partition_index=one.partition,
-                            committed_offset=one.offset,
-                            committed_leader_epoch=one.leader_epoch,
-                            committed_metadata=one.metadata,
-                        )
-                        for one in partitions
-                    ],
-                )
-                for name, partitions in request.topics
-            ],
-        )
-        body = bytes(library_request.encode(version=version))
-        assert joined(offset_commit.encode_request(version, request)) == body
-        assert messages.decode_request(ApiKey.OFFSET_COMMIT, version, bytearray(b"1234" + body), 4) == request
-        refuses_changes(lambda data: messages.decode_request(ApiKey.OFFSET_COMMIT, version, data, 0), body, rng)
-
-
-@pytest.mark.parametrize("version", COMMIT_VERSIONS)
-def test_commit_response(version):
-    rng = random.Random(version)
-    cls = library_class(ApiKey.OFFSET_COMMIT, "Response")
-    topic_class = cls.OffsetCommitResponseTopic
-    decode = offset_commit.response_decoder(version)
-    for _ in range(50):
-        response = offset_commit.OffsetCommitResponse(
-            topics(rng, lambda rng: offset_commit.PartitionResult(integer(rng), integer(rng, 15))),
-            integer(rng) if version >= 3 else 0,
-        )
-        library_response = cls(
-            version=version,
-            throttle_time_ms=response.throttle_time_ms,
-            topics=[
-                topic_class(
-                    name=name,
-                    partitions=[
-                        topic_class.OffsetCommitResponsePartition(partition_index=number, error_code=code)
-                        for number, code in results
-                    ],
-                )
-                for name, results in response.topics
-            ],
-        )
-        body = bytes(library_response.encode(version=version))
-        assert joined(offset_commit.encode_response(version, response)) == body
-        assert decode(bytearray(b"12345" + body), 5) == response
-        refuses_changes(lambda data: decode(data, 0), body, rng)
 
 
 # -- all --------------------------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ VALUES = {
     "Float64": lambda rng: rng.choice([0.0, -1.5, 1e300]),
     "Bool": lambda rng: rng.random() < 0.5,
     "String": lambda rng: "".join(rng.choices("abc.-_é漢🙂", k=rng.choice([0, 1, 5, 200]))),
+    "Records": lambda rng: rng.randbytes(rng.choice([0, 1, 300, 10_000])),
     "Bytes": lambda rng: rng.randbytes(rng.choice([0, 1, 10, 300])),
     "Uuid": lambda rng: rng.choice([None, uuid.UUID(int=rng.getrandbits(128) | 1)]),
     "BitField": lambda rng: rng.choice([None, set(), {0, 5, 30}]),

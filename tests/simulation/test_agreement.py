@@ -13,9 +13,9 @@ from klamm.broker.services import Services
 from klamm.config.topic import TopicConfig
 from klamm.coordinator.group_metadata_manager import GroupMetadataManager
 from klamm.net.cluster import RetryPolicy
+from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, request_class
-from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
 from klamm.protocol.record_batch import Record
 from klamm.purgatory import DelayedOperation
 from klamm.replication.partition import Partition
@@ -307,7 +307,7 @@ def test_a_coordinator_that_keeps_offsets_of_a_deleted_topic_is_found(monkeypatc
         cluster = await started(world)
         client = cluster.client(RetryPolicy(deadline_ms=60_000))
         find = request_class(ApiKey.FIND_COORDINATOR)
-        commit = OffsetCommitRequest("reports", [(TOPIC, [PartitionOffset(0, 7)])])
+        commit = OffsetCommitRequest.of("reports", {(TOPIC, 0): 7})
 
         async def committed() -> None:
             found = await client.send_to_any(
@@ -319,7 +319,7 @@ def test_a_coordinator_that_keeps_offsets_of_a_deleted_topic_is_found(monkeypatc
                 found.node_id,
                 ApiKey.OFFSET_COMMIT,
                 lambda _: commit,
-                errors_of=lambda answer: [one.error_code for _, results in answer.topics for one in results],
+                errors_of=lambda answer: answer.error_codes().values(),
             )
             await delete_topic(client, TOPIC)
 

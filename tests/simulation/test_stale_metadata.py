@@ -16,11 +16,11 @@ from klamm.broker.metadata_updates import Look
 from klamm.coordinator.group_metadata_manager import partition_for
 from klamm.net.client import connect
 from klamm.net.cluster import ClusterClient
+from klamm.protocol.apis.offset_commit import OffsetCommitRequest
+from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey, request_class
-from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
-from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.replication.partition import Partition
 from klamm.simulation.cluster import BROKER_PORT, CLIENT_OPTIONS, SimulatedCluster
@@ -100,11 +100,11 @@ async def ask_coordinator(client: ClusterClient, group: str, api_key: ApiKey, re
 
 
 async def commit(client: ClusterClient, group: str, offset: int) -> None:
-    request = OffsetCommitRequest(group, [(TOPIC, [PartitionOffset(0, offset)])])
+    request = OffsetCommitRequest.of(group, {(TOPIC, 0): offset})
     code = -1
     while code != ErrorCode.NONE:
         answer = await ask_coordinator(client, group, ApiKey.OFFSET_COMMIT, lambda _version: request)
-        ((_, ((_, code),)),) = answer.topics
+        (code,) = answer.error_codes().values()
         await asyncio.sleep(BACK_OFF_S)
 
 
@@ -136,12 +136,12 @@ def broker_of(cluster: SimulatedCluster, broker_id: int) -> Broker:
 
 def hosted(cluster: SimulatedCluster, broker_id: int) -> Partition | None:
     """Partition 0 of the topic, as the broker has it."""
-    return broker_of(cluster, broker_id)._replica_manager.hosted_partition((TOPIC, 0))
+    return broker_of(cluster, broker_id).parts.replica_manager.hosted_partition((TOPIC, 0))
 
 
 def known_partitions(cluster: SimulatedCluster, broker_id: int) -> list[int]:
     """The topic's partitions of which the broker tells clients."""
-    return list(broker_of(cluster, broker_id)._metadata_cache.snapshot.topics.get(TOPIC, {}))
+    return list(broker_of(cluster, broker_id).parts.metadata_cache.snapshot.topics.get(TOPIC, {}))
 
 
 async def in_time(is_true: Callable[[], bool]) -> None:
@@ -169,13 +169,15 @@ async def ask_broker(cluster: SimulatedCluster, broker_id: int, api_key: ApiKey,
     connection = await connect(cluster.brokers[broker_id].node.name, BROKER_PORT, CLIENT_OPTIONS)
     answer = await connection.send(api_key, lambda _version: request)
     connection.close()
+    if api_key is ApiKey.PRODUCE:
+        return int(answer.responses[0].partition_responses[0].error_code)
     return int(answer.topics[0][1][0].error_code)
 
 
 async def produce_to(cluster: SimulatedCluster, broker_id: int) -> int:
     """The answer to a produce with acks=1."""
     batch = build_batch([Record(key=None, value=b"of nobody else", timestamp_ms=1000)])
-    request = ProduceRequest(None, 1, 1000, [(TOPIC, [(0, bytes(batch))])])
+    request = ProduceRequest.of(None, 1, 1000, [(TOPIC, [(0, bytes(batch))])])
     return await ask_broker(cluster, broker_id, ApiKey.PRODUCE, request)
 
 

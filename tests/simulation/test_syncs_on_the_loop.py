@@ -12,10 +12,10 @@ import pytest
 
 from klamm.net.client import Connection
 from klamm.net.cluster import ClusterClient
+from klamm.protocol.apis.offset_commit import OffsetCommitRequest
+from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, request_class
-from klamm.protocol.offset_commit import OffsetCommitRequest, PartitionOffset
-from klamm.protocol.produce import ProduceRequest
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.protocol.vocabulary import ACKS_LEADER
 from klamm.simulation.cluster import SimulatedCluster
@@ -44,9 +44,9 @@ async def connected(world: World) -> AsyncIterator[tuple[ClusterClient, Connecti
 
 async def produce(connection: Connection, partitions: list[int]) -> None:
     batch = build_batch([Record(None, b"value", 0)])
-    request = ProduceRequest(None, ACKS_LEADER, TIMEOUT_MS, [(TOPIC, [(number, batch) for number in partitions])])
+    request = ProduceRequest.of(None, ACKS_LEADER, TIMEOUT_MS, [(TOPIC, [(number, batch) for number in partitions])])
     response = await connection.send(ApiKey.PRODUCE, lambda _version: request, timeout_ms=TIMEOUT_MS)
-    codes = {partition.error_code for _, results in response.topics for partition in results}
+    codes = {partition.error_code for topic in response.responses for partition in topic.partition_responses}
     assert codes == {ErrorCode.NONE}
 
 
@@ -68,11 +68,11 @@ async def many_produces_to_two_logs_each(world: World) -> None:
 async def commit(client: ClusterClient, connection: Connection, group: str) -> None:
     """Asks until the group's coordinator has loaded its partition."""
     find = request_class(ApiKey.FIND_COORDINATOR)
-    request = OffsetCommitRequest(group, [(TOPIC, [PartitionOffset(0, 1)])])
+    request = OffsetCommitRequest.of(group, {(TOPIC, 0): 1})
     while True:
         await client.send_to_any(ApiKey.FIND_COORDINATOR, lambda version: find(key=group, key_type=GROUP_KEY_TYPE))
         response = await connection.send(ApiKey.OFFSET_COMMIT, lambda _version: request, timeout_ms=TIMEOUT_MS)
-        ((_, ((_, error_code),)),) = response.topics
+        (error_code,) = response.error_codes().values()
         if error_code == ErrorCode.NONE:
             return
         await asyncio.sleep(0.1)

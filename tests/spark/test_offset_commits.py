@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from klamm.net.cluster import ClusterMetadata
+from klamm.protocol.apis.offset_commit import OffsetCommitResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import TopicPartition
@@ -38,7 +39,9 @@ class FakeCluster:
 
     async def send(self, api_key: ApiKey, build: Any) -> Any:
         self.committed.append(build(0).topics)
-        return SimpleNamespace(topics=[("t", [SimpleNamespace(partition=0, error_code=self.code)])])
+        topic = OffsetCommitResponse.OffsetCommitResponseTopic
+        result = topic.OffsetCommitResponsePartition(partition_index=0, error_code=self.code)
+        return OffsetCommitResponse(topics=[topic(name="t", partitions=[result])])
 
 
 @pytest.fixture

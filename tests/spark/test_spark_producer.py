@@ -13,8 +13,8 @@ from klamm.net.client import ConnectionOptions
 from klamm.net.cluster import ClusterClient, RetryPolicy
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.apis.produce import ProduceResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.produce import PartitionProduceResponse, ProduceResponse
 from klamm.protocol.record_batch import CompressionType, Record, build_batch, decode_records, parse_header
 from klamm.simulation.administration import Administrator
 from klamm.simulation.cluster import SimulatedCluster
@@ -121,14 +121,17 @@ class Leader:
             response = messages.response_class(ApiKey.INIT_PRODUCER_ID)
             return response(error_code=0, producer_id=7, producer_epoch=0)
         assert (body.acks, body.transactional_id) == (-1, None)
-        ((topic, ((partition, data),)),) = body.topics
+        (topic,) = body.topic_data
+        (wanted,) = topic.partition_data
         self.answered += 1
         self._asked.set()
         error = self.errors.pop(0) if self.errors else ErrorCode.NONE
         if error is None:
             return None
-        code = self._append(bytes(data)) if error is ErrorCode.NONE else error
-        return ProduceResponse([(topic, [PartitionProduceResponse(partition, code)])])
+        code = self._append(bytes(wanted.records)) if error is ErrorCode.NONE else error
+        topic_class = ProduceResponse.TopicProduceResponse
+        result = topic_class.PartitionProduceResponse(index=wanted.index, error_code=code)
+        return ProduceResponse(responses=[topic_class(name=topic.name, partition_responses=[result])])
 
     def _append(self, data: bytes) -> ErrorCode:
         header = parse_header(data)

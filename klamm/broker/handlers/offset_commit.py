@@ -5,26 +5,26 @@ are refused each for itself. Versions 2 to 4 may say how long the offsets are ke
 version 0 kept offsets in ZooKeeper, and no client of the last ten years uses it.
 """
 
+from collections.abc import Callable
+
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
 from klamm.coordinator.group import OffsetAndMetadata
+from klamm.protocol.apis.offset_commit import NO_RETENTION, OffsetCommitRequest, OffsetCommitResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.offset_commit import NO_RETENTION, OffsetCommitRequest, OffsetCommitResponse, PartitionResult
 from klamm.protocol.vocabulary import ResourceType
 from klamm.znodes.topics import TopicPartition
+
+Topic = OffsetCommitResponse.OffsetCommitResponseTopic
+Partition = Topic.OffsetCommitResponsePartition
 
 # The latest time that a record can hold.
 END_OF_TIME_MS = 2**63 - 1
 
 
 def error_response(request: Request[OffsetCommitRequest], error: KafkaError) -> OffsetCommitResponse:
-    return OffsetCommitResponse(
-        [
-            (topic, [PartitionResult(one.partition, error.code) for one in partitions])
-            for topic, partitions in request.body.topics
-        ]
-    )
+    return _response(request.body, lambda _: error.code)
 
 
 @handler(
@@ -43,23 +43,38 @@ async def handle(request: Request[OffsetCommitRequest]) -> OffsetCommitResponse:
     expire_ms = None if body.retention_time_ms == NO_RETENTION else min(now_ms + body.retention_time_ms, END_OF_TIME_MS)
     codes: dict[TopicPartition, ErrorCode] = {}
     offsets: dict[TopicPartition, OffsetAndMetadata] = {}
-    for topic, partitions in body.topics:
-        known = known_topics.get(topic, ())
-        allowed = request.allows(topic, Operation.READ, ResourceType.TOPIC)
-        for number, offset, leader_epoch, metadata in partitions:
+    for topic in body.topics:
+        known = known_topics.get(topic.name, ())
+        allowed = request.allows(topic.name, Operation.READ, ResourceType.TOPIC)
+        for one in topic.partitions:
+            key = topic.name, one.partition_index
             if not allowed:
-                codes[topic, number] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            elif number not in known:
-                codes[topic, number] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                codes[key] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            elif one.partition_index not in known:
+                codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             else:
-                offsets[topic, number] = OffsetAndMetadata(offset, leader_epoch, metadata or "", now_ms, expire_ms)
+                offsets[key] = OffsetAndMetadata(
+                    one.committed_offset, one.committed_leader_epoch, one.committed_metadata or "", now_ms, expire_ms
+                )
     if offsets:
         codes |= await services.group_coordinator.commit_offsets(
-            body.group_id, body.generation_id, body.member_id, body.group_instance_id, offsets
+            body.group_id, body.generation_id_or_member_epoch, body.member_id, body.group_instance_id, offsets
         )
+    return _response(body, codes.__getitem__)
+
+
+def _response(body: OffsetCommitRequest, code_of: Callable[[TopicPartition], ErrorCode]) -> OffsetCommitResponse:
     return OffsetCommitResponse(
-        [
-            (topic, [PartitionResult(one.partition, codes[topic, one.partition]) for one in partitions])
-            for topic, partitions in body.topics
+        topics=[
+            Topic(
+                name=topic.name,
+                partitions=[
+                    Partition(
+                        partition_index=one.partition_index, error_code=code_of((topic.name, one.partition_index))
+                    )
+                    for one in topic.partitions
+                ],
+            )
+            for topic in body.topics
         ]
     )

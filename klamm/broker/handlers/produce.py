@@ -16,9 +16,9 @@ from typing import cast
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
 from klamm.net.server import AnswerOnly, InvalidRequest
+from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.produce import PartitionProduceResponse, ProduceRequest, ProduceResponse
 from klamm.protocol.record_batch import is_transactional, is_zstd
 from klamm.protocol.record_walk import MAX_NAMED_RECORDS
 from klamm.protocol.vocabulary import ACKS_ALL, ACKS_NONE, INTERNAL_TOPICS, ResourceType
@@ -36,6 +36,9 @@ BATCHES_PER_SLICE = 100
 # Kafka's tools name themselves so; only they may write to internal topics.
 ADMIN_CLIENT_ID = "__admin_client"
 
+Topic = ProduceResponse.TopicProduceResponse
+Partition = Topic.PartitionProduceResponse
+RecordError = Partition.BatchIndexAndErrorMessage
 Batch = tuple[str, int, memoryview | None]
 Appended = Sequence[tuple[str, int, ProduceResult]]
 
@@ -44,12 +47,15 @@ def error_response(request: Request[ProduceRequest], error: KafkaError) -> Produ
     if request.body.acks == ACKS_NONE:
         raise InvalidRequest(f"produce with acks=0 failed: {error}")
     return ProduceResponse(
-        [
-            (
-                topic,
-                [PartitionProduceResponse(number, error.code, error_message=error.message) for number, _ in entries],
+        responses=[
+            Topic(
+                name=topic.name,
+                partition_responses=[
+                    Partition(index=one.index, error_code=error.code, error_message=error.message)
+                    for one in topic.partition_data
+                ],
             )
-            for topic, entries in request.body.topics
+            for topic in request.body.topic_data
         ]
     )
 
@@ -63,7 +69,9 @@ def error_response(request: Request[ProduceRequest], error: KafkaError) -> Produ
 )
 def handle(request: Request[ProduceRequest]) -> object:
     body = request.body
-    batches = cast(list[Batch], [(topic, number, data) for topic, entries in body.topics for number, data in entries])
+    batches = cast(
+        list[Batch], [(topic.name, one.index, one.records) for topic in body.topic_data for one in topic.partition_data]
+    )
     for _, _, records in batches:
         if records is not None and is_transactional(records):
             raise KafkaError(
@@ -179,20 +187,25 @@ async def _wait_replicated(request: Request[ProduceRequest], appended: Appended)
 
 
 def _respond(appended: Appended) -> ProduceResponse:
-    topics: dict[str, list[PartitionProduceResponse]] = {}
+    topics: dict[str, list[Partition]] = {}
     named_left = MAX_NAMED_RECORDS
     for topic, number, result in appended:
         record_errors = result.record_errors[:named_left]
         named_left -= len(record_errors)
         topics.setdefault(topic, []).append(
-            PartitionProduceResponse(
-                number,
-                result.error_code,
-                result.base_offset,
-                result.log_append_time_ms,
-                result.log_start_offset,
-                record_errors,
+            Partition(
+                index=number,
+                error_code=result.error_code,
+                base_offset=result.base_offset,
+                log_append_time_ms=result.log_append_time_ms,
+                log_start_offset=result.log_start_offset,
+                record_errors=[
+                    RecordError(batch_index=index, batch_index_error_message=message)
+                    for index, message in record_errors
+                ],
                 error_message=result.error_message,
             )
         )
-    return ProduceResponse(list(topics.items()))
+    return ProduceResponse(
+        responses=[Topic(name=name, partition_responses=partitions) for name, partitions in topics.items()]
+    )

@@ -1,8 +1,9 @@
 """The messages of Kafka's APIs, a module for each API: the request, the response, and which versions there are.
 
-Six APIs have hand-written messages and codecs, in modules of their own beside this package: Produce and Fetch, which
-carry the records, OffsetCommit, which every consumer sends all the time, and LeaderAndIsr, UpdateMetadata and
-StopReplica, which carry the state of every partition.
+Four APIs have hand-written messages and codecs, in modules of their own beside this package. LeaderAndIsr,
+UpdateMetadata and StopReplica keep the encoding of each partition, so that all brokers share it: 10,000 partitions are
+encoded for the next broker in 0.05 ms instead of 6.5. Fetch has its partitions as tuples, which all of replication
+handles; compiled, its codec takes 0.4 to 1.1 of the time (`bench/messages.py`).
 
 What must stay true: a module is imported when its API is first needed, because a client needs few of them. `load_all`
 imports all of them, for processes that are about to fork.
@@ -14,16 +15,14 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from klamm.protocol import fetch, leader_and_isr, offset_commit, produce, stop_replica, update_metadata
+from klamm.protocol import fetch, leader_and_isr, stop_replica, update_metadata
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.schema import Api, Size
 
 HAND_WRITTEN: dict[ApiKey, ModuleType] = {
-    ApiKey.PRODUCE: produce,
     ApiKey.FETCH: fetch,
     ApiKey.LEADER_AND_ISR: leader_and_isr,
     ApiKey.STOP_REPLICA: stop_replica,
-    ApiKey.OFFSET_COMMIT: offset_commit,
     ApiKey.UPDATE_METADATA: update_metadata,
 }
 
