@@ -316,7 +316,7 @@ async def a_leader_that_looks_while_a_deletion_waits_for_a_reassignment(world: W
         await cluster.brokers[leader].until_up()
         await asyncio.sleep(SETTLED_S)
         assert known_partitions(cluster, leader) == []
-        broker_of(cluster, leader)._metadata_updates.look_for_deleted_topics(Look.NAMES)
+        broker_of(cluster, leader).parts.metadata_updates.look_for_deleted_topics(Look.NAMES)
         await asyncio.sleep(SETTLED_S)
         cluster.world.network.heal_all()
         await cluster.until(lambda: TOPIC not in cluster.state.topics())
