@@ -1,8 +1,8 @@
-"""How the loops over bytes are compiled: by numba, once for each installation where that is possible.
+"""Compiles the loops over bytes with numba, once for each installation where that is possible.
 
-What numba has compiled it keeps on disk: beside the module, or, where that may not be written, in the user's cache
-directory (or in NUMBA_CACHE_DIR). An executor may run as a user who may write to none of them; there it is compiled in
-each process.
+Numba keeps compiled code on disk: beside the module, or, where the module's directory is not writable, in the user's
+cache directory (or in NUMBA_CACHE_DIR). An executor may run as a user who can write to neither; then each process
+compiles the code itself.
 
 Importing this module imports numba.
 """
@@ -18,9 +18,9 @@ _OPTIONS: dict[str, Any] = {"nogil": True, "boundscheck": False}
 
 
 def compiled(signature: Any = None) -> Callable[[Function], Function]:
-    """Compiles a function for these types at once, without any for those of its first call.
+    """Compiles a function for these types at once; without a signature, for the types of its first call.
 
-    It runs without the GIL, and no index in it is checked.
+    The compiled function runs without the GIL and checks no index.
     """
 
     def compile_(function: Function) -> Function:

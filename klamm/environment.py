@@ -38,7 +38,7 @@ T = TypeVar("T")
 Random = random.Random
 Buffer = bytes | bytearray | memoryview
 
-_BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"  # Linux has it, others do not.
+_BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"  # Only Linux has this file.
 _MAX_BOOT_ID_LENGTH = 64
 
 
@@ -135,7 +135,7 @@ class FileSystem(ABC):
             file.close()
 
     def make_durable_directories(self, path: str) -> None:
-        """As `make_directories`, and what is created inside can no longer be lost together with its directories."""
+        """Like `make_directories`, and makes the directories survive a machine crash."""
         self.make_directories(path)
         # An earlier process may have made them and died before this point, so they are synced even if they exist.
         while path != os.path.dirname(path):
@@ -143,7 +143,7 @@ class FileSystem(ABC):
             try:
                 self.sync_directory(path)
             except PermissionError:
-                return  # What we may not read we have not made.
+                return  # This process did not make a directory that it cannot read.
 
     def replace_file(self, path: str, content: Buffer) -> None:
         """Atomically and durably gives the file this content: write `path`.tmp, sync, rename, sync the directory."""
@@ -160,7 +160,7 @@ class FileSystem(ABC):
 
 
 class Environment(ABC):
-    """What a process of klamm may know of, and do to, the machine it runs on."""
+    """Everything that a klamm process may learn from, or do to, the machine it runs on."""
 
     file_system: FileSystem
     random: Random
@@ -178,24 +178,25 @@ class Environment(ABC):
 
     @abstractmethod
     async def run_in_worker(self, work: Callable[..., Generator[int, None, T]], *arguments: object) -> T:
-        """Takes the steps of `work(*arguments)`, which may be very many, where they hold nobody up.
+        """Runs the steps of `work(*arguments)`, possibly very many, in another process, off the loop.
 
-        `work` is a pure function of a module, its arguments and its result are plain values: they go to another process
-        and back. Each step yields how many bytes the next ones will hold besides, mostly 0, and may wait for room. The
-        work ends soon after its caller is cancelled. Raises what it raises, and WorkerFailed when the process has died.
+        `work` is a pure function of a module; its arguments and its result are plain values, because they are passed
+        between processes. Each step yields how many more bytes the next steps will hold, mostly 0, and may wait for
+        room. The work ends soon after its caller is cancelled. Raises what `work` raises, and WorkerFailed when the
+        process has died.
         """
 
     @abstractmethod
     def host_name(self) -> str:
-        """The name under which other machines reach this one, for listeners that name none."""
+        """The name under which other machines reach this one, for listeners without a host name."""
 
     def boot_id(self) -> str | None:
-        """What all processes have in common that run since the machine was started last: as long as it stays the same,
-        nothing that was written to the disk is lost. None where the machine does not tell."""
+        """Identifies the machine's last start. While the id stays the same, nothing that was written to the disk is
+        lost. None where the machine has no such id."""
         return None
 
-    def watch_gc_pauses(self, on_pause_ms: Callable[[float], None] | None) -> None:  # noqa: B027  # most know of none
-        """From now on `on_pause_ms` hears, in any thread, how long each collection of garbage took; None: nobody."""
+    def watch_gc_pauses(self, on_pause_ms: Callable[[float], None] | None) -> None:  # noqa: B027  # optional
+        """Calls `on_pause_ms`, in any thread, with the duration of each later garbage collection. None stops this."""
 
     def random_uuid(self) -> uuid.UUID:
         """A random (version 4) UUID."""
@@ -245,7 +246,7 @@ class SystemFile(File):
         total = sum(map(len, buffers))
         done = os.pwritev(self._descriptor, buffers, position)
         while done < total:
-            # A short write: the next call says why (disk full) or goes on.
+            # A short write: the next call raises the reason (disk full) or continues.
             joined = memoryview(b"".join(buffers))
             count = os.pwrite(self._descriptor, joined[done:], position + done)
             if count == 0:
@@ -341,7 +342,7 @@ class SystemEnvironment(Environment):
 
     @property
     def worker_pid(self) -> int | None:
-        """The process that `run_in_worker` works in, if there is one now."""
+        """The id of the worker process, or None while no worker process runs."""
         return self._worker.pid
 
     def _reap(self, process: "subprocess.Popen[bytes]") -> None:
@@ -371,7 +372,7 @@ class SystemEnvironment(Environment):
             self._on_gc_pause_ms((time.perf_counter() - self._gc_began_s) * 1000)
 
     def close(self) -> None:
-        """Ends the worker, waits for the blocking work under way and ends the threads."""
+        """Ends the worker, waits for pending blocking work and ends the threads."""
         self._worker.close()
         self._pool.shutdown()
 
@@ -382,7 +383,7 @@ def open_file_limit() -> int:
 
 
 def raise_open_file_limit() -> int:
-    """Lets this process open as many files as the system allows any to (a broker opens several for each partition).
+    """Raises this process's limit of open files to the system's maximum (a broker opens several for each partition).
 
     Returns the limit in force.
     """

@@ -1,7 +1,7 @@
 """Lines of Kafka's log files: made in large numbers, written in batches.
 
-A controller that is elected in a large cluster, and the brokers that it tells of that, have a line to say of every
-partition: a call of `logging` for each would take longer than the work itself.
+A controller that is elected in a large cluster, and the brokers that it informs, write a line for every partition. One
+call of `logging` for each line would take longer than the work itself.
 
 What must stay true: a batch is one log record, whatever its length, and each line has the time at which it was made.
 """
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 # Log4j's level below DEBUG.
 TRACE = 5
-# So many lines are written at once: about a millisecond.
+# The number of lines that are written at once: about a millisecond.
 BATCH = 500
 
 # Both the controller and the brokers write state-change.log.
@@ -43,7 +43,7 @@ class LogLines:
 
 
 def write_lines(lines: Iterable[Line]) -> None:
-    """Nothing is filtered here: a line that nobody wants would tear a batch apart, and should not be made."""
+    """Writes all lines without filtering: filtered lines would split a batch. Callers check `LineBatch.wants` first."""
     for (logger, level), group in groupby(lines, key=itemgetter(0, 1)):
         logger.log(level, LogLines(list(group)))
 
@@ -61,7 +61,7 @@ class LineBatch:
         self._lines: list[Line] = []
 
     def wants(self, level: int) -> bool:
-        """Whether lines of this level are written. Ask before a text is made."""
+        """Whether lines of this level are written. Call this before formatting a line."""
         return self._logger.isEnabledFor(level)
 
     def add(self, level: int, text: str) -> None:

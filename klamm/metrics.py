@@ -1,10 +1,10 @@
-"""Numbers about what a program does: plain counters where things happen, read only when somebody asks.
+"""Numbers about what a program does: plain counters in the code that counts, read only on demand.
 
 A part that counts owns its numbers (an `int`, a `Histogram`) and registers in `Metrics` how they are read. Names are
-those of Kafka's MBeans (`kafka.controller:type=KafkaController,name=ActiveControllerCount`). Who shows them translates.
+those of Kafka's MBeans (`kafka.controller:type=KafkaController,name=ActiveControllerCount`). Exporters translate them.
 
-What must stay true: where something is counted nothing happens but an addition; all other work is done by whoever
-reads. Nothing here knows a clock, a format or a network.
+What must stay true: counting is a single addition; all other work happens when a metric is read. This module depends on
+no clock, format or network.
 """
 
 import math
@@ -13,16 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-# As many values as Yammer's reservoirs have, by which Kafka measures.
+# The size of a Yammer reservoir, which Kafka uses.
 RESERVOIR_SIZE = 1028
-# Those that Kafka's MBeans have.
+# The quantiles of Kafka's MBeans.
 QUANTILES = (0.5, 0.75, 0.95, 0.98, 0.99, 0.999)
 
 
 class Histogram:
     """Values that were observed: how many, their sum and extremes, and the quantiles of the newest ones.
 
-    Kafka weighs its samples by age. Here the newest `RESERVOIR_SIZE` count, and no others.
+    Kafka weighs its samples by age. Here exactly the newest `RESERVOIR_SIZE` values count.
     """
 
     __slots__ = ("_newest", "count", "maximum", "minimum", "total")
@@ -42,16 +42,16 @@ class Histogram:
         self._newest.append(value)
 
     def forget(self) -> None:
-        """The quantiles begin anew. Counts and sums only grow: rates are made of them."""
+        """Restarts the quantiles. Counts and sums only grow, because rates are computed from them."""
         self._newest.clear()
 
     @property
     def mean(self) -> float:
-        """0 when nothing was observed."""
+        """The mean of all values; 0 when nothing was observed."""
         return self.total / self.count if self.count else 0.0
 
     def quantiles(self, wanted: Sequence[float] = QUANTILES) -> list[float]:
-        """The smallest of the newest values that is not exceeded by these shares of them; 0 when there are none."""
+        """For each wanted share, the smallest of the newest values that this share does not exceed; 0 if none."""
         ordered = sorted(self._newest)
         if not ordered:
             return [0.0] * len(wanted)
@@ -68,7 +68,7 @@ class MetricName(NamedTuple):
 
 class Kind(Enum):
     GAUGE = "gauge"  # A number that goes up and down.
-    METER = "meter"  # How often something has happened. Whoever reads makes a rate of it.
+    METER = "meter"  # How often something has happened. The reader computes a rate from it.
     HISTOGRAM = "histogram"
 
 
@@ -83,7 +83,7 @@ class Metric(NamedTuple):
 
 
 class Metrics:
-    """What a program tells about itself, in the order in which it was registered."""
+    """The metrics of a program, in the order of their registration."""
 
     def __init__(self) -> None:
         self._metrics: dict[MetricName, Metric] = {}

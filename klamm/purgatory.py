@@ -1,13 +1,13 @@
 """Purgatory: where requests wait that cannot be answered yet (Kafka's `DelayedOperationPurgatory`).
 
-An operation waits under one or more keys (a partition, a topic). Whoever changes what a key stands for calls
-`check(key)`; every operation waiting there looks again. An operation that is still waiting at its deadline expires.
+An operation waits under one or more keys (a partition, a topic). Code that changes the state behind a key calls
+`check(key)`, and every operation waiting under the key looks again. An operation still waiting at its deadline expires.
 
 What must stay true:
 - An operation completes exactly once: by a key or by its deadline, whichever comes first.
-- Between the first look and the wait nothing can slip through: looking and registering happen without an `await`, or
-  else what changes meanwhile is noted (`noting_changes`) and looked at again.
-- A completed operation holds no timer, is asked no more, and is in no list; where it waited under very many keys, it
+- No change is missed between the first look and the wait: the caller looks and registers without an `await`, or notes
+  the keys that change meanwhile (`noting_changes`) and looks at them again.
+- A completed operation holds no timer, is not checked again, and is in no list; an operation under very many keys
   leaves the lists in slices.
 - Operations that wait under one key are looked at in the order in which they came.
 """
@@ -21,24 +21,24 @@ from typing import Generic, NamedTuple, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
 
-# An operation is taken from so many lists before others have the loop: some milliseconds.
+# The number of lists that an operation leaves before others have the loop: some milliseconds.
 KEYS_PER_SLICE = 2_000
 
 
 class DelayedOperation(ABC):
-    """Something that waits: it can tell whether it is ready."""
+    """A request that waits and can tell whether it is ready."""
 
     @abstractmethod
     def is_ready(self) -> bool:
         """Whether the operation can complete now."""
 
     def has_become_ready(self, key: Hashable) -> bool:
-        """As `is_ready`, which was False until what `key` stands for has changed. Cheap: called at every check."""
+        """Like `is_ready`, which was False before the state behind `key` changed. Cheap: called at every check."""
         return self.is_ready()
 
 
 class Waiting(Generic[Key]):
-    """An operation in purgatory, with all that must be undone when it completes."""
+    """An operation in purgatory, with its timer and its keys, which are released when it completes."""
 
     __slots__ = ("_forget", "is_over", "keys", "on_done", "operation", "timer")
 
@@ -56,19 +56,19 @@ class Waiting(Generic[Key]):
         self._forget = forget
 
     def cancel(self) -> None:
-        """Nobody wants to know any more. Has no effect on what is over."""
+        """Ends the wait without a result. No effect on a completed operation."""
         if not self.is_over:
             self._forget(self)
 
     def complete(self, is_ready: bool) -> None:
-        """Ends the wait, then tells whoever waits. Has no effect on what is over."""
+        """Ends the wait, then tells the waiting code. No effect on a completed operation."""
         if not self.is_over:
             self._forget(self)
             self.on_done(is_ready)
 
 
 class Watch(NamedTuple, Generic[Key]):
-    """Whoever waits: `future` says whether the operation has become ready, `add` registers it under more keys."""
+    """A wait: `future` says whether the operation has become ready, `add` registers the operation under more keys."""
 
     future: "asyncio.Future[bool]"
     add: Callable[[Collection[Key]], None]
@@ -91,9 +91,9 @@ class Purgatory(Generic[Key]):
         return operation.is_ready() or await self.watch(operation, keys, timeout_ms)
 
     async def watch(self, operation: DelayedOperation, keys: Collection[Key], timeout_ms: float) -> bool:
-        """As `wait`, for an operation that is known not to be ready, since the caller has looked a moment ago.
+        """Like `wait`, for an operation that the caller has just found not ready.
 
-        No `await` may lie between the look and this.
+        No `await` may lie between that look and this call.
         """
         if timeout_ms <= 0:
             return False
@@ -103,20 +103,20 @@ class Purgatory(Generic[Key]):
 
     @contextmanager
     def watching(self, operation: DelayedOperation, timeout_ms: float) -> "Iterator[Watch[Key]]":
-        """For an operation of very many keys: it waits under none at first. Nobody waits when the block is left."""
+        """For an operation with very many keys, at first registered under no key. The wait ends with the block."""
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         waiting = self.put(operation, (), timeout_ms, lambda is_ready: _resolve(future, is_ready))
         try:
             yield Watch(future, lambda keys: self._add(waiting, keys))
         finally:
-            # Also when the waiter is cancelled because its client has gone.
+            # Runs also when the waiter is cancelled because its client has disconnected.
             waiting.cancel()
 
     def put(
         self, operation: DelayedOperation, keys: Collection[Key], timeout_ms: float, on_done: Callable[[bool], None]
     ) -> Waiting[Key]:
-        """As `watch`, for whoever has nothing else to do meanwhile: `on_done` is called within the `check` that makes
-        the operation ready, with True, or at the deadline, with False."""
+        """Like `watch`, with a callback: `on_done(True)` is called within the `check` that makes the operation ready,
+        `on_done(False)` at the deadline."""
         waiting = Waiting(operation, on_done, self._forget)
         waiting.timer = asyncio.get_running_loop().call_later(timeout_ms / 1000, waiting.complete, False)
         self._add(waiting, keys)
@@ -130,7 +130,7 @@ class Purgatory(Generic[Key]):
 
     @contextmanager
     def noting_changes(self) -> Iterator[dict[Key, None]]:
-        """The keys that were checked since this began: for who cannot look at everything without an `await`."""
+        """Collects the keys that are checked inside the block, for callers that must `await` while they look."""
         changed: dict[Key, None] = {}
         self._notes.append(changed)
         try:
@@ -145,7 +145,7 @@ class Purgatory(Generic[Key]):
         watchers = self._watchers.get(key)
         if watchers:
             for waiting in list(watchers):
-                # What one is told may have completed others, or changed what the next one waits for.
+                # Completing one operation may have completed others, or changed the state that the next one waits for.
                 if not waiting.is_over and waiting.operation.has_become_ready(key):
                     waiting.complete(True)
 

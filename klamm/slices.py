@@ -1,8 +1,8 @@
 """Long work in slices, so that the loop serves others in between.
 
 A slice ends after a number of pieces, not after some time: under the simulator's clock work takes no time, and slices
-must exist there too. Where a piece may need the disk, and take a thousand times as long as another, a slice ends by the
-clock of the loop as well.
+must exist there too. Where a piece may need the disk and take a thousand times as long as another, a slice also ends
+by the loop's clock.
 
 | the work                                                    | how it yields                                      |
 |-------------------------------------------------------------|----------------------------------------------------|
@@ -23,17 +23,17 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-# At 10 to 20 microseconds each, the most expensive work takes about ten milliseconds.
+# At 10 to 20 microseconds a piece, the most expensive slice takes about ten milliseconds.
 SLICE = 500
-# Of what takes about a microsecond: a look at what is known.
+# For pieces that take about a microsecond, such as a dictionary lookup.
 CHEAP_SLICE = 10 * SLICE
-# Where the clock counts, others wait so long at most.
+# Where a slice also ends by the clock, the time after which it ends.
 SLICE_MS = 5
 
 
 class Slices:
-    """Counts the pieces of long work, and says when it is time to let others have the loop: after every so many, and
-    with `clock_s` (the loop's) also when the slice has taken `SLICE_MS`."""
+    """Counts the pieces of long work and says when to let others have the loop: after every `pieces` pieces, and with
+    `clock_s` (the loop's clock) also when the slice has taken `SLICE_MS`."""
 
     __slots__ = ("_clock_s", "_end_s", "_left", "_pieces")
 
@@ -43,12 +43,12 @@ class Slices:
         self._end_s = None if clock_s is None else clock_s() + SLICE_MS / 1000
 
     def is_over(self, pieces: int = 1) -> bool:
-        """So many more are done; whether the slice is over. The next one begins then."""
+        """Counts `pieces` more; returns whether the slice is over. If so, the next slice begins."""
         self._left -= pieces
         if self._left > 0 and (self._clock_s is None or not self._is_late(self._clock_s())):
             return False
         self._left = self._pieces
-        # The next slice begins when others have had the loop, so its first piece says when.
+        # The next slice begins only after others have had the loop, so its first piece starts the clock.
         self._end_s = None
         return True
 
@@ -77,10 +77,10 @@ async def each(items: Iterable[T], size: int | None = None) -> AsyncIterator[T]:
 async def for_slices(
     items: Sequence[T], work: Callable[[Sequence[T]], Awaitable[R]], size: int | None = None
 ) -> list[R]:
-    """Starts `work` for one slice after another without waiting for its end, so that what they ask of ZooKeeper is
+    """Starts `work` for one slice after another without waiting for its end, so that requests to ZooKeeper are
     pipelined; returns the results in order.
 
-    When some fail, all are waited for, and the first one's exception is raised: nothing goes on behind the caller.
+    If some fail, this still waits for all of them and then raises the first exception: no work outlives the call.
     """
     tasks: list[asyncio.Future[R]] = []
     try:
@@ -99,7 +99,7 @@ async def for_slices(
 
 
 async def in_slices(steps: Generator[None, None, T]) -> T:
-    """Takes all steps of long work, and lets others have the loop between them; what the last one returns or raises."""
+    """Runs all steps of long work and lets others have the loop between them. Returns or raises what `steps` does."""
     while True:
         try:
             next(steps)
@@ -112,14 +112,14 @@ async def in_slices(steps: Generator[None, None, T]) -> T:
 class Turns:
     """Long work of one kind, in slices and one after the other.
 
-    Side by side all of it would be done last, and what each has made so far would be in memory at a time.
+    Run side by side, all pieces of work would finish late, and all partial results would be in memory at once.
     """
 
     def __init__(self) -> None:
         self._lock = asyncio.Lock()
 
     async def take(self, steps: Generator[None, None, T]) -> T:
-        """As `in_slices`, when it is the turn of this work; what needs no second step waits for nobody."""
+        """Like `in_slices`, once it is this work's turn. Work with a single step does not wait for its turn."""
         try:
             next(steps)
         except StopIteration as end:

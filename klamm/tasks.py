@@ -1,7 +1,7 @@
-"""Background tasks whose faults are heard.
+"""Background tasks whose faults are reported.
 
-What must stay true: a task that nobody awaits is started here, so that an exception in it is never just logged by the
-loop: it is a fault of the program and reaches whoever can stop the process.
+What must stay true: a task that no code awaits is started here. An exception in such a task is a fault of the program;
+`on_failure` gets the exception and can stop the process, instead of the loop only logging it.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ OnFailure = Callable[[BaseException], None]
 
 
 def start_task(work: Coroutine[Any, Any, None], on_failure: OnFailure) -> "asyncio.Task[None]":
-    """Runs `work` beside its caller; `on_failure` hears of its exception, but not of its cancellation."""
+    """Runs `work` beside its caller; `on_failure` gets its exception, but not its cancellation."""
 
     def ended(task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

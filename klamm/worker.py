@@ -1,20 +1,21 @@
 """A process beside the broker for work that would hold its loop: walks through very many records.
 
-`Worker` is the broker's side. It starts the process when there is first something to do, ends it when there has been
-nothing for a while, and starts another after one has died. `serve` is the process's side. Between them is a socket pair
-that carries pickled messages, each after its length: (number, work, arguments) and, to cancel it, (number,) one way,
-(number, result, error) the other. Each job is answered once, a cancelled one too.
+`Worker` is the broker's side. It starts the process for the first job, ends the process after a while without jobs, and
+starts another after one has died. `serve` is the process's side. Between them is a socket pair that carries pickled
+messages, each after its length. The broker sends (number, work, arguments), or (number,) to cancel a job; the process
+sends (number, result, error). Each job is answered once, a cancelled one too.
 
 What must stay true:
-- The process ends when the socket does: with its broker, however that dies, and at the latest after the step under way.
-- Jobs take turns, a step each. A job that says how many bytes it is about to hold waits until there is room for them;
-  the others go on meanwhile. One job alone always has room.
+- The process ends when its socket closes, however the broker dies, at the latest after the current step.
+- Jobs take turns, a step each. A job that announces how many bytes it is about to hold waits until there is room; the
+  other jobs continue meanwhile. One job alone always has room.
 - A job whose caller is cancelled ends at its next step. When the process dies, its jobs end in WorkerFailed.
-- The broker has no more than `MAX_JOBS` jobs in the process; further callers wait, the first come first. A cancelled
-  job is one of them until the process has heard of that: who asks and hangs up, again and again, fills no memory.
-- A process that has jobs says something every second. One that says nothing for long is killed, as if it had died.
+- The broker has no more than `MAX_JOBS` jobs in the process; further callers wait in the order of their arrival. A
+  cancelled job counts until the process has confirmed the cancellation, so a client that asks and hangs up again and
+  again fills no memory.
+- A process that has jobs sends a message every second. A process that stays silent for too long is killed.
 
-What a job imports, the broker has not: numba for example. That is what the process is for, besides time.
+The process also keeps a job's imports, for example numba, out of the broker.
 """
 
 import asyncio
@@ -33,32 +34,32 @@ from typing import Any, TypeVar, cast
 
 T = TypeVar("T")
 
-# A job is a generator: each step yields how many bytes the next ones will hold besides what the job holds, mostly 0.
+# A job is a generator: each step yields how many more bytes the next steps will hold, mostly 0.
 Job = Generator[int, None, Any]
 
 MAX_JOBS = 64
 MAX_HELD_BYTES = 256 * 1024 * 1024
 IDLE_S = 60.0
-# Many times what the longest step takes, which is to compile.
+# Many times as long as the longest step, which is a compilation.
 MAX_SILENT_S = 30
 
 _LENGTH = struct.Struct(">I")
 _READ_BYTES = 1 << 20
 _WORD_EVERY_S = 1.0
-# An answer to no job: the process is at work.
+# Answers no job; says only that the process is at work.
 _AT_WORK = (None, None, None)
 
 
 class WorkerFailed(Exception):
-    """The process that worked on something has died. Another one may do better."""
+    """The worker process died during a job. The same job may succeed in another process."""
 
 
 # -- the broker's side ------------------------------------------------------------------------------------------------
 
 
 class Worker:
-    """Used in one loop. `run_blocking` is `Environment.run_blocking`, because to start a process takes a while; `reap`
-    waits, off the loop, for the end of one that has been killed."""
+    """Used in one loop. `run_blocking` is `Environment.run_blocking`, because starting a process takes a while. `reap`
+    waits, off the loop, for the end of a killed process."""
 
     def __init__(
         self,
@@ -80,11 +81,11 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if there is one now."""
+        """The process's id, or None while no process runs."""
         return None if self._process is None else self._process.pid
 
     async def run(self, work: Callable[..., Generator[int, None, T]], *arguments: object) -> T:
-        """As `Environment.run_in_worker`."""
+        """Like `Environment.run_in_worker`."""
         await self._enter()
         try:
             process = await self._running_process()
@@ -92,12 +93,12 @@ class Worker:
         except BaseException:
             self._leave()
             raise
-        # The place is free again when the process has answered, which it does also if this caller goes.
+        # The process answers even if this caller is cancelled; its answer frees the place.
         result: T = await answer
         return result
 
     def close(self) -> None:
-        """Ends the process, and the jobs in it."""
+        """Ends the process and its jobs."""
         if self._idle_timer is not None:
             self._idle_timer.cancel()
         if self._starting is not None:
@@ -110,7 +111,7 @@ class Worker:
         while self._process is None or self._process.is_over:
             if self._starting is None:
                 self._starting = asyncio.get_running_loop().create_task(self._start())
-            # The others who wait for it still do if this one is cancelled.
+            # Cancelling this caller must not cancel the start for other callers.
             await asyncio.shield(self._starting)
         return self._process
 
@@ -136,14 +137,14 @@ class Worker:
             await turn
         except asyncio.CancelledError:
             if not turn.cancelled():
-                self._leave()  # Its turn had come.
+                self._leave()  # The turn had come; pass it on.
             raise
 
     def _leave(self) -> None:
         while self._waiting:
             turn = self._waiting.popleft()
             if not turn.done():
-                turn.set_result(None)  # It takes over the place.
+                turn.set_result(None)  # The next caller takes over the place.
                 return
         self._running -= 1
         if self._running == 0 and self._process is not None:
@@ -154,18 +155,18 @@ Spawned = tuple["subprocess.Popen[bytes]", socket.socket]
 
 
 def _spawn() -> Spawned:
-    """A process, and this end of its socket."""
+    """Starts a process; returns it with this end of its socket."""
     ours, theirs = socket.socketpair()
     try:
         with theirs:
-            # In a session of its own: Ctrl-C in a terminal goes to the broker alone, which then stops in order.
+            # The process has its own session: Ctrl-C in a terminal reaches only the broker, which then stops cleanly.
             command = [sys.executable, "-P", "-m", "klamm.worker", str(theirs.fileno())]
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
-                # It finds klamm where this process does.
+                # The process imports klamm from where this process did.
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(os.path.abspath(path) for path in sys.path)},
             )
     except BaseException:
@@ -176,7 +177,7 @@ def _spawn() -> Spawned:
 
 
 class _Process(asyncio.Protocol):
-    """One process, from its start to its end. `on_job_over` hears of each job that it has been asked for."""
+    """One process, from its start to its end. `on_job_over` is called once for each job."""
 
     def __init__(
         self,
@@ -205,7 +206,7 @@ class _Process(asyncio.Protocol):
         return self._popen.pid
 
     def ask(self, work: Callable[..., object], arguments: Sequence[object]) -> "asyncio.Future[Any]":
-        """The job's result, when it is over. Cancelling it cancels the job."""
+        """A future of the job's result. Cancelling the future cancels the job."""
         number = next(self._numbers)
         answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._send((number, work, arguments))
@@ -217,7 +218,7 @@ class _Process(asyncio.Protocol):
         return answer
 
     def _count_silence(self) -> None:
-        """Counts seconds in which the broker runs: after it has been stopped itself, there may be words to read."""
+        """Counts only seconds in which the broker runs: after a SIGSTOP of the broker, messages may be waiting."""
         self._watch = None
         self._silent_s += 1
         if self._silent_s > self._max_silent_s:
@@ -226,7 +227,7 @@ class _Process(asyncio.Protocol):
             self._watch = asyncio.get_running_loop().call_later(_WORD_EVERY_S, self._count_silence)
 
     def close(self) -> None:
-        """At once, also when the loop runs no more. There is nothing in the process that would have to be finished."""
+        """Kills the process at once, even after the loop has ended. No job needs to be finished."""
         if not self.is_over:
             self._popen.kill()
             self._ended()
@@ -289,14 +290,14 @@ class _Process(asyncio.Protocol):
 
 
 def _framed(message: tuple[object, ...]) -> bytes:
-    import pickle  # A broker that never needs the process does without.
+    import pickle  # A broker that never needs the process never imports pickle.
 
     data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
     return _LENGTH.pack(len(data)) + data
 
 
 def _messages(received: bytearray) -> Iterator[Any]:
-    """The messages that are complete; they leave the buffer."""
+    """Takes the complete messages from the buffer."""
     import pickle
 
     position = 0
@@ -314,13 +315,13 @@ def _messages(received: bytearray) -> Iterator[Any]:
 
 
 class Jobs:
-    """The jobs of the process, and whose turn it is."""
+    """The jobs of the process, in the order of their turns."""
 
     def __init__(self, max_held_bytes: int = MAX_HELD_BYTES) -> None:
         self._max_held_bytes = max_held_bytes
         self._held_bytes: dict[int, int] = {}
         self._turns: deque[tuple[int, Job]] = deque()
-        # In the order in which they asked: what waits for room, and how much it needs.
+        # Jobs that wait for room, in the order of their requests, with the bytes that each needs.
         self._parked: deque[tuple[int, Job, int]] = deque()
 
     def __bool__(self) -> bool:
@@ -331,7 +332,7 @@ class Jobs:
         self._turns.append((number, job))
 
     def cancel(self, number: int) -> bool:
-        """Whether it was there: one that is over has been answered."""
+        """Returns False if the job had already ended; it has then been answered."""
         if number not in self._held_bytes:
             return False
         self._turns = deque(turn for turn in self._turns if turn[0] != number)
@@ -340,7 +341,7 @@ class Jobs:
         return True
 
     def step(self) -> tuple[int, Any, Exception | None] | None:
-        """One step of the job whose turn it is; (number, result, error) when it was its last."""
+        """Runs one step of the next job; returns (number, result, error) when the step was the job's last."""
         number, job = self._turns.popleft()
         try:
             more_bytes = next(job)
@@ -348,9 +349,9 @@ class Jobs:
             self._ended(number)
             return number, end.value, None
         except MemoryError:
-            # Not a fault of the job; there may be more when its client tries again.
+            # Not a fault of the job; more memory may be free when its client tries again.
             self._ended(number)
-            return number, None, WorkerFailed("the worker process has no memory for it")
+            return number, None, WorkerFailed("the worker process has no memory for the job")
         except Exception as error:
             self._ended(number)
             return number, None, error
@@ -378,7 +379,7 @@ class Jobs:
 
 
 def serve(connection: socket.socket) -> None:
-    """Works until the other end closes."""
+    """Runs jobs until the other end closes the connection."""
     jobs = Jobs()
     received = bytearray()
     clock_s = time.monotonic  # noqa: TID251  # there is no loop here
@@ -405,5 +406,5 @@ def serve(connection: socket.socket) -> None:
 if __name__ == "__main__":
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         serve(socket.socket(fileno=int(sys.argv[1])))
-    # Not one job more, and no waiting for what else may run.
+    # Exit at once: no further job, and no waiting for threads.
     os._exit(0)
