@@ -58,20 +58,55 @@ class Slices:
         return now_s >= self._end_s
 
 
-async def slices(items: Sequence[T], size: int | None = None) -> AsyncIterator[Sequence[T]]:
+def slices(items: Sequence[T], size: int | None = None) -> AsyncIterator[Sequence[T]]:
     """The items in pieces of at most `size` (`SLICE`); the loop has a turn after each but the last."""
-    size = size or SLICE
-    for start in range(0, len(items), size):
+    return _Pieces(items, size or SLICE)
+
+
+def each(items: Iterable[T], size: int | None = None) -> AsyncIterator[T]:
+    """The items as they are now, one by one; the loop has a turn after every `size` (`SLICE`) of them."""
+    return _Each(tuple(items), size or SLICE)
+
+
+class _Pieces(AsyncIterator[Sequence[T]]):
+    """An iterator and no asynchronous generator: a loop that ends early would leave a generator to be closed some time
+    later, by whoever collects garbage."""
+
+    __slots__ = ("_items", "_size", "_start")
+
+    def __init__(self, items: Sequence[T], size: int) -> None:
+        self._items = items
+        self._size = size
+        self._start = 0
+
+    async def __anext__(self) -> Sequence[T]:
+        start = self._start
+        if start >= len(self._items):
+            raise StopAsyncIteration
         if start:
             await asyncio.sleep(0)
-        yield items[start : start + size]
+        self._start = start + self._size
+        return self._items[start : self._start]
 
 
-async def each(items: Iterable[T], size: int | None = None) -> AsyncIterator[T]:
-    """The items as they are now, one by one; the loop has a turn after every `size` (`SLICE`) of them."""
-    async for piece in slices(tuple(items), size):
-        for item in piece:
-            yield item
+class _Each(AsyncIterator[T]):
+    """As `_Pieces`."""
+
+    __slots__ = ("_done", "_items", "_size")
+
+    def __init__(self, items: Sequence[T], size: int) -> None:
+        self._items = items
+        self._size = size
+        self._done = 0
+
+    async def __anext__(self) -> T:
+        done = self._done
+        if done >= len(self._items):
+            raise StopAsyncIteration
+        if done and done % self._size == 0:
+            await asyncio.sleep(0)
+        self._done = done + 1
+        return self._items[done]
 
 
 async def for_slices(

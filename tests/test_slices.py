@@ -1,6 +1,7 @@
 """Long work in slices, one after the other; what is short waits for nobody."""
 
 import asyncio
+import sys
 from collections.abc import Generator, Sequence
 
 import pytest
@@ -139,5 +140,18 @@ def test_work_ends_when_its_caller_is_cancelled() -> None:
                 await task
             await asyncio.sleep(0)
             assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_loop_that_ends_early_leaves_nothing_to_be_closed() -> None:
+    async def scenario() -> None:
+        forgotten: list[object] = []
+        sys.set_asyncgen_hooks(finalizer=forgotten.append)
+        async for _ in slices(range(9), 2):
+            break
+        async for _ in each(range(9), 2):
+            break
+        assert forgotten == []
 
     asyncio.run(scenario())

@@ -261,8 +261,7 @@ class StateChanges:
                 try:
                     partition.log.assign_topic_id(topic_id)
                 except KafkaError as error:
-                    _log.error("LeaderAndIsr for %s: %s", partition, error)
-                    return error.code
+                    return self._failed(key, error, WantedLog(topic_id, state.is_new))
             if state.leader_epoch <= partition.leader_epoch:
                 lines.stale(key, state.leader_epoch, partition.leader_epoch)
                 return ErrorCode.STALE_CONTROLLER_EPOCH

@@ -345,6 +345,29 @@ def test_a_log_is_created_where_an_attempt_without_descriptors_has_begun(tmp_pat
     run(tmp_path, scenario, environment=disk, log_dirs=f"{one},{two}")
 
 
+def test_a_topic_id_that_cannot_be_written_without_descriptors_is_written_later(tmp_path: Path) -> None:
+    """A log has none that was made under an older protocol. The controller takes such a replica for offline, so the
+    broker does, too, and says when it can be used."""
+    disk = FailingDisk()
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t")
+        assert await produce(client, "t", b"a") == ErrorCode.NONE
+        metadata = tmp_path / "data" / "t-0" / "partition.metadata"
+        metadata.unlink()
+        cluster.broker.parts.replica_manager.partition("t", 0).log.topic_id = None
+        disk.exhaust_descriptors(errno.EMFILE, below=str(tmp_path / "data"), matching="partition.metadata")
+        await cluster.begin_leader_epoch(client, "t", 1, code=STORAGE_ERROR)
+        assert await produce(client, "t", b"b") == STORAGE_ERROR
+        disk.heal()
+        while await produce(client, "t", b"b") != ErrorCode.NONE:
+            pass
+        assert await read_all(client, "t") == [b"a", b"b"]
+        assert metadata.exists()
+
+    run(tmp_path, scenario, environment=disk)
+
+
 def test_a_start_waits_for_descriptors_and_takes_no_directory_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
