@@ -1,7 +1,7 @@
 """Carries the leaders' ISR proposals to the controller (KIP-497).
 
-What must stay true: as in `isr_changes.py`. Besides, what ends without an answer, or with one that decides nothing, is
-sent again; the controller takes a repeated proposal for what it is.
+What must stay true: as in `isr_changes.py`. A proposal without an answer, or with an answer that decides nothing, is
+sent again. The controller recognizes a repeated proposal, so sending it twice does no harm.
 
 Source: kafka.server.DefaultAlterIsrManager.
 """
@@ -16,7 +16,7 @@ from klamm.replication.isr_changes import BatchedIsrChanges
 from klamm.replication.ports import IsrChange, WrittenIsr
 from klamm.tasks import OnFailure
 
-# After these the same proposal will never succeed; the controller tells the leader what is true in a LeaderAndIsr.
+# After these errors the same proposal never succeeds; the controller sends the leader the true state in a LeaderAndIsr.
 _FINAL_ERRORS = (
     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     ErrorCode.FENCED_LEADER_EPOCH,
@@ -30,7 +30,7 @@ class AlterIsrManager(BatchedIsrChanges):
     """Implements the port `IsrChanges`.
 
     `send(request body)` asks the controller once and returns the response's body, or raises ClientError.
-    `broker_epoch()` is that of this broker's registration at the moment.
+    `broker_epoch()` returns the epoch of this broker's current registration.
     """
 
     def __init__(

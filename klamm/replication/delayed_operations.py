@@ -1,4 +1,4 @@
-"""What waits in the replica manager's purgatories: produces with acks=all and fetches.
+"""The operations that wait in the replica manager's purgatories: produces with acks=all, and fetches.
 
 Source: kafka.server.DelayedProduce, kafka.server.DelayedFetch.
 """
@@ -14,7 +14,7 @@ from klamm.purgatory import DelayedOperation
 from klamm.replication.partition import Partition
 from klamm.znodes.topics import TopicPartition
 
-# What a client wants of one partition: the topic, and the rest as the request says it.
+# What a client wants to read from one partition: the topic, and the partition's part of the request.
 Wanted = tuple[str, FetchPartition]
 
 # The hosted partition, or KafkaError.
@@ -32,13 +32,13 @@ class ProduceResult:
     log_append_time_ms: int = -1
     log_start_offset: int = -1
     error_message: str | None = None
-    # (index in the batch, message) of records that are refused for themselves.
+    # (index in the batch, message) of each record that is itself invalid.
     record_errors: Sequence[tuple[int, str]] = ()
-    # The offset that the high watermark must reach before acks=all is answered, and the epoch of the append; -1 when
-    # nothing is waited for any more.
+    # The offset that the high watermark must reach before acks=all is answered, and the epoch of the append; the offset
+    # is -1 once the result is final.
     required_offset: int = -1
     leader_epoch: int = -1
-    # Whether the append has synced its log (flush.messages); it took as long as the disk did.
+    # Whether the append synced its log (flush.messages), and so waited for the disk.
     has_waited_for_disk: bool = False
 
 
@@ -46,7 +46,7 @@ Appended = Sequence[tuple[str, int, ProduceResult]]
 
 
 class DelayedProduce(DelayedOperation):
-    """Ready when each append is decided: on all in-sync replicas, or failed. What is decided stays so."""
+    """Ready when each append is decided: it is on all in-sync replicas, or it has failed. A decision is final."""
 
     def __init__(self, partition: FindPartition, appended: Appended) -> None:
         self._partition = partition
@@ -70,7 +70,7 @@ class DelayedProduce(DelayedOperation):
         return is_ready
 
     def expire(self) -> None:
-        """Time is up for what is not decided."""
+        """Appends that are not decided yet end with REQUEST_TIMED_OUT."""
         for _, _, result in self._appended:
             if result.required_offset >= 0:
                 result.error_code = ErrorCode.REQUEST_TIMED_OUT
@@ -78,7 +78,7 @@ class DelayedProduce(DelayedOperation):
 
 
 class Readable(NamedTuple):
-    """Something to read: from a partition that leads in this epoch, before this offset, about so many bytes."""
+    """Records that can be read: their partition, its leader epoch, the offset where they end, and about their size."""
 
     partition: Partition
     leader_epoch: int
@@ -87,13 +87,13 @@ class Readable(NamedTuple):
 
 
 class DelayedFetch(DelayedOperation):
-    """Ready when `min_bytes` can be read, or any partition has an error or a diverging epoch to tell.
+    """Ready when `min_bytes` can be read, or any partition answers with an error or a diverging epoch.
 
-    Every partition is looked at once (`look`), and again when it changes: a fetch of many partitions that has to wait
-    for one of them costs what that one costs. `results` has an answer for each of `wanted` that was looked at, without
-    records; `readable` says, by its index, where there are some.
+    Every partition is looked at once (`look`), and again only when it changes, so a fetch of many partitions that waits
+    for one of them pays for that one alone. `results` has an answer without records for each of `wanted` that was
+    looked at; `readable` has, by the same index, the partitions with records.
 
-    With `follower_now_ms` the first look tells each partition how far the follower is, if its log agrees.
+    The first look tells each partition the follower's offset, as of `follower_now_ms`, if the two logs agree.
     """
 
     def __init__(
@@ -113,14 +113,14 @@ class DelayedFetch(DelayedOperation):
         self._readable_bytes = 0
         self._must_answer = False
         self._follower_now_ms = follower_now_ms
-        # Of those to wait for, by `keys`: the first so many of `wanted`.
+        # The index in `wanted` of each partition that `next_keys` has returned: the first `_indexed` of them.
         self._indexes: dict[TopicPartition, int] = {}
         self._indexed = 0
         self.results: list[FetchResponsePartition] = []
         self.readable: dict[int, Readable] = {}
 
     def look(self, count: int) -> bool:
-        """Looks at the next `count` of the partitions; whether more are left."""
+        """Looks at the next `count` partitions. Returns whether more are left."""
         start = len(self.results)
         for index, want in enumerate(self._wanted[start : start + count], start):
             self.results.append(self._look(index, *want, self._follower_now_ms))
@@ -130,11 +130,11 @@ class DelayedFetch(DelayedOperation):
         return self._must_answer or self._readable_bytes >= self._min_bytes
 
     def keys(self) -> Collection[TopicPartition]:
-        """What to wait for."""
+        """The partitions to wait for."""
         return self.next_keys(len(self._wanted))
 
     def next_keys(self, count: int) -> list[TopicPartition]:
-        """The next `count` of what to wait for; none when all were returned."""
+        """The next `count` partitions to wait for; empty once all have been returned."""
         start, self._indexed = self._indexed, self._indexed + count
         keys = {
             (topic, want.partition): index
@@ -144,7 +144,7 @@ class DelayedFetch(DelayedOperation):
         return list(keys)
 
     def look_again(self, changed: dict[TopicPartition, None], count: int) -> bool:
-        """Looks once more at up to `count` of the partitions in `changed` and takes them out; whether more are left."""
+        """Looks again at up to `count` partitions and removes them from `changed`. Returns whether more are left."""
         while changed and count:
             count -= 1
             key = changed.popitem()[0]
@@ -174,7 +174,7 @@ class DelayedFetch(DelayedOperation):
         except KafkaError as error:
             self._must_answer = True
             return FetchResponsePartition(want.partition, error.code)
-        # Taken before the read: an append meanwhile must not make the response claim more than it carries.
+        # Taken before the read, so that a concurrent append cannot make the response claim more than it carries.
         log = partition.log
         return FetchResponsePartition(
             want.partition,

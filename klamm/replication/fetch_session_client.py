@@ -1,11 +1,11 @@
-"""The asking side of an incremental fetch session (KIP-227): a fetcher names its partitions once, then only changes.
+"""The client side of an incremental fetch session (KIP-227): a fetcher names its partitions once, then only changes.
 
 What must stay true:
-- `_known` is what the leader's session holds once it has read the last request; the next request says how that
-  differs from what is wanted. So nobody needs to go through all partitions for a fetch, only through the changed ones.
+- `_known` is what the leader's session holds once the leader has read the last request. The next request carries the
+  difference between that and what is wanted, so a fetch costs only as much as the partitions that have changed.
 - Whenever it is not certain what the leader's session holds (no answer, a refusal, an answer that does not fit), the
   next request is a full one, which closes that session and names everything.
-- Partitions that were changed last are named last in a full fetch, so that none starves where there is no session.
+- A full fetch names the partitions that changed last at the end, so that no partition starves without a session.
 
 Source: org.apache.kafka.clients.FetchSessionHandler.
 """
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class FetchSessionClient:
-    """What one fetcher wants of one leader, and how much of it the leader knows already."""
+    """What one fetcher wants from one leader, and how much of that the leader already knows."""
 
     def __init__(self) -> None:
         self._session_id = NO_SESSION
@@ -40,13 +40,13 @@ class FetchSessionClient:
         return not self._wanted
 
     def want(self, topic_partition: TopicPartition, wanted: FetchPartition) -> None:
-        """From the next request on this is wanted of the partition."""
+        """The next request asks for `wanted` of the partition."""
         self._wanted.pop(topic_partition, None)
         self._wanted[topic_partition] = wanted
         self._changed[topic_partition] = None
 
     def forget(self, topic_partition: TopicPartition) -> None:
-        """From the next request on the partition is not wanted."""
+        """The next request drops the partition."""
         if self._wanted.pop(topic_partition, None) is not None:
             self._changed[topic_partition] = None
 
@@ -71,7 +71,7 @@ class FetchSessionClient:
         self._changed = {}
 
     def accept(self, response: FetchResponse) -> bool:
-        """Takes note of the answer to the last request; False if its partitions must not be looked at."""
+        """Takes note of the answer to the last request. Returns whether the caller may use its partitions."""
         if response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
             self._begin(NO_SESSION)
             return False
@@ -87,7 +87,7 @@ class FetchSessionClient:
         return True
 
     def request_failed(self) -> None:
-        """The last request got no answer; whether the leader has read it is unknown."""
+        """The last request got no answer, so it is unknown whether the leader has read it."""
         self._begin(self._session_id)
 
     def _begin(self, old_session_id: int) -> None:
@@ -95,7 +95,7 @@ class FetchSessionClient:
         self._session_id, self._epoch = old_session_id, INITIAL_EPOCH
 
     def _fits(self, response: FetchResponse) -> bool:
-        """Whether the answer has the partitions asked for: all of them if it is a full one, else no others."""
+        """Whether the answer names only known partitions and, if it answers a full fetch, all of them."""
         known = self._known
         count = 0
         for topic, results in response.topics:

@@ -1,7 +1,7 @@
-"""One partition as its fetcher sees it, and where a log must be cut that differs from its leader's.
+"""One partition as its fetcher sees it, and the offset at which a log that differs from its leader's is cut.
 
-What must stay true: where to fetch from is never remembered, it is always the log's end. So nothing that happens to
-the log (an append by halves, a truncation inside a batch) can make a fetcher ask for the wrong records.
+What must stay true: the fetch offset is never stored; it is always the log's end. So nothing that happens to the log (a
+half-done append, a truncation inside a batch) can make a fetcher ask for the wrong records.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from klamm.storage.truncation import Truncation
 
 @dataclass(frozen=True, slots=True)
 class InitialFetchState:
-    """Where a partition's leader is reached, and in which epoch it leads. The log itself says where to fetch from."""
+    """The address of a partition's leader, and its leader epoch. The log itself says where to fetch from."""
 
     leader_id: int
     host: str
@@ -25,7 +25,7 @@ class InitialFetchState:
 
 
 class FollowerPartition(Protocol):
-    """What a fetcher needs of a partition. All of it may raise KafkaError KAFKA_STORAGE_ERROR."""
+    """What a fetcher needs from a partition. Every method may raise KafkaError KAFKA_STORAGE_ERROR."""
 
     @property
     def log(self) -> Log: ...
@@ -37,7 +37,7 @@ class FollowerPartition(Protocol):
     def leader_epoch(self) -> int: ...
 
     def append_records_as_follower(self, records: Buffer) -> AppendInfo | None:
-        """Appends whole batches of the leader's. Raises KafkaError as `Log.append_as_follower`."""
+        """Appends whole batches from the leader. Raises KafkaError as `Log.append_as_follower`."""
 
     def truncate_to(self, offset: int, prepared: Truncation | None = None) -> object:
         """Removes everything from `offset` on; `prepared` comes from `Log.prepare_truncation`."""
@@ -49,14 +49,14 @@ class FollowerPartition(Protocol):
         """Moves the high watermark to the leader's, or to the log's end if that is earlier."""
 
     def maybe_increment_log_start_offset(self, leader_log_start_offset: int) -> object:
-        """Moves the log start offset forward to the leader's."""
+        """Moves the log start offset forward to the leader's log start offset."""
 
 
 class PartitionFetch:
-    """One partition in one leader epoch. A new epoch gets a new object, so what is under way for an old one is void.
+    """One partition in one leader epoch. A new epoch gets a new object, which makes pending work of the old one void.
 
-    `asked` is what the fetch session says of the partition, None while it does not fetch: before its first request,
-    while it waits after a failure, and while it is to be truncated first.
+    `asked` is the partition's entry in the fetch session. It is None while the partition is not fetched: before its
+    first request, while it waits after a failure, and while it must be truncated first.
     """
 
     __slots__ = ("asked", "failures", "is_truncating", "leader_epoch", "partition")
@@ -72,9 +72,9 @@ class PartitionFetch:
 def truncation_offset(log: Log, leader_epoch: int, leader_end_offset: int) -> tuple[int, bool]:
     """Where to cut `log` when the leader's records of `leader_epoch`, and all before, end at `leader_end_offset`.
 
-    (offset, whether the logs are known to agree up to there). They are not when this log has nothing of that epoch:
-    then it is cut to the epoch before, and the leader must be asked again (KIP-279). An end offset of -1 says that the
-    leader knows nothing: only what is below the high watermark is sure then.
+    Returns (offset, whether the logs are known to agree up to there). They are not known to agree when this log has no
+    record of that epoch: it is then cut to the epoch before, and the leader must be asked again (KIP-279). An end
+    offset of -1 means that the leader does not know; then only the records below the high watermark are safe.
     """
     end = log.log_end_offset
     if leader_end_offset < 0:

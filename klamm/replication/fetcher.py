@@ -1,25 +1,25 @@
-"""Copies partitions from one leader broker: one task, one connection, one fetch after the other.
+"""Copies partitions from one leader broker with one task and one connection, one fetch after the other.
 
     add -> (truncating) -> fetching -> ... -> removed
                ^  |            |
                |  v            v
-              waiting after a failure, or failed until the controller speaks again
+              waiting after a failure, or failed until the controller names the partition again
 
-A round: end the waits that are over, truncate what must be truncated first, tell the session what has changed, fetch,
-append. A follower that got records asks again at once; there is nothing to do for a partition without news.
+A round: end the waits that are over, truncate the logs that must be truncated first, tell the session what has changed,
+fetch, append. A follower that got records fetches again at once. A partition without news costs nothing.
 
 What must stay true:
-- A log is changed only while its partition follows this leader in the epoch that the fetch began with. A partition
-  that was removed, or added anew with another epoch, is another `PartitionFetch`; what was asked for the old is void.
-- The leader takes the offset of a fetch as an acknowledgement of all before it, so nothing is asked for before what
-  comes before it is appended, and before the leader has found the two logs to agree (the epoch sent with it says so).
+- A log changes only while its partition follows this leader in the epoch that the fetch began with. A partition that
+  is removed, or added again in another epoch, gets a new `PartitionFetch`; answers to the old one are void.
+- The leader takes a fetch offset as an acknowledgement of every record before it. So an offset is fetched only after
+  all records before it are appended, and the fetch carries the epoch by which the leader checks that the logs agree.
 - The high watermark does not move over records that may differ from the leader's: after a truncation it waits for a
   fetch that finds no more difference.
-- A partition that is added does not wait for the end of a long poll that began without it: that one is given up, and a
-  full fetch names everything anew.
-- Numbers of a leader that no log can have are an error of the leader. Nothing is cut or emptied for their sake.
-- A failure of one partition delays, or ends, the fetching of that partition only. Waits after failures grow from
-  `FIRST_BACKOFF_MS` to replica.fetch.backoff.ms: most failures are a leader that has not heard of its leadership yet.
+- A new partition does not wait for the end of a long poll that began without it: the long poll is given up, and a full
+  fetch names every partition again.
+- An offset that no log can have is an error of the leader. It never makes this broker cut or empty a log.
+- A failure of one partition delays, or ends, the fetching of that partition only. The backoff grows from
+  `FIRST_BACKOFF_MS` to replica.fetch.backoff.ms: usually the leader just has not heard of its leadership yet.
 
 Source: kafka.server.AbstractFetcherThread, ReplicaFetcherThread.
 """
@@ -44,17 +44,17 @@ from klamm.tasks import OnFailure, start_task
 from klamm.znodes.topics import TopicPartition
 
 FIRST_BACKOFF_MS = 20
-# Work on more partitions than this lets others have their turn in between.
+# Work on more partitions than this yields the loop in between.
 PARTITIONS_PER_SLICE = 500
-# An append takes as long as that many partitions without records, and so many of its bytes as one.
+# The cost of an append, in units of a partition without records: this many, plus one for each BYTES_PER_PIECE.
 APPEND_PIECES = 10
 BYTES_PER_PIECE = 8 * 1024
-# A fetch without an answer for so long is waiting at the leader. With more partitions than this, naming all of them
-# anew costs more than to wait for its end.
+# A fetch without an answer after LONG_POLL_MS is a long poll at the leader. A fetcher of more partitions than
+# INTERRUPTIBLE_PARTITIONS waits for its end, because to name all of them again costs more.
 LONG_POLL_MS = 5
 INTERRUPTIBLE_PARTITIONS = 1_000
 
-# What an append or a truncation may raise and another try may mend. A full disk is a KAFKA_STORAGE_ERROR, too.
+# Errors of an append or a truncation that another try may not meet. A full disk is a KAFKA_STORAGE_ERROR, too.
 _PASSING_ERRORS = (
     ErrorCode.CORRUPT_MESSAGE,
     ErrorCode.INVALID_RECORD,
@@ -62,19 +62,19 @@ _PASSING_ERRORS = (
     ErrorCode.NOT_LEADER_OR_FOLLOWER,
 )
 
-# No log can go on behind it.
+# No log can continue after this offset.
 _LARGEST_OFFSET = 2**63 - 1
 _NO_OFFSET = LeaderOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
 
 _LOGGER = logging.getLogger(__name__)
 
 Fetches = dict[TopicPartition, PartitionFetch]
-# A partition whose log the leader does not have, and the leader's (epoch, end offset).
+# A partition whose log differs from the leader's, and the leader's (epoch, end offset).
 _Diverging = tuple[TopicPartition, PartitionFetch, tuple[int, int]]
 
 
 class ReplicaFetcher:
-    """Fetches from `endpoint`. `failed` gets the partitions that are given up until they are added again."""
+    """Fetches from `endpoint`. Partitions that are given up until they are added again go into `failed`."""
 
     def __init__(
         self,
@@ -91,12 +91,12 @@ class ReplicaFetcher:
         self._session = FetchSessionClient()
         self._fetches: Fetches = {}
         self._truncating: Fetches = {}
-        # Those whose entry in the session may have to change before the next fetch.
+        # The partitions whose entry in the session may have to change before the next fetch.
         self._changed: Fetches = {}
-        # (when, sequence number, partition, its fetch): a heap of the waits after failures, some of them void by now.
+        # A heap of the waits after failures: (when, sequence number, partition, its fetch). Some may be void.
         self._waits: list[tuple[float, int, TopicPartition, PartitionFetch]] = []
         self._sequence = count()
-        # High watermarks of the leader that it will not repeat, and that are not safe to take over yet.
+        # High watermarks of the leader that it does not repeat and that are not safe to adopt yet.
         self._unconfirmed: dict[TopicPartition, int] = {}
         self._failures = 0
         self._news: asyncio.Future[None] | None = None
@@ -115,12 +115,12 @@ class ReplicaFetcher:
         return {topic_partition: fetch.leader_epoch for topic_partition, fetch in self._fetches.items()}
 
     def add(self, topic_partition: TopicPartition, partition: FollowerPartition, leader_epoch: int) -> None:
-        """Starts to copy; goes on if the partition is copied in this epoch already."""
+        """Starts to copy the partition. Does nothing if it is already copied in this epoch."""
         current = self._fetches.get(topic_partition)
         if current is not None and current.leader_epoch == leader_epoch and current.partition is partition:
             return
         self._session.forget(topic_partition)
-        # Without epochs only what is below the high watermark is sure to be the leader's, too.
+        # Without epochs only the records below the high watermark are known to be the leader's, too.
         has_epochs = partition.log.leader_epochs.latest_epoch != NO_EPOCH
         is_truncating = not (self.endpoint.truncates_on_fetch and has_epochs)
         fetch = self._fetches[topic_partition] = PartitionFetch(partition, leader_epoch, is_truncating=is_truncating)
@@ -135,7 +135,7 @@ class ReplicaFetcher:
             self.endpoint.interrupt()
 
     def remove(self, topic_partitions: Iterable[TopicPartition]) -> bool:
-        """Stops to copy, and an answer under way changes nothing any more; whether any of these was copied here."""
+        """Stops to copy these; a pending answer no longer changes them. Returns whether any was copied here."""
         count = len(self._fetches)
         for topic_partition in topic_partitions:
             if self._fetches.pop(topic_partition, None) is not None:
@@ -146,7 +146,7 @@ class ReplicaFetcher:
         return len(self._fetches) < count
 
     async def shutdown(self) -> None:
-        """Ends at once, whatever is under way."""
+        """Ends at once and abandons pending requests."""
         self._fetches.clear()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -184,7 +184,7 @@ class ReplicaFetcher:
         return min(self._config.replica_fetch_backoff_ms, FIRST_BACKOFF_MS << min(failures - 1, 30))
 
     async def _wait_for_news(self) -> None:
-        """Until a partition is added or may be tried again."""
+        """Waits until a partition is added or may be tried again."""
         loop = asyncio.get_running_loop()
         news = self._news = loop.create_future()
         timer = loop.call_at(self._waits[0][0], _resolve, news) if self._waits else None
@@ -217,7 +217,7 @@ class ReplicaFetcher:
                 self._resume(topic_partition, fetch)
 
     def _fail(self, topic_partition: TopicPartition, reason: str, level: int = logging.ERROR) -> None:
-        """Gives the partition up until the controller speaks of it again."""
+        """Gives the partition up until the controller names it again."""
         _LOGGER.log(level, "Copying %s-%d from %s has ended: %s", *topic_partition, self.endpoint, reason)
         self.remove([topic_partition])
         self._failed[topic_partition] = None
@@ -233,7 +233,7 @@ class ReplicaFetcher:
 
     def _leader_refused(self, topic_partition: TopicPartition, fetch: PartitionFetch, error_code: int) -> None:
         if error_code == ErrorCode.FENCED_LEADER_EPOCH:
-            # Every election does this to those who hear of it a moment later than the leader.
+            # Every election does this to the followers that hear of it a moment later than the leader.
             self._fail(topic_partition, f"its leader is beyond epoch {fetch.leader_epoch}", logging.INFO)
         else:
             self._delay(topic_partition, fetch, f"the leader answers {ErrorCode(error_code).name} ({error_code})")
@@ -247,7 +247,7 @@ class ReplicaFetcher:
     # -- fetching -------------------------------------------------------------------------------------------------
 
     async def _update_session(self) -> None:
-        """Says in the session from where on the changed partitions are wanted now."""
+        """Gives the session the new fetch offsets of the changed partitions."""
         changed, self._changed = self._changed, {}
         max_bytes = self._config.replica_fetch_max_bytes
         with_epoch = self.endpoint.truncates_on_fetch
@@ -297,7 +297,7 @@ class ReplicaFetcher:
             )
 
     def _max_wait_ms(self) -> int:
-        """The fetch comes back in time for the next partition that has waited long enough."""
+        """Short enough that the fetch returns when the next backoff of a partition ends."""
         max_wait_ms = self._config.replica_fetch_wait_max_ms
         if not self._waits:
             return max_wait_ms
@@ -305,7 +305,7 @@ class ReplicaFetcher:
         return min(max_wait_ms, max(0, left_ms))
 
     async def _process(self, response: FetchResponse) -> None:
-        """Appends what the leader sent, truncates where it says so, and deals with its errors."""
+        """Appends the leader's records, truncates the logs that diverge, and handles the leader's errors."""
         after_sync: list[tuple[TopicPartition, FetchResponsePartition]] = []
         out_of_range: Fetches = {}
         diverging: list[_Diverging] = []
@@ -340,7 +340,7 @@ class ReplicaFetcher:
         out_of_range: Fetches,
         diverging: list[_Diverging],
     ) -> None:
-        """Appends to logs whose last truncation is not durable; the append itself would wait for the disk."""
+        """Syncs logs whose last truncation is not durable, then appends; else the append would wait for the disk."""
         count = max(1, PARTITIONS_PER_SLICE // APPEND_PIECES)
         async for batch in slices(results, count):
             logs = [self._fetches[key].partition.log for key, _ in batch if key in self._fetches]
@@ -359,11 +359,11 @@ class ReplicaFetcher:
         out_of_range: Fetches,
         diverging: list[_Diverging],
     ) -> None:
-        """Appends; what takes a question to the leader, or a truncation, goes to `out_of_range` or `diverging`."""
+        """Appends. Partitions that need an offset of the leader go to `out_of_range`; truncations, to `diverging`."""
         asked = fetch.asked
         log = fetch.partition.log
         if asked is None:
-            # Added anew since the question. The leader will not repeat its high watermark, so it is kept.
+            # Added again since the request. The leader does not repeat its high watermark, so it is kept.
             if result.error_code == ErrorCode.NONE:
                 self._unconfirmed[topic_partition] = result.high_watermark
         elif not self._is_valid(topic_partition, fetch):
@@ -398,7 +398,7 @@ class ReplicaFetcher:
                 self._unconfirmed.pop(topic_partition, None)
 
     def _confirm_high_watermarks(self) -> None:
-        """Takes over high watermarks of partitions whose last fetch has found no difference."""
+        """Adopts the high watermarks of partitions whose last fetch found no difference."""
         for topic_partition, high_watermark in list(self._unconfirmed.items()):
             fetch = self._fetches[topic_partition]
             if fetch.asked is not None and self._is_valid(topic_partition, fetch):
@@ -426,7 +426,7 @@ class ReplicaFetcher:
             await self._truncate_to_epoch_ends(asked)
 
     async def _truncate_to_epoch_ends(self, truncating: Fetches) -> None:
-        """One round of questions and truncations before inter.broker.protocol.version 2.7-IV1 (KIP-101, KIP-279)."""
+        """One OffsetForLeaderEpoch and its truncations, for inter.broker.protocol.version before 2.7-IV1 (KIP-279)."""
         try:
             answers = await self.endpoint.end_offsets(
                 {
@@ -453,7 +453,7 @@ class ReplicaFetcher:
                 self._require_progress(topic_partition, fetch, before, is_final=is_final)
 
     async def _truncate_diverging(self, diverging: Sequence[_Diverging]) -> None:
-        """Cuts what the leader does not have; the next fetch tells whether more has to go (KIP-595)."""
+        """Removes records that the leader does not have; the next fetch shows whether more must go (KIP-595)."""
         for topic_partition, fetch, (leader_epoch, leader_end_offset) in diverging:
             if self._fetches.get(topic_partition) is not fetch:
                 continue
@@ -465,7 +465,7 @@ class ReplicaFetcher:
     def _require_progress(
         self, topic_partition: TopicPartition, fetch: PartitionFetch, before: tuple[int, int], *, is_final: bool
     ) -> None:
-        """A leader that names no end within this log is asked again, but not at once for ever."""
+        """Backs off when the leader's answer changed nothing here, rather than ask the same again at once."""
         if not is_final and _end(fetch) == before:
             self._truncating.pop(topic_partition, None)
             self._changed.pop(topic_partition, None)
@@ -474,9 +474,9 @@ class ReplicaFetcher:
     async def _truncate_to(
         self, topic_partition: TopicPartition, fetch: PartitionFetch, offset: int, *, is_final: bool = True
     ) -> bool:
-        """Truncates; whether that went well. If not `is_final` in the truncating state, that state goes on.
+        """Truncates. Returns whether that succeeded. Unless `is_final`, the partition stays in the truncating state.
 
-        To find out how to cut may take long, and the partition may be removed or led by another meanwhile.
+        The preparation may take long; meanwhile the partition may be removed or get another leader.
         """
         refusal = None
         try:
@@ -501,9 +501,10 @@ class ReplicaFetcher:
     # -- offsets out of range -------------------------------------------------------------------------------------
 
     async def _reset_offsets(self, out_of_range: Fetches) -> None:
-        """Finds out from where on to copy: the leader's log ends before this one, or begins after its end.
+        """Finds the offset to copy from when the leader's log ends before this log's end, or begins after it.
 
-        The first follows an unclean election; the second, an absence so long that the leader has deleted what is next.
+        The first happens after an unclean election; the second, when this broker was away for so long that the leader
+        has deleted the next records.
         """
         behind = {}
         for topic_partition, fetch, latest in await self._list_offsets(LATEST_TIMESTAMP, out_of_range):
@@ -526,7 +527,7 @@ class ReplicaFetcher:
                 self._changed[topic_partition] = fetch
 
     async def _list_offsets(self, timestamp: int, fetches: Fetches) -> list[tuple[TopicPartition, PartitionFetch, int]]:
-        """(partition, its fetch, the leader's offset) of each for which the answer counts."""
+        """(partition, its fetch, the leader's offset) of each partition whose answer is valid."""
         answers = await self.endpoint.list_offsets(
             timestamp, {topic_partition: fetch.leader_epoch for topic_partition, fetch in fetches.items()}
         )
@@ -538,7 +539,7 @@ class ReplicaFetcher:
             if error_code != ErrorCode.NONE:
                 self._leader_refused(topic_partition, fetch, error_code)
             elif not 0 <= offset < _LARGEST_OFFSET:
-                # A log that was cut to there could neither be written to nor be found again after a restart.
+                # A log that starts there could neither be written to nor be loaded after a restart.
                 self._delay(topic_partition, fetch, f"the leader answers offset {offset}")
             else:
                 found.append((topic_partition, fetch, offset))

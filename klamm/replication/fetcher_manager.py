@@ -1,9 +1,9 @@
 """The follower side of this broker: a fetcher for each broker that leads a partition followed here.
 
-What must stay true: a partition is copied by one fetcher at most, and by none once it has been removed.
+What must stay true: at most one fetcher copies a partition, and no fetcher copies it once it has been removed.
 
-Source: kafka.server.ReplicaFetcherManager. There is one fetcher for each leader, whatever num.replica.fetchers says:
-they would share one event loop.
+Source: kafka.server.ReplicaFetcherManager. There is one fetcher for each leader, whatever num.replica.fetchers says,
+because several would share one event loop.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from klamm.replication.leader_endpoint import LeaderEndpoint
 from klamm.tasks import OnFailure, start_task
 from klamm.znodes.topics import TopicPartition
 
-# A fetcher without partitions lives on for this long: a change of leadership removes partitions only to add them again.
+# A fetcher without partitions lives on for this long: a change of leadership removes partitions and adds them again.
 IDLE_FETCHER_MS = 1_000
 
 
@@ -41,17 +41,17 @@ class ReplicaFetcherManager:
 
     @property
     def failed_partitions(self) -> list[TopicPartition]:
-        """Those that are not copied although they should be, until the controller speaks of them again."""
+        """The partitions that should be copied but are not, until the controller names them again."""
         return list(self._failed)
 
     @property
     def leaders(self) -> list[int]:
-        """The brokers that there is a fetcher for."""
+        """The brokers that have a fetcher here."""
         return list(self._fetchers)
 
     @property
     def followed_partitions(self) -> dict[TopicPartition, tuple[int, int]]:
-        """The partitions that are copied, with the leader and the leader epoch that each is copied from."""
+        """Each copied partition, with its leader and leader epoch."""
         return {
             topic_partition: (leader_id, leader_epoch)
             for leader_id, fetcher in self._fetchers.items()
@@ -59,7 +59,7 @@ class ReplicaFetcherManager:
         }
 
     def add_fetchers(self, initial_states: Mapping[TopicPartition, InitialFetchState]) -> None:
-        """Copies these partitions from their leaders. One that is copied in the same epoch already goes on as it is."""
+        """Copies these partitions from their leaders. A partition already copied in the same epoch is left as it is."""
         if self._is_stopping:
             return
         for topic_partition, state in initial_states.items():
@@ -73,7 +73,7 @@ class ReplicaFetcherManager:
             self._fetcher(state).add(topic_partition, partition, state.current_leader_epoch)
 
     def remove_fetchers(self, topic_partitions: Iterable[TopicPartition]) -> None:
-        """From now on nothing is copied into these."""
+        """Once this returns, nothing is copied into these partitions."""
         removed = list(topic_partitions)
         for topic_partition in removed:
             self._failed.pop(topic_partition, None)
@@ -82,7 +82,7 @@ class ReplicaFetcherManager:
                 asyncio.get_running_loop().call_later(IDLE_FETCHER_MS / 1000, self._end_if_idle, fetcher)
 
     async def shutdown(self) -> None:
-        """Ends all copying, whatever is under way."""
+        """Ends all copying and abandons pending fetches."""
         self._is_stopping = True
         for fetcher in list(self._fetchers.values()):
             self._end(fetcher)
@@ -96,7 +96,7 @@ class ReplicaFetcherManager:
         endpoint = LeaderEndpoint(self._config, self._broker_id, state.leader_id, *address)
         new = ReplicaFetcher(self._config, self._broker_id, endpoint, self._failed, self._on_failure)
         if old is not None:
-            # The leader has moved to another address, and with it all that is copied from it.
+            # The leader has moved to another address, so its partitions move to the new fetcher.
             moved = old.leader_epochs()
             self._end(old)
             for topic_partition, leader_epoch in moved.items():

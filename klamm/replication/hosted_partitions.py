@@ -1,10 +1,10 @@
-"""The partitions that this broker hosts, and those that it would host if their log could be used.
+"""The partitions that this broker hosts, and the partitions that it would host if their logs could be used.
 
 What must stay true:
-- A hosted partition has a log. One whose log cannot be opened, or has failed, is offline: it answers
-  KAFKA_STORAGE_ERROR, and the others notice nothing. Where no disk has failed, space was missing, and it is worth
-  trying again.
-- Whoever waits for a partition hears when it goes.
+- A hosted partition has a log. A partition whose log cannot be opened, or has failed, is offline: it answers
+  KAFKA_STORAGE_ERROR, and other partitions are not affected. If no disk has failed, only space was missing, and the log
+  may be opened later.
+- Operations that wait for a partition are told when it goes.
 
 Source: kafka.server.HostedPartition.
 """
@@ -24,14 +24,14 @@ from klamm.znodes.topics import TopicPartition
 
 
 class WantedLog(NamedTuple):
-    """What LeaderAndIsr said of a log that could not be used: its topic's id, and whether it was to be a new one."""
+    """What LeaderAndIsr said about a log that could not be used: its topic id, and whether the log is new."""
 
     topic_id: UUID | None
     is_new: bool
 
 
 class HostedPartitions:
-    """`make(topic, partition, log)` makes the partition of a log; `on_change` hears of each that comes or goes."""
+    """`make` makes the partition of a log. `on_change` is called for each partition that comes or goes."""
 
     def __init__(
         self,
@@ -58,8 +58,8 @@ class HostedPartitions:
         return self._partitions.get(key)
 
     def require(self, topic: str, partition: int) -> Partition:
-        """Raises KafkaError: KAFKA_STORAGE_ERROR; NOT_LEADER_OR_FOLLOWER for what others host, so that clients look for
-        the leader; UNKNOWN_TOPIC_OR_PARTITION."""
+        """The hosted partition. Raises KafkaError: KAFKA_STORAGE_ERROR; UNKNOWN_TOPIC_OR_PARTITION;
+        NOT_LEADER_OR_FOLLOWER for a partition that other brokers host, so that clients look for the leader."""
         found = self._partitions.get((topic, partition))
         if found is not None:
             return found
@@ -70,7 +70,7 @@ class HostedPartitions:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic}-{partition} is not known here")
 
     def is_offline(self, key: TopicPartition) -> bool:
-        """Whether the partition's log is out of reach for good. If only space was missing, it may be tried again."""
+        """Whether the partition's log is out of reach for good. False if only space was missing."""
         return key in self._offline and self._has_failed_directory
 
     @property
@@ -78,7 +78,7 @@ class HostedPartitions:
         return len(self._log_manager.live_directories) < len(self._log_manager.directories)
 
     def open(self, topic: str, partition: int, topic_id: UUID | None, *, is_new: bool) -> Partition:
-        """The hosted partition; if need be its log is opened or created.
+        """The hosted partition. Opens or creates its log if necessary.
 
         Raises KafkaError: KAFKA_STORAGE_ERROR, INCONSISTENT_TOPIC_ID.
         """
@@ -87,39 +87,39 @@ class HostedPartitions:
             return found
         config = self._topic_config_of(topic)
         log = self._log_manager.get_or_create(topic, partition, topic_id, log_config(config), is_new=is_new)
-        log.config = log_config(config)  # One that was there may have been loaded before its topic's last change.
+        log.config = log_config(config)  # An existing log may have an older one.
         self._offline.pop((topic, partition), None)
         made = self._partitions[topic, partition] = self._make(topic, partition, log, config)
         return made
 
     async def update_topic_configs(self, topic: str | None = None) -> None:
-        """The configurations of topics, or of this one, have changed: gives each partition and log what it has now."""
+        """Gives partitions and logs the current configuration of their topic: of all topics, or of `topic`."""
         keys = [key for key in self._partitions if topic is None or key[0] == topic]
         async for piece in slices(keys):
             for key in piece:
-                # Partitions may go while others have their turn.
+                # Partitions may go while the loop runs other work.
                 partition, config = self._partitions.get(key), self._topic_config_of(key[0])
                 if partition is not None and partition.topic_config is not config:
                     partition.topic_config = config
                     partition.log.config = log_config(config)
 
     def mark_offline(self, key: TopicPartition, wanted: WantedLog | None = None) -> None:
-        """The partition's log cannot be used; `wanted` if that may change."""
+        """The partition's log cannot be used. With `wanted`, `reopen` may try again."""
         self._offline[key] = wanted
         self._close(key)
 
     @property
     def waiting_for_space(self) -> list[TopicPartition]:
-        """The offline partitions for which `reopen` may succeed. A log that may be on a failed disk is none."""
+        """The offline partitions for which `reopen` may succeed. Excludes logs that may be on a failed disk."""
         has_failed = self._has_failed_directory
         return [
             key for key, wanted in self._offline.items() if wanted is not None and (wanted.is_new or not has_failed)
         ]
 
     def reopen(self, key: TopicPartition) -> bool:
-        """Tries again to open an offline partition's log; whether it can be used now, for a new leader epoch too.
+        """Tries again to open an offline partition's log. Returns whether that worked, with space for a leader epoch.
 
-        It is then hosted without a leader, until the controller says more.
+        The partition is then hosted without a leader until the next LeaderAndIsr.
         """
         wanted = self._offline.get(key)
         if wanted is None:
@@ -132,7 +132,7 @@ class HostedPartitions:
         return True
 
     def remove(self, key: TopicPartition) -> None:
-        """Not hosted any more."""
+        """The partition is no longer hosted."""
         self._offline.pop(key, None)
         self._close(key)
 

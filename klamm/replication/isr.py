@@ -1,6 +1,7 @@
-"""The in-sync replica set of a partition, as its leader sees it, and the rules that read it. Pure.
+"""The in-sync replica set of a partition, as its leader sees it, and the rules that use it. Pure.
 
-A change of the set is proposed to the controller and in flight until it answers (KIP-497); there is one at a time:
+A leader proposes a change of the set to the controller. The change is in flight until the controller answers (KIP-497),
+and there is at most one:
 
 | state            | the controller may have written  | maximal ISR            |
 |------------------|----------------------------------|------------------------|
@@ -9,8 +10,8 @@ A change of the set is proposed to the controller and in flight until it answers
 | PendingShrinkIsr | isr, or isr without some         | isr                    |
 
 What must stay true: any replica that the controller could elect because it is in the written set is in the maximal ISR.
-A record is committed once every member of the maximal ISR has it, so no answer of the controller, and none lost on the
-way, can make a leader of a replica that lacks a committed record.
+A record is committed once every member of the maximal ISR has it. So no answer of the controller, received or lost, can
+elect a replica that lacks a committed record.
 
 Source: kafka.cluster.IsrState, kafka.cluster.Partition.
 """
@@ -36,7 +37,7 @@ class CommittedIsr:
 
 @dataclass(frozen=True, slots=True)
 class PendingExpandIsr:
-    """A replica is to join."""
+    """A replica is about to join."""
 
     isr: tuple[int, ...]
     new_in_sync_replica_id: int
@@ -54,7 +55,7 @@ class PendingExpandIsr:
 
 @dataclass(frozen=True, slots=True)
 class PendingShrinkIsr:
-    """Replicas are to leave; until that is certain they count."""
+    """Replicas are about to leave. They count until that is certain."""
 
     isr: tuple[int, ...]
     out_of_sync_replica_ids: tuple[int, ...]
@@ -77,10 +78,10 @@ IsrState = CommittedIsr | PendingIsr
 def high_watermark(
     log_end_offset: int, replicas: Iterable[Replica], maximal_isr: tuple[int, ...], now_ms: float, max_lag_ms: float
 ) -> int:
-    """The offset that all replicas have reached which count: the leader itself, the maximal ISR, and who is about to
-    join it because it was caught up less than `max_lag_ms` ago.
+    """The lowest end offset among the replicas that count: the leader, the maximal ISR, and every replica that is about
+    to join because it was caught up less than `max_lag_ms` ago.
 
-    The last would never join a set that moves on without them.
+    Those about to join count because they could never catch up with a high watermark that moves on without them.
     """
     offset = log_end_offset
     for replica in replicas:
@@ -92,9 +93,9 @@ def high_watermark(
 
 
 def may_join(state: IsrState, replica: Replica, high_watermark: int, leader_epoch_start_offset: int) -> bool:
-    """Whether a replica is to be added to the ISR: it has all that is committed, and has reached the current epoch.
+    """Whether a replica may join the ISR: it has every committed record and has reached the current leader epoch.
 
-    Before the epoch's start it could lack records that were committed by an earlier leader above this one's high
+    A replica behind the epoch's start could lack records that an earlier leader committed above this leader's high
     watermark.
     """
     return (
@@ -113,7 +114,7 @@ def out_of_sync(
     now_ms: float,
     max_lag_ms: float,
 ) -> tuple[int, ...]:
-    """The ISR members that are behind and were last caught up more than `max_lag_ms` ago; none while a change is in
+    """The ISR members that are behind and were last caught up more than `max_lag_ms` ago. Empty while a change is in
     flight."""
     if state.is_inflight:
         return ()
@@ -126,5 +127,5 @@ def out_of_sync(
 
 def _is_out_of_sync(replica: Replica | None, log_end_offset: int, now_ms: float, max_lag_ms: float) -> bool:
     if replica is None:
-        return True  # no replica of the partition any more
+        return True  # no longer a replica of the partition
     return replica.log_end_offset != log_end_offset and now_ms - replica.last_caught_up_ms > max_lag_ms

@@ -1,9 +1,10 @@
-"""Leaders' ISR proposals on their way to where they are decided: what AlterIsr and ZooKeeper have in common.
+"""Sends leaders' ISR proposals to be decided: the part that AlterIsr and ZooKeeper have in common.
 
 What must stay true:
-- One round is under way at a time; it carries what has waited longest, and no more than a step of the loop can take.
-- A proposal goes out until it is decided or has become void. One that a round has left undecided lets the others pass.
-- An answer reaches the proposal that was sent, never a later one of the same partition.
+- One round runs at a time. It carries the proposals that have waited longest, and no more than one step of the loop can
+  handle.
+- A proposal is sent until it is decided or void. A proposal that a round left undecided goes behind the others.
+- An answer reaches the proposal that was sent, never a later proposal of the same partition.
 """
 
 import asyncio
@@ -31,10 +32,10 @@ class BatchedIsrChanges(ABC):
 
     @abstractmethod
     async def _send(self, changes: Sequence[IsrChange]) -> bool:
-        """Goes one round and `_decide`s what has an answer; whether every one of the changes had."""
+        """Sends one round and calls `_decide` for each answer. Returns whether every change got one."""
 
     def submit(self, change: IsrChange) -> None:
-        """Sends it until it is decided. RuntimeError when one of the partition's is pending."""
+        """Sends the change until it is decided. Raises RuntimeError when the partition already has a pending one."""
         if change.topic_partition in self._pending:
             raise RuntimeError(f"{change.topic_partition} has two ISR changes in flight")
         if self._is_stopped:
@@ -47,7 +48,7 @@ class BatchedIsrChanges(ABC):
         self._pending.pop(topic_partition, None)
 
     async def stop(self) -> None:
-        """Sends nothing more; what is pending is forgotten."""
+        """Sends nothing more and drops all pending changes."""
         self._is_stopped = True
         self._pending.clear()
         if self._sender is not None:
@@ -55,7 +56,7 @@ class BatchedIsrChanges(ABC):
             await asyncio.gather(self._sender, return_exceptions=True)
 
     async def _run(self) -> None:
-        # Everything that is proposed in the same step of the loop goes together.
+        # Changes proposed in the same step of the loop are sent together.
         await asyncio.sleep(0)
         while self._pending:
             changes = list(islice(self._pending.values(), MAX_CHANGES_IN_ROUND))
@@ -70,11 +71,11 @@ class BatchedIsrChanges(ABC):
                 self._pending[change.topic_partition] = self._pending.pop(change.topic_partition)
 
     def _is_pending(self, change: IsrChange) -> bool:
-        """False once it has become void."""
+        """False once the change is decided or void."""
         return self._pending.get(change.topic_partition) is change
 
     def _decide(self, change: IsrChange, result: WrittenIsr | ErrorCode) -> None:
-        """Tells the leader, for whom it is still pending."""
-        # Gone before the leader hears of it: it may propose the next change at once.
+        """Tells the leader the result of a change that is still pending."""
+        # Removed before the leader hears the result, because the leader may propose the next change at once.
         del self._pending[change.topic_partition]
         change.on_result(result)

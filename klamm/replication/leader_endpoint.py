@@ -1,7 +1,8 @@
-"""What a follower asks of a leader broker, over one connection: records, offsets, the ends of leader epochs.
+"""A follower's requests to a leader broker, over one connection: records, offsets, the ends of leader epochs.
 
-What must stay true: one request is in flight at a time, in a version that inter.broker.protocol.version implies, as
-brokers do not ask each other for versions. A failed request closes the connection, and the next one makes a new one.
+What must stay true: one request is in flight at a time. inter.broker.protocol.version implies the request's version,
+because brokers do not ask each other for versions. A failed request closes the connection, and the next request opens a
+new one.
 
 Source: kafka.server.ReplicaFetcherThread, ReplicaFetcherBlockingSend.
 """
@@ -20,19 +21,19 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.schema import Answered
 from klamm.znodes.topics import TopicPartition
 
-# A batch may be as large as message.max.bytes of its topic allows, and the follower has to take it.
+# A batch may be as large as its topic's max.message.bytes allows, and the follower has to accept it.
 _MAX_RESPONSE_BYTES = 2**31 - 1
 
 
 class LeaderOffset(NamedTuple):
-    """An offset of the leader's log; -1 with an error."""
+    """An offset of the leader's log. The offset is -1 when there is an error."""
 
     error_code: int
     offset: int
 
 
 class EpochEndOffset(NamedTuple):
-    """The largest epoch of the leader's not above the one asked for, and where it ends; -1 where unknown."""
+    """The leader's largest epoch not above the requested epoch, and its end offset. -1 means unknown."""
 
     error_code: int
     leader_epoch: int
@@ -40,7 +41,7 @@ class EpochEndOffset(NamedTuple):
 
 
 class Interrupted(ClientError):
-    """The follower itself has given the request up."""
+    """The follower itself gave the request up."""
 
 
 class LeaderEndpoint:
@@ -101,7 +102,7 @@ class LeaderEndpoint:
     async def end_offsets(
         self, epochs: Mapping[TopicPartition, tuple[int, int]]
     ) -> dict[TopicPartition, EpochEndOffset]:
-        """Where an epoch ends at the leader; asked for by (current leader epoch, epoch) of each partition."""
+        """The leader's end offset of an epoch. `epochs`: partition -> (current leader epoch, epoch)."""
         topic_class = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
         topics: dict[str, list[OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition]] = {}
         for (topic, number), (current_leader_epoch, epoch) in epochs.items():
@@ -123,13 +124,13 @@ class LeaderEndpoint:
         }
 
     def interrupt(self) -> None:
-        """Gives up the request under way, if any, which raises Interrupted; the leader ends it with the connection."""
+        """Gives up the pending request, if any, which raises Interrupted. The leader drops it with the connection."""
         if self._connection is not None:
             self._is_interrupted = True
             self._connection.close()
 
     async def close(self) -> None:
-        """Returns when the connection is gone."""
+        """Closes the connection. Returns when it is closed."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

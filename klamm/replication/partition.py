@@ -1,12 +1,12 @@
-"""One partition that this broker hosts: its log, what the controller says about its leadership, and, where this broker
-leads, how far the followers are.
+"""One partition that this broker hosts: its log, its leadership as the controller has decided it, and, on the leader,
+the progress of the followers.
 
 What must stay true:
 - Only the leader appends for clients and answers fetches; only a follower copies and truncates.
 - The leader epoch never goes back while the partition is hosted. It is -1 until the first LeaderAndIsr.
-- The high watermark moves only to what every member of the maximal ISR has (see `isr.py`); on a leader it never goes
-  back. A client reads nothing at or above it, and with isolation level read_committed nothing at or above the last
-  stable offset.
+- The high watermark moves only to an offset that every member of the maximal ISR has reached (see `isr.py`). On a
+  leader it never goes back. A client reads nothing at or above it, and with isolation level read_committed nothing at
+  or above the last stable offset.
 - An answer of the controller counts only for the proposal that the partition still waits for.
 
 Source: kafka.cluster.Partition. Times are milliseconds of the loop's clock, unless they say otherwise.
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 class Partition:
-    """A hosted partition. `on_high_watermark` hears of each advance while this broker leads."""
+    """A hosted partition. `on_high_watermark` is called for each advance while this broker leads."""
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Partition:
         self.topic_config = topic_config
         self.leader_id = NO_LEADER
         self.leader_epoch = NO_EPOCH
-        # Since this epoch this broker has led without a break; only meaningful while it leads.
+        # The first epoch of this broker's unbroken leadership; only meaningful while it leads.
         self.leading_since_epoch = NO_EPOCH
         # Where the log ended when the current epoch began; None unless this broker leads.
         self.leader_epoch_start_offset: int | None = None
@@ -73,7 +73,7 @@ class Partition:
         self.removing_replicas: tuple[int, ...] = ()
         self.isr_state: IsrState = CommittedIsr(())
         self.zk_version = -1
-        # That of the LeaderAndIsr which this broker leads or follows by.
+        # The controller epoch of the LeaderAndIsr that made this broker the leader or a follower.
         self.controller_epoch = 0
         self._broker_id = broker_id
         self._max_lag_ms = replica_lag_time_max_ms
@@ -81,7 +81,7 @@ class Partition:
         self._isr_changes = isr_changes
         self._on_high_watermark = on_high_watermark
         self._remote_replicas: dict[int, Replica] = {}
-        # The ISR has members that are no replicas (any more): a reassignment is about to take them out of it.
+        # The ISR has members that are not replicas: a reassignment is about to remove them from the ISR.
         self._has_strangers = False
 
     def __repr__(self) -> str:
@@ -96,37 +96,37 @@ class Partition:
 
     @property
     def isr(self) -> tuple[int, ...]:
-        """The in-sync replicas as committed by the controller; empty unless this broker leads."""
+        """The in-sync replicas as the controller has committed them; empty unless this broker leads."""
         return self.isr_state.isr
 
     @property
     def remote_replicas(self) -> Mapping[int, Replica]:
-        """The other replicas by broker id; to be looked at only."""
+        """The other replicas by broker id. Read only."""
         return self._remote_replicas
 
     @property
     def is_under_replicated(self) -> bool:
-        """Whether this broker leads and a replica is out of sync, those being added by a reassignment not counted."""
+        """Whether this broker leads and a replica is out of sync. Replicas that a reassignment adds do not count."""
         return self.is_leader and len(self.replicas) - len(self.adding_replicas) > len(self.isr)
 
     @property
     def min_insync_replicas(self) -> int:
-        """How many in-sync replicas acks=all needs."""
+        """The number of in-sync replicas that acks=all needs."""
         configured = self.topic_config.min_insync_replicas
         return len(self.replicas) - len(self.adding_replicas) if configured == ALL_REPLICAS else configured
 
     # -- what the controller says ---------------------------------------------------------------------------------
 
     def make_leader(self, state: LeaderAndIsrPartitionState) -> bool:
-        """Leads in the epoch of `state`; whether this broker did not lead before.
+        """Leads in the epoch of `state`. Returns whether this broker did not lead before.
 
-        The epoch starts at the log's end even when no record ever follows. Raises KafkaError KAFKA_STORAGE_ERROR when
-        the epoch cannot be written down; then everything is as before.
+        The epoch starts at the log's end, even if no record ever follows. Raises KafkaError KAFKA_STORAGE_ERROR when
+        the epoch cannot be written to disk; then nothing has changed.
         """
         start_offset = self.log.log_end_offset
         self.log.leader_epochs.assign(state.leader_epoch, start_offset)
         is_new_leader = not self.is_leader
-        # In an epoch in between, another may have led, and the others cut off what they had of this broker's records.
+        # Another broker may have led in a skipped epoch, and followers may have truncated this broker's records then.
         forget_offsets = is_new_leader or state.leader_epoch > self.leader_epoch + 1
         self._take_assignment(state, state.isr)
         self.leader_epoch_start_offset = start_offset
@@ -141,7 +141,7 @@ class Partition:
         return is_new_leader
 
     def make_follower(self, state: LeaderAndIsrPartitionState) -> bool:
-        """Follows the leader of `state`; whether leader or epoch are new."""
+        """Follows the leader of `state`. Returns whether the leader or the epoch is new."""
         changed = (self.leader_id, self.leader_epoch) != (state.leader, state.leader_epoch)
         self._take_assignment(state, ())
         self.leader_epoch_start_offset = None
@@ -165,13 +165,13 @@ class Partition:
         self._isr_changes.clear_pending(self.topic_partition)
 
     def step_down(self, leader_id: int, leader_epoch: int) -> None:
-        """This broker neither leads nor follows, until a newer LeaderAndIsr says more; another may lead."""
+        """This broker neither leads nor follows until a newer LeaderAndIsr. Another broker may lead."""
         self.stop()
         self.leader_id = leader_id
         self.leader_epoch = max(self.leader_epoch, leader_epoch)
 
     def stop(self) -> None:
-        """Hosted here no more: nothing is led, and answers of the controller find nobody."""
+        """The partition is no longer hosted here: this broker does not lead it and ignores answers to its proposals."""
         self.leader_id = NO_LEADER
         self.leader_epoch_start_offset = None
         self._remote_replicas = {}
@@ -181,7 +181,7 @@ class Partition:
     # -- what clients ask of the leader ---------------------------------------------------------------------------
 
     def require_leader(self, current_leader_epoch: int = NO_EPOCH) -> None:
-        """Checks that this broker leads, in the epoch that the client believes in (-1: it did not say; KIP-320).
+        """Checks that this broker leads in `current_leader_epoch`, the epoch that the client knows (-1: any; KIP-320).
 
         Raises KafkaError: NOT_LEADER_OR_FOLLOWER, FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH.
         """
@@ -203,10 +203,10 @@ class Partition:
         origin: AppendOrigin = AppendOrigin.CLIENT,
         inspected: Inspected | None = None,
     ) -> AppendInfo:
-        """Appends one batch; `now_ms` is wall clock.
+        """Appends one batch. `now_ms` is the wall clock.
 
         Raises KafkaError: NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS (acks=all with fewer in-sync replicas than
-        min.insync.replicas), and whatever the log refuses; LargeBatch as `Log.append_as_leader`.
+        min.insync.replicas), and the errors of `Log.append_as_leader`. Raises LargeBatch as that method does.
         """
         if self.leader_id != self._broker_id:
             raise self._not_leader()
@@ -220,10 +220,10 @@ class Partition:
         return info
 
     def acknowledgement(self, required_offset: int, leader_epoch: int) -> ErrorCode | None:
-        """How acks=all is answered for records before `required_offset`, appended in `leader_epoch`; None while the
-        in-sync replicas do not have them yet (Kafka's checkEnoughReplicasReachOffset).
+        """The answer to acks=all for records before `required_offset`, appended in `leader_epoch`; None while the
+        in-sync replicas do not have them all (Kafka's checkEnoughReplicasReachOffset).
 
-        A leader that has followed another in between may have lost them, whatever its high watermark is now.
+        A leader that followed another leader in between may have lost the records, whatever its high watermark is now.
         """
         if self.leader_id != self._broker_id or leader_epoch < self.leading_since_epoch:
             return ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -234,10 +234,10 @@ class Partition:
         return ErrorCode.NONE
 
     def diverging_epoch(self, fetch_offset: int, last_fetched_epoch: int) -> tuple[int, int] | None:
-        """Where a reader's log must be cut because it differs from this one: (epoch, end offset); None if it agrees.
+        """Where a reader must cut a log that differs from this one: (epoch, end offset). None if the logs agree.
 
-        `last_fetched_epoch` is the epoch of the reader's last record, -1 if it does not say (KIP-595). Raises
-        KafkaError OFFSET_OUT_OF_RANGE when this log knows nothing of that epoch or begins after the offset.
+        `last_fetched_epoch` is the epoch of the reader's last record, or -1 if the reader does not send it (KIP-595).
+        Raises KafkaError OFFSET_OUT_OF_RANGE when this log does not know that epoch or begins after the offset.
         """
         if last_fetched_epoch == NO_EPOCH:
             return None
@@ -251,11 +251,11 @@ class Partition:
         return self.log.last_stable_offset if isolation_level == READ_COMMITTED else self.log.high_watermark
 
     async def list_offset(self, timestamp_ms: int, isolation_level: int | None) -> tuple[int, int, int] | None:
-        """(timestamp, offset, leader epoch) of the first record at or after a timestamp; None when there is none.
+        """(timestamp, offset, leader epoch) of the first record at or after a timestamp. None if no record is.
 
-        LATEST_TIMESTAMP and EARLIEST_TIMESTAMP stand for the log's ends, and have timestamp -1. `isolation_level` is
-        None for a follower, who may see the log's end. Raises KafkaError OFFSET_NOT_AVAILABLE when the answer may lie
-        above a high watermark that has not reached the current leader epoch: committed offsets would go back (KIP-207).
+        LATEST_TIMESTAMP and EARLIEST_TIMESTAMP ask for the log's ends, which have timestamp -1. `isolation_level` is
+        None for a follower, which may see the log's end. Raises KafkaError OFFSET_NOT_AVAILABLE when the answer may lie
+        above a high watermark that has not reached the current leader epoch: clients would see it go back (KIP-207).
         """
         log = self.log
         if timestamp_ms == EARLIEST_TIMESTAMP:
@@ -285,7 +285,7 @@ class Partition:
     # -- what followers report to the leader ----------------------------------------------------------------------
 
     def require_replica(self, replica_id: int) -> None:
-        """Raises KafkaError NOT_LEADER_OR_FOLLOWER when that broker is none of the other replicas."""
+        """Raises KafkaError NOT_LEADER_OR_FOLLOWER unless that broker is one of the other replicas."""
         if replica_id not in self._remote_replicas:
             raise KafkaError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER, f"broker {replica_id} is no replica of {self}: {self.replicas}"
@@ -294,9 +294,10 @@ class Partition:
     def update_follower_fetch_state(
         self, replica_id: int, fetch_offset: int, log_start_offset: int, now_ms: float
     ) -> None:
-        """A follower, whose log agrees with this one up to `fetch_offset`, has asked for what comes there.
+        """A follower, whose log agrees with this one up to `fetch_offset`, fetches from that offset.
 
-        That acknowledges all before. It may let the follower join the ISR and the high watermark advance.
+        The fetch acknowledges every record before the offset. The follower may then join the ISR, and the high
+        watermark may advance.
         """
         replica = self._remote_replicas[replica_id]
         has_moved = replica.log_end_offset != fetch_offset
@@ -308,19 +309,19 @@ class Partition:
             self._advance_high_watermark(now_ms)
 
     def broker_died(self, broker_id: int) -> None:
-        """Nobody waits any more for that broker to join the ISR, however far it was a moment ago.
+        """The high watermark no longer waits for that broker to join the ISR.
 
-        Otherwise a follower that was caught up when it stopped would hold up the high watermark, and with it acks=all,
-        until replica.lag.time.max.ms are over.
+        Otherwise a follower that was caught up when it died would hold back the high watermark, and with it acks=all,
+        for replica.lag.time.max.ms.
         """
         replica = self._remote_replicas.get(broker_id)
         if self.is_leader and replica is not None and broker_id not in self.isr_state.isr:
-            # While it is proposed for the ISR it still counts; the controller's decision advances the high watermark.
+            # A replica proposed for the ISR still counts; the controller's decision advances the high watermark.
             replica.last_caught_up_ms = NEVER_MS
             self._advance_high_watermark()
 
     def maybe_shrink_isr(self) -> None:
-        """Proposes an ISR without those that have been behind for too long."""
+        """Proposes an ISR without the replicas that have been behind for too long."""
         if not self.is_leader:
             return
         end_offset = self.log.log_end_offset
@@ -350,9 +351,9 @@ class Partition:
 
     def _isr_change_decided(self, proposal: PendingIsr, result: WrittenIsr | ErrorCode) -> None:
         if self.isr_state is not proposal:
-            return  # LeaderAndIsr was faster
+            return  # A LeaderAndIsr came first.
         if isinstance(result, ErrorCode):
-            # What is true instead, the controller tells in a LeaderAndIsr. Until then the maximal ISR holds.
+            # The controller sends the true state in a LeaderAndIsr. Until then the maximal ISR holds.
             _log.info("The controller has refused %s for %s: %s", proposal, self, result.name)
             return
         if result.leader_epoch != self.leader_epoch or result.zk_version < self.zk_version:
@@ -361,7 +362,7 @@ class Partition:
         _log.info("The ISR of %s is %s now, in version %d", self, result.isr, result.zk_version)
         self._commit_isr(result.isr)
         self.zk_version = result.zk_version
-        # A smaller ISR needs no append to commit what waits for those who have left.
+        # Records that waited for the replicas that have left may be committed now.
         self._advance_high_watermark()
 
     def _commit_isr(self, isr: tuple[int, ...]) -> None:
@@ -370,7 +371,7 @@ class Partition:
 
     def _advance_high_watermark(self, now_ms: float | None = None) -> None:
         if self._has_strangers:
-            return  # The next controller could elect one of them, and what they have is unknown.
+            return  # The controller could elect one of them, and their end offsets are unknown.
         offset = self.log.log_end_offset
         if self._remote_replicas:
             offset = high_watermark(
@@ -387,14 +388,14 @@ class Partition:
     # -- what a follower does -------------------------------------------------------------------------------------
 
     def append_records_as_follower(self, records: Buffer) -> AppendInfo:
-        """Appends what the leader has sent.
+        """Appends the leader's records.
 
-        Raises KafkaError: NOT_LEADER_OR_FOLLOWER when this broker leads, and as `Log.append_as_follower`.
+        Raises KafkaError: NOT_LEADER_OR_FOLLOWER when this broker leads, and the errors of `Log.append_as_follower`.
         """
         self._require_follower()
         log = self.log
         if records and log.log_end_offset == log.log_start_offset:
-            # The leader's log may begin within a batch; a log that has nothing yet begins with the whole of it.
+            # The leader's log may begin within a batch; an empty log here begins with the whole batch.
             for _, header in iterate_batches(records, allow_partial_end=True):
                 if 0 <= header.base_offset < log.log_end_offset <= header.last_offset:
                     log.truncate_fully_and_start_at(header.base_offset)
@@ -414,15 +415,15 @@ class Partition:
         self.log.truncate_fully_and_start_at(offset)
 
     def update_follower_high_watermark(self, leader_high_watermark: int) -> int:
-        """Takes over what the leader has committed, as far as it is here; where the high watermark is now.
+        """Moves the high watermark to the leader's, or to the log's end if that is earlier. Returns the result.
 
-        It may go back: the leader's can be behind for a while after an election.
+        It may go back: the leader's high watermark can be behind for a while after an election.
         """
         self._require_follower()
         return self.log.update_high_watermark(leader_high_watermark)
 
     def maybe_increment_log_start_offset(self, leader_log_start_offset: int) -> None:
-        """Drops what the leader has dropped, but nothing above the high watermark."""
+        """Moves the log start offset forward to the leader's, but not above the high watermark."""
         self._require_follower()
         self.log.update_log_start_offset(min(leader_log_start_offset, self.log.high_watermark))
 

@@ -1,6 +1,6 @@
-"""What replication needs of the rest of the broker, which supplies it.
+"""The interfaces that replication needs and the rest of the broker implements.
 
-Callbacks are called on the loop's thread and return at once.
+Callbacks run on the loop's thread and return at once.
 """
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -17,20 +17,20 @@ class TopicConfigSource(Protocol):
     """The configurations of topics."""
 
     def load(self, topics: Sequence[str]) -> Awaitable[None]:
-        """Reads them from where they are stored, before logs are created for these topics. Raises ZooKeeperError."""
+        """Reads the topics' configurations from ZooKeeper, before logs are created. Raises ZooKeeperError."""
 
     def of(self, topic: str) -> TopicConfig:
-        """What was loaded last."""
+        """The configuration that was loaded last."""
 
 
 class FollowerFetchers(Protocol):
     """Copies partitions from their leaders."""
 
     def add_fetchers(self, states: Mapping[TopicPartition, InitialFetchState]) -> None:
-        """Begins to fetch these, or goes on with the new leader or epoch."""
+        """Starts to fetch these partitions, or continues with the new leader or epoch."""
 
     def remove_fetchers(self, partitions: Iterable[TopicPartition]) -> None:
-        """Fetches these no more: when this returns, nothing will be appended to them or truncated any more."""
+        """Stops to fetch these partitions. Once this returns, no fetcher appends to them or truncates them."""
 
     def shutdown(self) -> Awaitable[None]:
         """Ends all fetching."""
@@ -38,7 +38,7 @@ class FollowerFetchers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class WrittenIsr:
-    """The answer to a proposed ISR: what stands in the partition's state znode now."""
+    """The answer to a proposed ISR: the current content of the partition's state znode."""
 
     leader_epoch: int
     isr: tuple[int, ...]
@@ -47,10 +47,10 @@ class WrittenIsr:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IsrChange:
-    """A leader's proposal. `zk_version` is that of the state it wants to replace, `controller_epoch` that of the
-    LeaderAndIsr that made it leader.
+    """A leader's proposal. `zk_version` is the version of the state that it replaces. `controller_epoch` is the epoch
+    of the LeaderAndIsr that made this broker the leader.
 
-    `on_result` hears, at most once, what was written, or why it never will be.
+    `on_result` is called at most once: with the written state, or with the error if the proposal can never be written.
     """
 
     topic_partition: TopicPartition
@@ -62,20 +62,20 @@ class IsrChange:
 
 
 class IsrChanges(Protocol):
-    """The way of proposals to the controller, or to ZooKeeper."""
+    """Sends proposals to the controller, or to ZooKeeper."""
 
     def submit(self, change: IsrChange) -> None:
-        """Sends it, again and again until it is decided. One per partition at a time."""
+        """Sends the change, repeatedly until it is decided. A partition has one pending change at most."""
 
     def clear_pending(self, topic_partition: TopicPartition) -> None:
-        """What is proposed for the partition has become void; if it has been sent, its answer may still come."""
+        """Drops the partition's proposal. If it was already sent, its answer may still arrive and is ignored."""
 
 
 # Host and port of a live broker's inter-broker listener, as the metadata cache knows it.
 LiveBroker = Callable[[int], tuple[str, int] | None]
-# Hears what becomes of a hosted partition: whether this broker leads it now, and since which leader epoch; or that it
-# does not, in which epoch (None: it is not hosted any more, or its log has failed). Told again what is known, it does
-# nothing.
+# Called when a hosted partition changes, with whether this broker leads it now, and an epoch. If this broker leads: the
+# leader epoch since which it leads. If not: the current leader epoch, or None when the partition is no longer hosted or
+# its log has failed. A repeated call does nothing.
 OnLeadership = Callable[[TopicPartition, bool, int | None], None]
 # Whether the metadata cache has that partition of that topic.
 IsKnownPartition = Callable[[str, int], bool]

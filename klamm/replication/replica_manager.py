@@ -2,13 +2,13 @@
 
 What must stay true:
 - A produce with acks=all is answered only after the high watermark has passed its records.
-- A follower's fetch counts as the acknowledgement of all before its offset, but only where its log has been found to
-  agree with the leader's, and before it waits.
-- A fetch that waits in purgatory leaves it as soon as enough bytes can be read, an error would be answered, or its
-  time is up. Followers wait for the log's end, consumers for the high watermark.
-- When a log directory fails, its partitions answer KAFKA_STORAGE_ERROR and no other partition notices.
+- A follower's fetch acknowledges every record before its offset, but only if the follower's log agrees with the
+  leader's. The acknowledgement counts before the fetch waits.
+- A fetch leaves the purgatory as soon as enough bytes can be read, it would be answered with an error, or its time is
+  up. Followers wait for the log's end, consumers for the high watermark.
+- When a log directory fails, its partitions answer KAFKA_STORAGE_ERROR and no other partition is affected.
 
-What the controller says is in `state_changes.py`, the rules of one partition are in `partition.py`.
+`state_changes.py` applies the controller's requests; `partition.py` has the rules of one partition.
 """
 
 import asyncio
@@ -60,9 +60,9 @@ __all__ = ["CONSUMER", "ProduceResult", "ReplicaManager", "TopicPartition", "Wan
 
 T = TypeVar("T")
 
-# A fetch of more partitions than this lets other requests run in between.
+# A fetch of more partitions than this yields the loop to other requests in between.
 PARTITIONS_PER_SLICE = 500
-# How long partitions without space for their log wait before the next try: from, and up to.
+# The least and the greatest wait before the next try to open logs that had no space.
 REOPEN_MIN_MS = 1_000
 REOPEN_MAX_MS = 30_000
 
@@ -71,7 +71,7 @@ class ReplicaManager:
     """Hosts partitions. Made while the loop runs.
 
     The ports are described in `ports.py`. `notify_log_dir_failure` tells the controller that a directory has failed, or
-    that there is space again for logs: it then asks which partitions can be hosted.
+    that there is space for logs again. The controller then asks which partitions can be hosted.
     """
 
     def __init__(
@@ -149,14 +149,14 @@ class ReplicaManager:
         return self._hosted.get(key)
 
     async def update_topic_configs(self, topic: str | None = None) -> None:
-        """The configuration of this topic, or of any, has changed: partitions and logs get what theirs is now."""
+        """As `HostedPartitions.update_topic_configs`."""
         await self._hosted.update_topic_configs(topic)
 
     # -- what the controller says ---------------------------------------------------------------------------------
 
     @property
     def controller_epoch(self) -> int:
-        """The latest that any request has come with."""
+        """The latest controller epoch of any request."""
         return self._state_changes.controller_epoch
 
     async def become_leader_or_follower(
@@ -186,12 +186,12 @@ class ReplicaManager:
         return await self._state_changes.in_turn(apply)
 
     def leave(self, partition: Partition) -> None:
-        """As `StateChanges.leave`, if it is still hosted. To be called `in_turn`."""
+        """As `StateChanges.leave`, if the partition is still hosted. To be called `in_turn`."""
         if self._hosted.get(partition.topic_partition) is partition:
             self._state_changes.leave(partition)
 
     def brokers_died(self, broker_ids: Sequence[int]) -> Steps[None]:
-        """As `Partition.broker_died`, for all partitions. The controller has said that these do not live any more."""
+        """As `Partition.broker_died`, for all partitions: the controller has reported these brokers dead."""
         if not broker_ids:
             return
         looked_at = Slices(SLICE)
@@ -211,7 +211,7 @@ class ReplicaManager:
     # -- produce --------------------------------------------------------------------------------------------------
 
     def unsynced_logs(self, batches: Iterable[tuple[str, int, object]]) -> list[Log]:
-        """The logs that have to be made durable before these (topic, partition, batch) are appended (see `Log`)."""
+        """The logs that must be synced before these (topic, partition, batch) are appended (see `Log`)."""
         found = []
         for topic, partition, _ in batches:
             hosted = self._hosted.get((topic, partition))
@@ -252,7 +252,7 @@ class ReplicaManager:
         )
 
     async def inspect(self, large: LargeBatch) -> Inspected:
-        """Looks into a batch outside of the loop, so that it can be appended then. Raises KafkaError."""
+        """Inspects a batch in a worker, so that it can be appended afterwards. Raises KafkaError."""
         try:
             found = await self._environment.run_in_worker(inspect, bytes(large.batch), large.demands, large.config)
         except WorkerFailed as error:
@@ -260,7 +260,7 @@ class ReplicaManager:
         return large.inspected(found)
 
     def is_replicated(self, appended: Appended) -> bool:
-        """Whether acks=all can be answered: each append is on all in-sync replicas, or its result says what failed."""
+        """Whether acks=all can be answered: each append is on all in-sync replicas, or its result holds the error."""
         return DelayedProduce(self.partition, appended).is_ready()
 
     async def wait_replicated(self, appended: Appended, timeout_ms: int) -> None:
@@ -271,8 +271,8 @@ class ReplicaManager:
             delayed.expire()
 
     def when_replicated(self, appended: Appended, timeout_ms: int, on_done: Callable[[], None]) -> None:
-        """As `wait_replicated`, for whoever has nothing else to do meanwhile: `on_done` is called as soon as each
-        result holds its final error code, maybe at once."""
+        """As `wait_replicated`, but without a task: calls `on_done` as soon as each result holds its final error code,
+        possibly at once."""
         delayed = DelayedProduce(self.partition, appended)
         if delayed.is_ready():
             on_done()
@@ -298,12 +298,12 @@ class ReplicaManager:
         min_bytes: int,
         max_bytes: int,
     ) -> list[FetchResponsePartition]:
-        """Reads for a consumer, or for the follower `replica_id`: at once if `min_bytes` are there or something is
-        wrong, else within `max_wait_ms`.
+        """Reads for a consumer, or for the follower `replica_id`: at once if `min_bytes` are available or a partition
+        has an error, else within `max_wait_ms`.
 
         Results are in the order of `wanted`. The first non-empty partition may exceed `max_bytes` and its own limit by
-        one batch, so that a batch larger than the limits can still be consumed (KIP-74). No more than `max_bytes` are
-        waited for. Less than `max_bytes` is read where the broker's memory for responses has less to give.
+        one batch, so that a batch larger than the limits can still be consumed (KIP-74). A fetch never waits for more
+        than `max_bytes`, and reads less when the broker's memory for responses is short.
         """
         is_follower = replica_id > CONSUMER
         delayed = DelayedFetch(
@@ -325,12 +325,12 @@ class ReplicaManager:
     async def _look_and_wait(
         self, purgatory: Purgatory[TopicPartition], delayed: DelayedFetch, max_wait_ms: int
     ) -> None:
-        """Looks at the rest of many partitions in slices, and registers for them in slices. What changes meanwhile is
-        looked at again before the wait."""
+        """Looks at the rest of many partitions in slices, and registers for them in slices. Partitions that change
+        meanwhile are looked at again before the wait."""
         with purgatory.watching(delayed, max_wait_ms) as watch:
             with purgatory.noting_changes() as changed:
                 await in_slices(_look(delayed, changed, watch if max_wait_ms > 0 else None))
-            # Nothing has changed since that is not looked at, as no other has had the loop.
+            # Every change has been looked at, because nothing else has run on the loop since.
             if max_wait_ms > 0 and not delayed.is_ready():
                 await watch.future
 
@@ -351,7 +351,7 @@ class ReplicaManager:
     # -- life -----------------------------------------------------------------------------------------------------
 
     async def stop(self) -> None:
-        """Ends the fetchers, then writes the high watermarks down once more."""
+        """Ends the fetchers, then writes the high watermark checkpoint once more."""
         self._is_stopping = True
         self._state_changes.stop()
         for timer in self._timers.values():
@@ -363,7 +363,7 @@ class ReplicaManager:
         await self._log_manager.checkpoint_high_watermarks()
 
     def _start_periodic_work(self) -> None:
-        """With the first LeaderAndIsr: a checkpoint before it would know nothing of the partitions."""
+        """Called after the first LeaderAndIsr: an earlier checkpoint would lack the partitions."""
         if not self._is_running:
             self._is_running = True
             config = self._config
@@ -381,7 +381,7 @@ class ReplicaManager:
             self._timers[name] = self._loop.call_later(interval_ms / 1000, start)
 
     async def _reopen_logs(self) -> None:
-        """Until no partition waits for space any more; the controller hears of those that have got some."""
+        """Runs until no partition waits for space. Tells the controller when one has got space."""
         back_off_ms = REOPEN_MIN_MS
         while self._hosted.waiting_for_space:
             await asyncio.sleep(back_off_ms / 1000)
@@ -429,7 +429,7 @@ def _look(
 
 
 async def _wait(purgatory: Purgatory[TopicPartition], delayed: DelayedFetch, max_wait_ms: int) -> None:
-    """Until the fetch is ready or its time is up. Registers before it waits for anything."""
+    """Waits until the fetch is ready or its time is up. Registers before it yields to the loop."""
     if delayed.results and max_wait_ms > 0 and not delayed.is_ready():
         await purgatory.watch(delayed, delayed.keys(), max_wait_ms)
 
@@ -441,7 +441,7 @@ async def _read(
     log = readable.partition.log
     try:
         fetched = await log.read(want.fetch_offset, max_bytes, max_offset=readable.upper_bound, minimum_one_batch=first)
-        # What was read while another became the leader may have been truncated and replaced below the bound.
+        # If another broker became the leader during the read, the records read may have been truncated and replaced.
         readable.partition.require_leader(readable.leader_epoch)
     except KafkaError as error:
         return FetchResponsePartition(want.partition, error.code)

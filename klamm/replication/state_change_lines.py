@@ -1,10 +1,10 @@
-"""What a broker writes to state-change.log about the requests of the controller.
+"""The lines that a broker writes to state-change.log about the controller's requests.
 
-The lines are Kafka's (`ReplicaManager`, `Partition`, `MetadataCache` of 2.8.2), word for word, so that what operators
-search for is found; levels, too. Some name single partitions at INFO, as Kafka's do.
+The lines and their levels are Kafka's (`ReplicaManager`, `Partition`, `MetadataCache` of 2.8.2), word for word, so that
+operators find the texts that they search for. As in Kafka, some lines at INFO name single partitions.
 
-What must stay true: nothing is formatted for a level that is not written, and TRACE, which has several lines for each
-partition, is asked for once for each request.
+What must stay true: no line is formatted for a level that is not written. TRACE has several lines for each partition;
+whether it is written is looked up once for each request.
 """
 
 import logging
@@ -23,7 +23,7 @@ OFFLINE_DIRECTORY = "as the local replica for the partition is in an offline log
 
 
 class Origin(NamedTuple):
-    """Who sent a request of the controller, and as what."""
+    """The controller that sent a request, its epoch, and the request's correlation id."""
 
     correlation_id: int
     controller_id: int
@@ -49,7 +49,7 @@ class StateChangeLines:
 
 
 class _RequestLines:
-    """The lines of one request. `flush` when it is over."""
+    """The lines of one request. The caller calls `flush` at the request's end."""
 
     def __init__(self, batch: LineBatch, origin: Origin) -> None:
         self._batch = batch
@@ -80,7 +80,7 @@ class _RequestLines:
 
 
 class LeaderAndIsrLines(_RequestLines):
-    """Of a LeaderAndIsr request."""
+    """The lines of a LeaderAndIsr request."""
 
     def received(self, request: LeaderAndIsrRequest) -> None:
         if not self._informs:
@@ -93,7 +93,7 @@ class LeaderAndIsrLines(_RequestLines):
         )
 
     def received_state(self, topic: str, state: LeaderAndIsrPartitionState) -> None:
-        """Only when it `traces`."""
+        """To be called only if `traces`."""
         self._batch.add(TRACE, f"Received LeaderAndIsr request {leader_and_isr_text(topic, state)} {self._sender()}")
 
     def is_old(self, latest_epoch: int) -> None:
@@ -109,12 +109,12 @@ class LeaderAndIsrLines(_RequestLines):
         )
 
     def stale(self, key: TopicPartition, leader_epoch: int, current: int) -> None:
-        """It comes late, or twice."""
+        """The partition's state comes late, or twice."""
         if leader_epoch < current:
             why = f"since its associated leader epoch {leader_epoch} is smaller than the current leader epoch {current}"
             self._ignored(logging.WARNING, "LeaderAndIsr request", key, why)
         elif self._informs:
-            # After an election of the controller this is said of almost every partition.
+            # After an election of a controller this line is written for almost every partition.
             self._batch.add(
                 logging.INFO,
                 f"Ignoring LeaderAndIsr request from controller {self._controller_id} with correlation id"
@@ -134,7 +134,7 @@ class LeaderAndIsrLines(_RequestLines):
             )
 
     def becoming_leader(self, key: TopicPartition) -> None:
-        """Only when it `traces`."""
+        """To be called only if `traces`."""
         self._batch.add(TRACE, f"Handling {self._request()} starting the become-leader transition for {_name(key)}")
 
     def leader_starts(
@@ -171,13 +171,13 @@ class LeaderAndIsrLines(_RequestLines):
         )
 
     def leads(self, key: TopicPartition) -> None:
-        """Only when it `traces`."""
+        """To be called only if `traces`."""
         self._batch.add(TRACE, f"Completed {self._request()} for the become-leader transition for {_name(key)}")
 
     # -- followers ------------------------------------------------------------------------------------------------
 
     def becoming_follower(self, key: TopicPartition, leader: int) -> None:
-        """Only when it `traces`."""
+        """To be called only if `traces`."""
         text = f"Handling {self._request()} starting the become-follower transition for {_name(key)}"
         self._batch.add(TRACE, f"{text} with leader {leader}")
 
@@ -216,7 +216,7 @@ class LeaderAndIsrLines(_RequestLines):
         )
 
     def does_not_fetch(self, key: TopicPartition, leader: int) -> None:
-        """The broker is about to stop. Only when it `traces`."""
+        """The broker is about to stop. To be called only if `traces`."""
         self._batch.add(
             TRACE,
             f"Skipped the adding-fetcher step of the become-follower state change with {self._sender()} for"
@@ -224,7 +224,7 @@ class LeaderAndIsrLines(_RequestLines):
         )
 
     def follows(self, key: TopicPartition, leader: int) -> None:
-        """Only when it `traces`."""
+        """To be called only if `traces`."""
         text = f"Completed {self._request()} for the become-follower transition for {_name(key)} with leader {leader}"
         self._batch.add(TRACE, text)
 
@@ -249,7 +249,7 @@ class LeaderAndIsrLines(_RequestLines):
 
 
 class StopReplicaLines(_RequestLines):
-    """Of a StopReplica request."""
+    """The lines of a StopReplica request."""
 
     def received(self, stops: Mapping[TopicPartition, tuple[int, bool]]) -> None:
         """`stops`: partition -> (leader epoch, whether to delete it)."""
@@ -261,7 +261,7 @@ class StopReplicaLines(_RequestLines):
             )
 
     def stopping(self, key: TopicPartition, leader_epoch: int, delete: bool) -> None:
-        """Only when it `traces`."""
+        """To be called only if `traces`."""
         self._batch.add(
             TRACE,
             f"Received StopReplica request {stop_replica_text(key[1], leader_epoch, delete)} correlation id"
@@ -283,7 +283,7 @@ class StopReplicaLines(_RequestLines):
 
 
 class UpdateMetadataLines(_RequestLines):
-    """Of an UpdateMetadata request."""
+    """The lines of an UpdateMetadata request."""
 
     def is_old(self, latest_epoch: int) -> None:
         self._add(
@@ -293,7 +293,7 @@ class UpdateMetadataLines(_RequestLines):
         )
 
     def cached(self, request: UpdateMetadataRequest) -> Steps[None]:
-        """The metadata cache has taken it over. In steps: with TRACE there is a line for every partition."""
+        """The metadata cache has applied the request. In steps, because TRACE writes a line for every partition."""
         if not (self._informs and request.topics):
             return
         source = (

@@ -1,29 +1,29 @@
-"""What the controller tells a broker of its replicas: LeaderAndIsr, StopReplica, and what follows from UpdateMetadata.
+"""Applies the controller's requests to the replicas of a broker: LeaderAndIsr, StopReplica, and UpdateMetadata.
 
-LeaderAndIsr and StopReplica reach only the replicas that the controller takes for alive. A broker that had no session
-with ZooKeeper when its partition got another leader, or was moved away, may never get either; UpdateMetadata is then
-all that it hears, and ends its part:
+The controller sends LeaderAndIsr and StopReplica only to replicas on live brokers. A broker that had no ZooKeeper
+session when its partition got another leader, or was moved away, may never get either request. UpdateMetadata alone
+then tells it to stop leading or copying:
 
 | UpdateMetadata says of a hosted partition                  | leading ends       | copying ends | the epoch is then |
 |------------------------------------------------------------|--------------------|--------------|-------------------|
 | a newer epoch, another leader, this broker is a replica    | yes                | no           | as before         |
 | a newer epoch, another leader, this broker is no replica   | yes                | yes          | the newer one     |
-| it is being deleted, or of a new topic: this is no replica | yes                | yes          | as before         |
+| deletion, or another topic; this broker is no replica      | yes                | yes          | as before         |
 | the same epoch or an older one                             | no                 | no           | as before         |
 
-The first line leaves the epoch to the LeaderAndIsr that is on its way. The log stays in each case.
+In the first row the epoch stays, so that the LeaderAndIsr that is still to come counts. The log stays in every row.
 
 What must stay true:
-- These requests are worked off one after another. One of a controller older than the latest known changes nothing.
-- A partition changes only to a newer leader epoch, so that what arrives late or twice changes nothing. It stops also in
-  the epoch that it is in: a controller that cancels a reassignment need not have begun another (KAFKA-13972). Once this
-  broker is no replica any more, StopReplica counts in any epoch: the newer one is that of the others.
-- Of two topics that had the same name, at most one has a log here. Never does a log go because of its topic's id that
-  may be all there is of a record.
-- The fetcher of a partition is gone before the partition leads or is deleted, and knows the new leader and epoch before
-  it goes on.
-- Work on many partitions leaves the loop to others about every ten milliseconds. state-change.log tells what becomes
-  of each partition; correlation ids serve nothing but its lines.
+- These requests are applied one after another. A request with an old controller epoch changes nothing.
+- A partition changes only to a newer leader epoch, so a request that arrives late or twice changes nothing. StopReplica
+  also counts in the current epoch: a controller that cancels a reassignment may not have begun a new one (KAFKA-13972).
+  Once this broker is no longer a replica, StopReplica counts in any epoch: the other replicas' epoch has moved on.
+- Of two topics that had the same name, at most one has a log here. A topic-id mismatch never deletes a log that may be
+  the only copy of a record.
+- The fetcher of a partition is removed before the partition leads or is deleted, and it knows the new leader and epoch
+  before it continues.
+- Work on many partitions yields the loop about every ten milliseconds. state-change.log records what happens to each
+  partition; correlation ids are used only in its lines.
 
 Source: kafka.server.ReplicaManager.
 """
@@ -56,17 +56,17 @@ from klamm.znodes.topics import NO_LEADER, TopicPartition, is_legal_topic_name
 
 T = TypeVar("T")
 
-# Of an answer; each partition costs two microseconds.
+# Partitions of a response; each costs two microseconds.
 ANSWERS_PER_SLICE = 2_000
 
 _log = logging.getLogger(__name__)
 
-# (partition, id of its topic, what LeaderAndIsr says)
+# (partition, topic id, its state in LeaderAndIsr)
 _Change = tuple[TopicPartition, UUID | None, LeaderAndIsrPartitionState]
 
 
 class StateChanges:
-    """Applies the controller's requests to the hosted partitions. `on_change` hears of each changed partition."""
+    """Applies the controller's requests to the hosted partitions. `on_change` is called for each changed partition."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class StateChanges:
     async def update_metadata(
         self, request: UpdateMetadataRequest, apply: Callable[[], Steps[T]], correlation_id: int = 0
     ) -> T:
-        """Takes the steps that `apply` gives in its turn. Raises KafkaError STALE_CONTROLLER_EPOCH."""
+        """Takes the steps of `apply` in the request's turn. Raises KafkaError STALE_CONTROLLER_EPOCH."""
         async with self._lock:
             lines = self._lines.update_metadata(correlation_id, request)
             try:
@@ -111,7 +111,7 @@ class StateChanges:
                 lines.flush()
 
     async def in_turn(self, apply: Callable[[], Steps[T]]) -> T:
-        """Takes the steps that `apply` gives when no request of a controller is being worked off."""
+        """Takes the steps of `apply` while no request of a controller is being applied."""
         async with self._lock:
             return await in_slices(apply())
 
@@ -134,7 +134,7 @@ class StateChanges:
             )
 
     def _end_if_over(self, partition: Partition, topic_id: UUID | None, state: UpdateMetadataPartitionState) -> bool:
-        """Whether this broker's part in the partition is over, as the module's table says."""
+        """Stops to lead or copy the partition as the module's table says. Returns whether anything changed."""
         is_same = _may_be_same(partition.log.topic_id, topic_id)
         if is_same and state.leader != LEADER_DURING_DELETE and state.leader_epoch <= partition.leader_epoch:
             return False
@@ -155,7 +155,7 @@ class StateChanges:
         return True
 
     def leave(self, partition: Partition, leader_id: int = NO_LEADER, leader_epoch: int = NO_EPOCH) -> None:
-        """This broker is no replica of a hosted partition any more. Its log stays, and can serve if it is one again."""
+        """This broker is no longer a replica of a hosted partition. The log stays, in case it becomes one again."""
         self._followers.remove_fetchers([partition.topic_partition])
         partition.step_down(leader_id, leader_epoch)
         partition.replicas = ()
@@ -174,8 +174,8 @@ class StateChanges:
     async def become_leader_or_follower(
         self, request: LeaderAndIsrRequest, correlation_id: int = 0
     ) -> LeaderAndIsrResponse:
-        """Errors are in the response. ZooKeeperError when the configuration of a topic that is new here cannot be read;
-        then no partition has changed, and the request should come again."""
+        """Errors are in the response. Raises ZooKeeperError when the configuration of a topic that is new here cannot
+        be read. Then no partition has changed, and the controller should send the request again."""
         async with self._lock:
             lines = self._lines.leader_and_isr(correlation_id, request)
             try:
@@ -234,7 +234,7 @@ class StateChanges:
 
     def _is_new_here(self, key: TopicPartition, topic_id: UUID | None) -> bool:
         """Whether the configuration of the partition's topic may be unknown. A partition that this broker has left may
-        be what is left of another topic of that name."""
+        belong to an earlier topic of the same name."""
         partition = self._hosted.get(key)
         if partition is None or self._broker_id not in partition.replicas:
             return True
@@ -273,11 +273,11 @@ class StateChanges:
     def _is_of_former_topic(
         self, key: TopicPartition, topic_id: UUID | None, state: LeaderAndIsrPartitionState
     ) -> bool:
-        """Whether the log was left by another topic: this broker was down when that was moved away, and deleted
+        """Whether the log belongs to an earlier topic of the same name, which was deleted while this broker was down
         (KAFKA-10548).
 
-        Not so where the controller counts this replica among those in sync, but in the topic's first epoch. Then the
-        log has records of the topic, and its id was changed: an operator must look.
+        A replica in the ISR does not count, except in the topic's first epoch. Its log has records of this topic, and
+        the id has changed, so an operator must look at it.
         """
         log = self._log_manager.get(*key)
         has_other_id = log is not None and not _may_be_same(log.topic_id, topic_id)
@@ -322,7 +322,7 @@ class StateChanges:
         request: LeaderAndIsrRequest,
         lines: LeaderAndIsrLines,
     ) -> None:
-        # The request knows where its leaders are; metadata may be older.
+        # The request has its leaders' addresses; the metadata cache may be older.
         leaders = {leader.broker_id: (leader.host, leader.port) for leader in request.live_leaders}
         to_fetch: dict[TopicPartition, InitialFetchState] = {}
         stopped = 0
@@ -332,7 +332,7 @@ class StateChanges:
                 lines.becoming_follower(key, state.leader)
             address = leaders.get(state.leader) or self._live_broker(state.leader)
             try:
-                # Also without a live leader: the high watermark must be in the checkpoint.
+                # Opened without a live leader too: the high watermark must be in the checkpoint.
                 partition = self._hosted.open(*key, topic_id, is_new=state.is_new)
             except KafkaError as error:
                 codes[key] = self._failed(key, error, WantedLog(topic_id, state.is_new))
@@ -376,9 +376,9 @@ class StateChanges:
     async def stop_replicas(
         self, request: StopReplicaRequest, correlation_id: int = 0
     ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
-        """Ends this broker's part in partitions; with their logs where it says so.
+        """Stops to copy partitions, and deletes their logs where the request asks for it.
 
-        (STALE_CONTROLLER_EPOCH, {}) for an old controller; else (NONE, each partition's code).
+        Returns (STALE_CONTROLLER_EPOCH, {}) for an old controller; else (NONE, the error code of each partition).
         """
         async with self._lock:
             lines = self._lines.stop_replica(Origin(correlation_id, request.controller_id, request.controller_epoch))
@@ -427,7 +427,7 @@ class StateChanges:
         self._followers.remove_fetchers([key])
         self._hosted.remove(key)
         try:
-            # Also what was never hosted: the topic may have been deleted while this broker was down.
+            # A log that was never hosted, too: the topic may have been deleted while this broker was down.
             self._log_manager.delete(*key)
         except KafkaError as error:
             _log.error("The log of %s-%d cannot be deleted: %s", *key, error)
@@ -437,9 +437,9 @@ class StateChanges:
     # -- disks ----------------------------------------------------------------------------------------------------
 
     async def reopen_logs(self) -> bool:
-        """Tries again to open the logs for which there was no space; whether one can be used now.
+        """Tries again to open the logs for which there was no space. Returns whether one can be used now.
 
-        If so, the controller has to ask for it: it takes the partition for offline.
+        The caller then tells the controller, which still regards the partition as offline.
         """
         async with self._lock:
             reopened = 0
@@ -453,7 +453,7 @@ class StateChanges:
             return reopened > 0
 
     def directory_failed(self, directory: str) -> None:
-        """Takes every partition whose log is in `directory` offline; at once, whatever else is under way."""
+        """Takes every partition whose log is in `directory` offline, at once and without waiting for the lock."""
         failed = [key for key, partition in self._hosted.all.items() if partition.log.log_directory.path == directory]
         self._followers.remove_fetchers(failed)
         for key in failed:
@@ -461,12 +461,12 @@ class StateChanges:
 
 
 def _slices() -> Slices:
-    """A log that is opened or deleted may need the disk."""
+    """Slices by time, because a log that is opened or deleted may need the disk."""
     return Slices(SLICE, asyncio.get_running_loop().time)
 
 
 def _may_be_same(one: UUID | None, other: UUID | None) -> bool:
-    """Whether these are ids of one topic, as far as is known."""
+    """Whether both ids may be of the same topic. An unknown id may be of any topic."""
     # As numbers, since UUIDs take long to compare and this is done for each hosted partition.
     return one is None or other is None or one.int == other.int
 
@@ -474,7 +474,7 @@ def _may_be_same(one: UUID | None, other: UUID | None) -> bool:
 def _response(
     request: LeaderAndIsrRequest, code: ErrorCode, codes: Mapping[TopicPartition, ErrorCode]
 ) -> Steps[LeaderAndIsrResponse]:
-    """The answer; a partition that is not in `codes` gets what the request as a whole gets."""
+    """The response. A partition that is not in `codes` gets `code`, the request's own error code."""
     answers: list[LeaderAndIsrTopicErrors] = []
     slices = Slices(ANSWERS_PER_SLICE)
     for topic in request.topics:

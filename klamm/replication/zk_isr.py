@@ -1,11 +1,11 @@
-"""Leaders that write ISRs to ZooKeeper by themselves: inter.broker.protocol.version before 2.7-IV2.
+"""Lets leaders write ISRs to ZooKeeper themselves, for inter.broker.protocol.version before 2.7-IV2.
 
 What must stay true:
-- A state is written only over the version that its leader knows, so that neither a leader that has been replaced nor
-  one that has missed a decision of the controller changes anything.
-- The controller hears of every change that may have been written, also of one that has become void meanwhile, and of
-  one whose answer was lost. It reads what is there, so that hearing too often does no harm.
-- It hears of many changes at once: not before they have ceased for `LINGER_MS`, but at least every `MAX_DELAY_MS`.
+- A state is written only over the version that its leader knows, so a leader that was replaced, or that missed a
+  decision of the controller, changes nothing.
+- The controller is told of every change that may have been written, including changes that have become void and changes
+  whose answer was lost. It reads the state itself, so telling it too often does no harm.
+- The controller is told of many changes at once: when no change has come for `LINGER_MS`, or after `MAX_DELAY_MS`.
 
 Source: kafka.server.ZkIsrManager, kafka.utils.ReplicationUtils.
 """
@@ -30,17 +30,17 @@ _log = logging.getLogger(__name__)
 
 
 class IsrStore(Protocol):
-    """ZooKeeper, as `KafkaZooKeeper` writes to it. Raises ZooKeeperError, and some may have been written then."""
+    """ZooKeeper, as `KafkaZooKeeper` writes to it. Raises ZooKeeperError; part may have been written then."""
 
     async def update_leader_and_isr(self, states: Mapping[TopicPartition, LeaderAndIsr]) -> dict[TopicPartition, int]:
-        """Writes each state over the version `zk_version`; the new versions of those that are there now."""
+        """Writes each state over the version `zk_version`. Returns the new versions of the states that were written."""
 
     async def propagate_isr_changes(self, partitions: Sequence[TopicPartition]) -> None:
-        """Tells the controller that these have other ISRs now."""
+        """Tells the controller that the ISRs of these partitions have changed."""
 
 
 class ZkIsrManager(BatchedIsrChanges):
-    """Implements the port `IsrChanges`. Made while the loop runs. `zookeeper` gives the store of the session now."""
+    """Implements the port `IsrChanges`. Made while the loop runs. `zookeeper` returns the current session's store."""
 
     def __init__(self, zookeeper: Callable[[], IsrStore], broker_id: int, on_failure: OnFailure) -> None:
         super().__init__(on_failure)
@@ -52,7 +52,7 @@ class ZkIsrManager(BatchedIsrChanges):
         self._last_change_s = self._last_announcement_s = self._loop.time()
 
     async def stop(self) -> None:
-        """As ever; and nothing more is announced. The leaders that follow this one write over what they have read."""
+        """As in the base class, and announces nothing more. Later leaders write over the version that they read."""
         await super().stop()
         if self._announcer is not None:
             self._announcer.cancel()
@@ -105,7 +105,7 @@ class ZkIsrManager(BatchedIsrChanges):
 
     async def _announce_changes(self) -> None:
         partitions = list(self._unannounced)
-        # What changes from now on is to be announced once more.
+        # A change from now on is announced again.
         self._unannounced.clear()
         try:
             await self._zookeeper().propagate_isr_changes(partitions)
