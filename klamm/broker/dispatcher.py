@@ -26,8 +26,8 @@ from klamm.slices import in_slices
 
 NO_RESPONSE = Response(None)
 
-# A frame of this size or more is decoded in steps, where its API knows how.
-LARGE_FRAME_BYTES = 64 * 1024
+# A frame of this size or more is decoded in steps, where its API knows how. An element of an array can be one byte.
+LARGE_FRAME_BYTES = 16 * 1024
 
 
 class Dispatcher:

@@ -29,6 +29,7 @@ from klamm.protocol.apis import (
     response_class,
 )
 from klamm.protocol.primitives import (
+    MAX_TAGGED_FIELDS,
     Buffer,
     InvalidFrame,
     Steps,
@@ -66,9 +67,6 @@ LARGE_RESPONSE_BYTES = 16 * 1024
 
 # A response is only decoded from a broker that we chose to ask, and of a size that we chose to accept.
 RESPONSE_MAX_ELEMENTS = 10_000_000
-
-# Kafka defines no tagged field for headers yet.
-_HEADER_MAX_TAGS = 100
 
 _REQUEST_HEADER = struct.Struct(">hhi")
 _SIZE_AND_CORRELATION = struct.Struct(">ii")
@@ -117,7 +115,7 @@ def parse_request_header(frame: Buffer) -> RequestHeader:
         # The client id keeps its two-byte length even in version 2.
         client_id, position = read_nullable_string(frame, 8)
         if version == 2:
-            position = skip_tagged_fields(frame, position, [_HEADER_MAX_TAGS])
+            position = skip_tagged_fields(frame, position, [MAX_TAGGED_FIELDS])
     except (struct.error, IndexError):
         raise InvalidFrame("the frame ends within the header", len(frame), "request header") from None
     return RequestHeader(api_key, api_version, correlation_id, client_id, position)
@@ -342,6 +340,6 @@ def _response_body_position(api_key: ApiKey, version: int, frame: Buffer) -> int
     if response_header_version(api_key, version) == 0:
         return 4
     try:
-        return skip_tagged_fields(frame, 4, [_HEADER_MAX_TAGS])
+        return skip_tagged_fields(frame, 4, [MAX_TAGGED_FIELDS])
     except IndexError:
         raise InvalidFrame("the frame ends within the header", len(frame), "response header") from None

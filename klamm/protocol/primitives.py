@@ -21,6 +21,9 @@ PARTITIONS_PER_STEP = 1000
 # Also for strings whose length could be larger, as Kafka has it: so what one version takes, every other can say again.
 MAX_STRING_BYTES = 2**15 - 1
 
+# Of one struct, unknown ones included; Kafka defines at most four. They are read in one go, whatever takes steps.
+MAX_TAGGED_FIELDS = 20
+
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 _ZERO_UUID = bytes(16)
@@ -113,6 +116,8 @@ def read_tagged_fields(data: Buffer, position: int, elements: list[int]) -> tupl
     The fields count as elements of the message (see `check_count`).
     """
     count, position = read_unsigned_varint(data, position)
+    if count > MAX_TAGGED_FIELDS:
+        raise InvalidFrame(f"{count} tagged fields, allowed are {MAX_TAGGED_FIELDS}", position)
     check_count(count, 2, data, position, elements)
     fields: dict[int, tuple[int, int]] = {}
     previous = -1

@@ -283,16 +283,45 @@ def test_the_number_of_elements_is_capped():
         messages.decode_request(ApiKey.METADATA, 1, body, 0)
 
 
-def test_the_number_of_tagged_fields_is_capped():
-    def varint(value):
-        return primitives.unsigned_varint(value)
+@pytest.mark.parametrize(
+    ("api_key", "version", "body"),
+    [
+        (ApiKey.METADATA, 9, b"\1\1\1\1"),
+        (ApiKey.METADATA, 9, b"\2\2a"),
+        (ApiKey.FETCH, 12, b"\xff\xff\xff\xff" + bytes(12 + 1 + 8) + b"\1\1\1"),
+        (ApiKey.STOP_REPLICA, 2, bytes(17) + b"\1"),
+        (ApiKey.PRODUCE, 9, bytes(7) + b"\1"),
+    ],
+    ids=lambda value: getattr(value, "name", None),
+)
+def test_the_number_of_tagged_fields_of_a_struct_is_capped(api_key, version, body):
+    """They are read in one go, and the messages of a controller may hold millions of elements."""
+    tags = b"".join(primitives.unsigned_varint(100 + tag) + b"\0" for tag in range(150_000))
+    frame = bytearray(body + primitives.unsigned_varint(150_000) + tags)
+    with pytest.raises(InvalidFrame, match="150000 tagged fields, allowed are 20"):
+        messages.decode_request(api_key, version, frame, 0)
+    steps = messages.request_steps(api_key, version, frame, 0)
+    if steps is not None:
+        with pytest.raises(InvalidFrame, match="150000 tagged fields, allowed are 20"):
+            steps_of(steps)
 
-    tags = b"".join(varint(tag) + b"\0" for tag in range(100_001))
-    for body in (b"\2\2a", b"\2\2a\0\0\0\0"):
-        with pytest.raises(InvalidFrame, match="100001 elements are more than"):
-            messages.decode_request(ApiKey.METADATA, 9, bytearray(body + varint(100_001) + tags + bytes(4)), 0)
-    with pytest.raises(InvalidFrame, match="101 elements are more than"):
-        messages.parse_request_header(b"\0\3\0\x09\0\0\0\x09\0\0" + varint(101) + tags[:202])
+
+def test_the_number_of_tagged_fields_of_a_header_is_capped():
+    def frame(count):
+        tags = b"".join(bytes((tag, 0)) for tag in range(count))
+        return b"\0\3\0\x09\0\0\0\x09\0\0" + primitives.unsigned_varint(count) + tags
+
+    assert messages.parse_request_header(frame(20)).body_position == len(frame(20))
+    with pytest.raises(InvalidFrame, match="21 tagged fields, allowed are 20"):
+        messages.parse_request_header(frame(21))
+
+
+def test_tagged_fields_count_as_elements():
+    structs = 5_000
+    topic = b"\2a" + b"\x14" + b"".join(bytes((tag, 0)) for tag in range(20))
+    body = primitives.unsigned_varint(structs + 1) + topic * structs + b"\1\1\1\0"
+    with pytest.raises(InvalidFrame, match="20 elements are more than"):
+        messages.decode_request(ApiKey.METADATA, 9, bytearray(body), 0)
 
 
 def test_versions_outside_the_advertised_are_refused():
