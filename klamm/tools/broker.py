@@ -18,7 +18,7 @@ def broker(
         typer.Option(
             "--logs-dir",
             envvar="LOG_DIR",
-            help="Directory of state-change.log and controller.log; without it they are part of the log on stderr.",
+            help="Directory of state-change.log and controller.log; by default their lines go to stderr.",
         ),
     ] = None,
     trace_state_changes: Annotated[

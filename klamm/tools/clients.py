@@ -1,4 +1,4 @@
-"""kafka-python's clients as the commands use them: how they are configured, and what their errors mean."""
+"""How the commands configure kafka-python's clients, and what those clients' errors mean."""
 
 import logging
 import re
@@ -45,11 +45,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
 BOOTSTRAP_TIMEOUT_MS: Final = 10_000
-# A broker that has just been started is waited for.
+# Long enough for a broker that has just been started to accept connections.
 LOOK_MS: Final = 1_000
 LOOK_EVERY_S: Final = 0.1
 
-# Kafka's client properties that kafka-python has under a name of its own.
+# Kafka's client properties, and kafka-python's name for each.
 _OPTIONS: Final[Mapping[str, tuple[str, type]]] = {
     "client.id": ("client_id", str),
     "request.timeout.ms": ("request_timeout_ms", int),
@@ -65,15 +65,15 @@ _OPTIONS: Final[Mapping[str, tuple[str, type]]] = {
 
 
 def client_options(bootstrap_server: str, command_config: Path | None) -> dict[str, Any]:
-    """The arguments that every client of kafka-python gets. Raises ToolError for a property that is not understood."""
-    # What the client has to say is told by the command, once.
+    """The arguments of every kafka-python client. Raises ToolError for an unknown property."""
+    # The command reports each error once, so kafka-python's own log stays silent.
     logging.getLogger("kafka").setLevel(logging.CRITICAL)
     options: dict[str, Any] = {"client_id": "klamm", "bootstrap_timeout_ms": BOOTSTRAP_TIMEOUT_MS}
     for key, value in read_properties(command_config).items() if command_config is not None else ():
         if key == "bootstrap.servers":
             continue
         if key not in _OPTIONS:
-            raise ToolError(f"{command_config}: {key} is not understood; allowed: {', '.join(_OPTIONS)}")
+            raise ToolError(f"{command_config}: {key} is not a known client property; allowed: {', '.join(_OPTIONS)}")
         name, kind = _OPTIONS[key]
         try:
             options[name] = kind(value)
@@ -94,7 +94,7 @@ def client_errors() -> Iterator[None]:
 
 
 def connected(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """A client of kafka-python, made by its class. Raises ToolError when no broker answers it."""
+    """A kafka-python client, created by `make`. Raises ToolError when no broker answers."""
     if str(options.get("security_protocol", "PLAINTEXT")).endswith("PLAINTEXT"):
         _require_a_broker(options["bootstrap_servers"])
     from kafka.errors import KafkaConnectionError, KafkaTimeoutError
@@ -108,7 +108,7 @@ def connected(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
 def _require_a_broker(addresses: Sequence[str]) -> None:
     """Raises ToolError, with the reason for each address, when no broker answers at any of them for `LOOK_MS`.
 
-    kafka-python itself would try for `BOOTSTRAP_TIMEOUT_MS` and then say that it ran out of time.
+    kafka-python itself would try for `BOOTSTRAP_TIMEOUT_MS` and then report only a timeout.
     """
     import asyncio
 
@@ -138,7 +138,7 @@ def _require_a_broker(addresses: Sequence[str]) -> None:
 
 
 def explain(error: BaseException) -> str:
-    """One line for an error of kafka-python: Kafka's name and code for it where it has one, and what it says."""
+    """One line for an error of kafka-python: Kafka's name and code for the error, if any, and its message."""
     name = getattr(error, "message", type(error).__name__)
     if isinstance(code := getattr(error, "errno", None), int) and code:
         name = f"{name} ({code})"
@@ -147,7 +147,7 @@ def explain(error: BaseException) -> str:
 
 
 def explain_code(code: int, message: str | None) -> str:
-    """One line for an error code in a response, and what the broker says to it."""
+    """One line for an error code in a response, with the broker's message."""
     from kafka.errors import for_code
 
     error = for_code(code)

@@ -1,8 +1,8 @@
 """kafka-python's compression, done by cramjam.
 
-kafka-python wants one more library for each of snappy, lz4 and zstd; klamm has them all in one already. Its record
-batches call these few functions by name, which are replaced here; kafka-python's minor version is pinned, and a test
-sends every type through.
+kafka-python needs one library for each of snappy, lz4 and zstd; klamm already has cramjam, which does all three.
+kafka-python's record batches call a few functions by name, and this module replaces those. kafka-python's minor version
+is pinned, and a test sends records of every compression type.
 """
 
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ def use_cramjam() -> None:
     from kafka import codec
     from kafka.record import default_records
 
-    # What is not None counts as installed. snappy's framing is kafka-python's own, around these two.
+    # kafka-python takes a module attribute that is not None as an installed library. It adds snappy's framing itself.
     codec.snappy = SimpleNamespace(
         compress=lambda data: bytes(cramjam.snappy.compress_raw(data)),
         decompress=lambda data: bytes(cramjam.snappy.decompress_raw(data)),
@@ -28,7 +28,7 @@ def use_cramjam() -> None:
 
 
 def _compress_lz4(data: bytes) -> bytes:
-    # Java's reader takes only frames whose blocks do not depend on each other.
+    # Java's reader accepts only frames whose blocks are independent.
     compressor = cramjam.lz4.Compressor(block_linked=False, content_checksum=False)
     compressor.compress(data)
     return bytes(compressor.finish())

@@ -1,7 +1,8 @@
 """`klamm consume`: the records of a topic on standard output or in a file.
 
-Without `--group` it assigns partitions itself, so it needs no consumer group and leaves no trace in the cluster. With
-`--group` it is a member of that group, and commits what it has written: a record is written at least once.
+Without `--group` the command assigns partitions itself, so it needs no consumer group and leaves no trace in the
+cluster. With `--group` it is a member of that group and commits the offsets of the records that it has written, so
+each record is written at least once.
 """
 
 import sys
@@ -43,16 +44,16 @@ def consume(
     from_beginning: Annotated[
         bool,
         typer.Option(
-            "--from-beginning", help="Begin at the earliest offset; with --group, where it has committed none."
+            "--from-beginning", help="Begin at the earliest offset; with --group, where no offset is committed."
         ),
     ] = False,
     group: Annotated[
         str | None, typer.Option("--group", help="Read as a member of this consumer group, and commit offsets.")
     ] = None,
-    max_messages: Annotated[int | None, typer.Option(min=1, help="End after so many records.")] = None,
-    timeout_ms: Annotated[int | None, typer.Option(min=0, help="End after so long without a record.")] = None,
+    max_messages: Annotated[int | None, typer.Option(min=1, help="Stop after this many records.")] = None,
+    timeout_ms: Annotated[int | None, typer.Option(min=0, help="Stop after this time without a record.")] = None,
     output: Annotated[Path | None, typer.Option("--output", help="Write to this file.")] = None,
-    separator: Annotated[str, typer.Option(help="What ends a record; escapes as \\t are understood.")] = "\\n",
+    separator: Annotated[str, typer.Option(help="Separator after each record; may hold escapes such as \\t.")] = "\\n",
     print_key: Annotated[bool, typer.Option("--print-key", help="Print keys, before the values.")] = False,
     print_headers: Annotated[bool, typer.Option("--print-headers", help="Print headers.")] = False,
     print_offset: Annotated[bool, typer.Option("--print-offset", help="Print partition and offset.")] = False,
@@ -60,7 +61,7 @@ def consume(
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read the records of a topic, until Ctrl-C or the end that the options set."""
+    """Read the records of a topic until Ctrl-C, --max-messages or --timeout-ms."""
     _check_options(offset, from_beginning, group, partition)
     start = "earliest" if from_beginning else offset or "latest"
     record_format = RecordFormat(
@@ -72,10 +73,10 @@ def consume(
     )
     options = client_options(bootstrap_server, command_config) | {
         "group_id": group,
-        # What is written is committed, and not before it is.
+        # Offsets are committed only after their records are written.
         "enable_auto_commit": False,
         "allow_auto_create_topics": False,
-        # A start that does not exist, or that retention has removed meanwhile, is an error only if it was a number.
+        # A start offset that retention has removed is an error only if the user gave it as a number.
         "auto_offset_reset": start if start in ("earliest", "latest") else "none",
         "max_poll_records": 5000,
     }
@@ -116,17 +117,21 @@ def consume(
 def _check_options(
     offset: str | None, from_beginning: bool, group: str | None, partitions: Sequence[int] | None
 ) -> None:
-    """Raises typer.BadParameter for options that exclude each other, and for an offset that is none."""
+    """Raises typer.BadParameter for options that exclude each other, and for an invalid offset."""
     if offset not in (None, "earliest", "latest") and not (offset.isascii() and offset.isdigit()):
         raise typer.BadParameter(f"{offset!r} is not earliest, latest or a number", param_hint="--offset")
     if offset is not None and from_beginning:
         raise typer.BadParameter("cannot be given together with --from-beginning", param_hint="--offset")
     if group is not None and offset is not None:
-        raise typer.BadParameter("cannot be given together with --group, whose offsets count", param_hint="--offset")
+        raise typer.BadParameter(
+            "cannot be given together with --group, which begins at its committed offsets", param_hint="--offset"
+        )
     if group is not None and partitions:
-        raise typer.BadParameter("cannot be given together with --group, which assigns them", param_hint="--partition")
+        raise typer.BadParameter(
+            "cannot be given together with --group, which assigns partitions", param_hint="--partition"
+        )
     if group == "":
-        raise typer.BadParameter("a group has a name", param_hint="--group")
+        raise typer.BadParameter("must not be empty", param_hint="--group")
 
 
 def _existing_partitions(consumer: Any, topic: str) -> list[int]:
@@ -137,7 +142,7 @@ def _existing_partitions(consumer: Any, topic: str) -> list[int]:
 
 
 def _assign(consumer: Any, topic: str, existing: Sequence[int], partitions: Sequence[int], offset: str) -> None:
-    """Assigns the partitions, all if none is named, and goes to the start."""
+    """Assigns the named partitions, or all of them, and seeks to the start offset."""
     from kafka import TopicPartition
 
     if missing := [number for number in partitions if number not in existing]:

@@ -1,8 +1,8 @@
-"""`klamm controller`: who the controller is, what it does and what it waits for; and to have another one elected.
+"""`klamm controller`: shows which broker is the controller, its work and what blocks it, and forces a new election.
 
-Who is the controller stands in ZooKeeper, and so does the HTTP port on which it tells about itself (`jmx_port` of its
-registration, see klamm.metrics.port). Where ZooKeeper is, a broker says. A controller of Apache Kafka has no such port:
-of it only what stands in ZooKeeper can be told.
+ZooKeeper holds the controller's id and the HTTP port of its status (`jmx_port` of its registration, see
+klamm.metrics.port). A broker names ZooKeeper's address (its config zookeeper.connect). A controller of Apache Kafka has
+no such port, so the commands show only what ZooKeeper holds about it.
 """
 
 import contextlib
@@ -22,22 +22,24 @@ app = typer.Typer(help="Watch the controller, or move it.", no_args_is_help=True
 
 ZooKeeper = Annotated[
     str | None,
-    typer.Option("--zookeeper", metavar="HOST:PORT/CHROOT", help="ZooKeeper, instead of asking a broker where it is."),
+    typer.Option(
+        "--zookeeper", metavar="HOST:PORT/CHROOT", help="ZooKeeper's address; by default a broker is asked for it."
+    ),
 ]
 
 SESSION_TIMEOUT_MS = 10_000
 HTTP_TIMEOUT_S = 10.0
-# An operator may look at a stream in which nothing happens for as long as he likes.
+# A stream may stay without events for any length of time.
 ELECTION_TIMEOUT_S = 30.0
 LOOK_EVERY_S = 0.2
 
 
 @dataclass(frozen=True)
 class ControllerAddress:
-    """The controller as ZooKeeper knows it. `port` is None when it tells nothing about itself over HTTP.
+    """The controller as ZooKeeper knows it. `port` is None when the controller serves no status over HTTP.
 
-    One that is not registered has died, or lost its session, and /controller has not gone with it yet. `addresses` are
-    host:port of all live brokers, by id: those of their first listeners.
+    A controller that is not registered has died or lost its session, and /controller still names it. `addresses` holds
+    host:port of each live broker's first listener, by broker id.
     """
 
     broker_id: int
@@ -50,13 +52,13 @@ class ControllerAddress:
 
     @property
     def url(self) -> str:
-        """Where the controller tells about itself; paths follow."""
+        """The base URL of the controller's status; callers append a path."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"http://{host}:{self.port}"
 
 
 class NotKlamm(ToolError):
-    """What answers at the port of the controller is another program, as the JMX of Apache Kafka is."""
+    """The program at the controller's status port is not klamm; Apache Kafka has its JMX there, for example."""
 
 
 # -- the commands -----------------------------------------------------------------------------------------------------
@@ -69,7 +71,7 @@ def status(
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Who the controller is, what it is doing, and why what is under way waits."""
+    """Show which broker is the controller, what it is doing, and what pending work is blocked on."""
     address = _require_controller(find_controller(_zookeeper(zookeeper, bootstrap_server, command_config)))
     details, trouble = None, None
     try:
@@ -96,7 +98,7 @@ def move(
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Take the controllership from the controller, so that all brokers elect one (it may be the same)."""
+    """Make the controller resign, so that the brokers elect a new one (which may be the same broker)."""
     connect = _zookeeper(zookeeper, bootstrap_server, command_config)
     import asyncio
 
@@ -113,11 +115,11 @@ def move(
 def events(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     zookeeper: ZooKeeper = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C, also with the next one.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow until Ctrl-C, also across elections.")] = False,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """What the controller has decided and done, and with --follow what it does from now on."""
+    """Show the controller's recent decisions and actions; with --follow also the new ones as they happen."""
     connect = _zookeeper(zookeeper, bootstrap_server, command_config)
     last = (-1, -1)
     while True:
@@ -134,7 +136,7 @@ def events(
             continue
         address = _require_controller(address)
         for record in _records(address, follow, is_patient=is_patient):
-            # Epochs only grow, and each belongs to one life of one broker, which numbers its records.
+            # Epochs only grow. Each epoch belongs to one run of one broker, which numbers its records.
             key = (record.get("epoch", last[0]), record.get("sequence", last[1]))
             if record["kind"] != "missed" and key <= last:
                 continue
@@ -145,13 +147,13 @@ def events(
         time.sleep(LOOK_EVERY_S)
 
 
-# -- what is told -----------------------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------------
 
 
 def status_lines(
     address: ControllerAddress, status: Mapping[str, Any] | None, *, is_silent: bool = False
 ) -> Iterator[str]:
-    """The status for people. One that `is_silent` should have told it."""
+    """The status as text. `is_silent`: the controller should have sent its status, and did not."""
     where = address.addresses.get(address.broker_id, address.host)
     yield f"Controller: broker {address.broker_id}{' at ' if where else ''}{where}, epoch {address.epoch}"
     yield f"Since: {_moment(address.since_ms)} {_time_zone(address.since_ms)}"
@@ -160,10 +162,10 @@ def status_lines(
     if is_silent:
         return
     if status is None:
-        yield "It tells nothing else: it is a broker of Apache Kafka, or klamm.metrics.port is -1."
+        yield "No further status: the broker runs Apache Kafka, or its klamm.metrics.port is -1."
         return
     if not status["active"]:
-        yield "It is named in ZooKeeper and does not act: it takes over, or has lost its session."
+        yield "ZooKeeper names this broker, but it is not active: it is taking over, or has lost its session."
         return
     doing = f"{status['event']} for {status['event_for_ms']} ms" if status["event"] else "nothing"
     yield f"State: {status['state']} (doing {doing})"
@@ -190,7 +192,7 @@ def _moment(time_ms: int) -> str:
 
 
 def _time_zone(time_ms: int) -> str:
-    """The zone of `_moment`, by its name and as the hours that it is ahead of UTC."""
+    """The time zone of `_moment`: its name and its offset from UTC."""
     local = time.localtime(time_ms / 1000)
     return f"{local.tm_zone} ({time.strftime('%z', local)})"
 
@@ -243,9 +245,9 @@ def _joined(broker_ids: list[int]) -> str:
 
 
 def record_line(record: Mapping[str, Any]) -> str:
-    """A record for people."""
+    """A record as one line of text."""
     if record["kind"] == "missed":
-        return f"... {record['records']} records are missing: they came faster than they were read"
+        return f"... {record['records']} records are missing: the controller wrote them faster than klamm read them"
     milliseconds = record["time_ms"] % 1000
     when = f"{_moment(record['time_ms'])},{milliseconds:03} controller {record['controller']} epoch {record['epoch']}"
     return f"{when} {record['event'] or '-'}: {_record_text(record)}"
@@ -276,7 +278,7 @@ def _record_text(record: Mapping[str, Any]) -> str:
 
 
 def _zookeeper(zookeeper: str | None, bootstrap_server: str, command_config: Any) -> str:
-    """The connect string: what was given, or what the brokers have."""
+    """ZooKeeper's connect string: the option's value, or the brokers' own."""
     if zookeeper is not None:
         return zookeeper
     from klamm.tools.topics import connect
@@ -286,11 +288,14 @@ def _zookeeper(zookeeper: str | None, bootstrap_server: str, command_config: Any
 
 
 def zookeeper_of_brokers(admin: Any) -> str:
-    """What zookeeper.connect is, by the first broker that says. Raises KafkaError when none answers, ToolError."""
+    """zookeeper.connect of the first broker that answers.
+
+    Raises KafkaError when no broker answers, and ToolError when no broker is known or it has no zookeeper.connect.
+    """
     from kafka.admin import ConfigResource, ConfigResourceType
     from kafka.errors import KafkaError
 
-    # Its describe_cluster fails at the answers of brokers that do not tell of endpoint types, as those of 2.8.
+    # kafka-python's describe_cluster fails on answers without endpoint types, as brokers of 2.8 send them.
     metadata = admin._manager.run(admin._get_cluster_metadata, [])
     failures: list[KafkaError] = []
     for broker in metadata["brokers"]:
@@ -299,18 +304,18 @@ def zookeeper_of_brokers(admin: Any) -> str:
             configs = admin.describe_configs(
                 [ConfigResource(ConfigResourceType.BROKER, broker_id)], config_filter="all"
             )
-        except KafkaError as error:  # It is stuck, or has just died: the one that brings the operator here.
+        except KafkaError as error:  # This broker hangs or has just died; another one may answer.
             failures.append(error)
             continue
         found = next(iter(configs.values()))[broker_id].get("zookeeper.connect")
         if not found or not found["value"]:
             raise ToolError(f"broker {broker_id} has no zookeeper.connect: this command is for clusters with ZooKeeper")
         return str(found["value"])
-    raise failures[0] if failures else ToolError("no broker is known to live")
+    raise failures[0] if failures else ToolError("the cluster's metadata names no live broker")
 
 
 def find_controller(connect: str) -> ControllerAddress | None:
-    """The controller of the cluster whose ZooKeeper this is; None when there is none now. Raises ToolError."""
+    """The current controller of the cluster at this ZooKeeper, or None. Raises ToolError."""
     import asyncio
 
     return asyncio.run(_find_controller(connect))
@@ -352,7 +357,7 @@ async def _store(connect: str) -> AsyncIterator[Any]:
 
 
 async def _read_controller(store: Any) -> tuple[ControllerAddress, int] | None:
-    """The controller, and the version of /controller_epoch that belongs to it."""
+    """The controller, and the version of /controller_epoch at its election."""
     from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
     from klamm.zookeeper.errors import NoNode
 
@@ -362,7 +367,7 @@ async def _read_controller(store: Any) -> tuple[ControllerAddress, int] | None:
         try:
             found, epoch = await store.client.get(CONTROLLER_EPOCH_PATH)
             if found == before:
-                break  # What was read in between belongs to this epoch.
+                break  # The epoch did not change, so everything read in between belongs to it.
             data, _ = await store.client.get(CONTROLLER_PATH)
         except NoNode:
             return None
@@ -388,7 +393,7 @@ async def _read_controller(store: Any) -> tuple[ControllerAddress, int] | None:
 
 
 def _first_address(endpoints: Sequence[Any]) -> str:
-    """host:port of the first listener; brokers before Kafka 0.9 have none."""
+    """host:port of the first listener; brokers before Kafka 0.9 register no listeners."""
     if not endpoints:
         return "unknown"
     host = endpoints[0].host
@@ -406,7 +411,7 @@ async def _move(connect: str) -> tuple[ControllerAddress, ControllerAddress]:
         found = await _read_controller(store)
         before = _require_controller(None if found is None else found[0])
         assert found is not None
-        # If it goes by itself somebody is elected just the same, and must not be taken for the one that was to go.
+        # If the old controller resigns by itself first, the check of the version protects its successor.
         with contextlib.suppress(NoNode, BadVersion):
             await store.client.multi([Check(CONTROLLER_EPOCH_PATH, found[1]), Delete(CONTROLLER_PATH)])
         deadline = time.monotonic() + ELECTION_TIMEOUT_S
@@ -415,21 +420,22 @@ async def _move(connect: str) -> tuple[ControllerAddress, ControllerAddress]:
             if found is not None and found[0].epoch > before.epoch:
                 return before, found[0]
             if time.monotonic() > deadline:
-                raise ToolError(f"nobody was elected within {ELECTION_TIMEOUT_S:g} s")
+                raise ToolError(f"no controller was elected within {ELECTION_TIMEOUT_S:g} s")
             await asyncio.sleep(LOOK_EVERY_S)
 
 
-# -- what it tells about itself ---------------------------------------------------------------------------------------
+# -- the controller's HTTP port ---------------------------------------------------------------------------------------
 
 
 def _records(address: ControllerAddress, follow: bool, *, is_patient: bool) -> Iterator[dict[str, Any]]:
-    """Raises ToolError. Who is patient, or follows and has got some records, only hears on stderr what is wrong.
+    """The controller's records. Raises ToolError.
 
-    Who follows is told something every few seconds, so that silence means that nobody is there any more.
+    When `is_patient`, or after the first record of a follow, an error is only printed on stderr. The controller sends a
+    follower something every few seconds, so silence means that the controller is gone.
     """
     if address.port is None:
         raise ToolError(
-            f"broker {address.broker_id} tells no events: it is one of Apache Kafka, or klamm.metrics.port is -1"
+            f"broker {address.broker_id} serves no events: it runs Apache Kafka, or its klamm.metrics.port is -1"
         )
     try:
         for line in _get(address, "/controller/events" + ("?follow" if follow else "")):
@@ -462,7 +468,7 @@ def _object(address: ControllerAddress, text: bytes) -> dict[str, Any]:
 
 
 def _not_klamm(address: ControllerAddress) -> NotKlamm:
-    return NotKlamm(f"what broker {address.broker_id} has at port {address.port} is no port of klamm")
+    return NotKlamm(f"port {address.port} of broker {address.broker_id} is not klamm's status port")
 
 
 def _get(address: ControllerAddress, path: str) -> Iterator[bytes]:
@@ -472,7 +478,7 @@ def _get(address: ControllerAddress, path: str) -> Iterator[bytes]:
     import urllib.error
     import urllib.request
 
-    # Not through a proxy: these are brokers.
+    # Brokers are reached directly, never through an HTTP proxy.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url, timeout=HTTP_TIMEOUT_S) as answer:

@@ -2,7 +2,7 @@
 
 | code | meaning |
 |---|---|
-| 0 | done; a server was stopped by SIGTERM or Ctrl-C; whoever read the output has closed it |
+| 0 | done; a server was stopped by SIGTERM or Ctrl-C; the reader of the output has closed it |
 | 1 | failed; the reason is on stderr |
 | 2 | the command was called wrongly |
 | 130 | interrupted by Ctrl-C |
@@ -18,12 +18,12 @@ EXIT_INTERRUPTED: Final = 130
 
 
 class ToolError(Exception):
-    """The command cannot do what it was asked to; the message is one line that says why."""
+    """The command has failed; the message is one line with the reason."""
 
 
 def describe_os_error(error: OSError) -> str:
-    """One line for an operating system's error: what, and where if that is known."""
-    # asyncio and uvloop put the address into the text, and "address already in use" at its end.
+    """One line for an operating system's error, with the file or address if it is known."""
+    # The text of asyncio and uvloop holds the address and ends with "address already in use".
     what = error.strerror or str(error)
     where = f"{error.filename}: " if error.filename else ""
     hint = "; another program uses it" if error.errno == errno.EADDRINUSE else ""

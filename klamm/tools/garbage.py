@@ -1,26 +1,27 @@
 """The garbage collector of a server's process, tuned so that it holds the loop for milliseconds at most.
 
-Almost everything in klamm is freed by its reference count; the collector is there for the few cycles (connections,
-tasks that failed). As CPython runs it by default it walks again and again through all that lives, which in a controller
-of 50,000 partitions takes a third of the time of a failover, and up to 0.2 s at once.
+Reference counts free almost everything in klamm; the collector is needed only for a few cycles (connections, failed
+tasks). With CPython's defaults it walks through all live objects again and again. In a controller of 50,000 partitions
+that takes a third of the time of a failover, and up to 0.2 s at once.
 
-So what has survived two young collections is put out of the collector's sight. Cycles among that are found by a full
-collection, which holds the loop as long as ever: it is done once an hour, and only if something was put away since.
+So objects that have survived two young collections are frozen: the collector no longer looks at them. Cycles among the
+frozen objects need a full collection, which does hold the loop for long: it runs once an hour, and only if objects were
+frozen since the last one.
 """
 
 import asyncio
 import gc
 from typing import Any
 
-# So many objects with references more than before, and the young ones are looked through: about a millisecond.
+# After this many new objects that hold references, the young ones are collected; this takes about a millisecond.
 YOUNG_OBJECTS = 10_000
-# So many times, and what has survived is looked through once more, and put away.
+# After this many young collections the survivors are collected once more, and then frozen.
 YOUNG_COLLECTIONS = 1
 FULL_COLLECTION_SECONDS = 3600
 
 
 class GarbageCollection:
-    """See the module. From its making to `stop`; there is one collector for the whole process."""
+    """The module's tuning, from construction to `stop`. A process has one collector, so it has one of these."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -1,9 +1,9 @@
 """What `klamm groups` asks of a cluster: its groups, their committed offsets, and where the partitions begin and end.
 
-Every answer's error codes are looked at here. What passes by itself (a coordinator that loads or moves, a leader that
-is being elected) is asked again until the timeout; what does not becomes a ToolError, or is told for each partition
-where the others have an answer. Requests go through kafka-python's connections, but not through its admin client's
-methods for groups: those stop at the first error and keep a coordinator that has moved.
+This module handles the error codes of every answer. Transient errors (a coordinator that loads or moves, a leader
+election) are retried until the timeout. Other errors become a ToolError, or are reported per partition where the other
+partitions have an answer. Requests go through kafka-python's connections, but not through its admin client's methods
+for groups: those stop at the first error and keep a coordinator that has moved.
 
 Source: org.apache.kafka.clients.admin.KafkaAdminClient.
 """
@@ -59,7 +59,7 @@ class Coordinator:
 
 @dataclass(frozen=True)
 class GroupDescription:
-    """A group as its coordinator tells it. One that does not exist is Dead, without members."""
+    """A group as its coordinator describes it. A group that does not exist is Dead, without members."""
 
     group: str
     state: str
@@ -70,16 +70,16 @@ class GroupDescription:
 
 @dataclass(frozen=True)
 class FoundOffsets:
-    """Offsets of partitions, and why the others have none: Kafka's name of the error."""
+    """Offsets of partitions; for partitions without an offset, Kafka's name of the error."""
 
     offsets: Mapping[TopicPartition, int]
     missing: Mapping[TopicPartition, str]
 
 
 def decode_assignment(data: bytes) -> list[TopicPartition]:
-    """The partitions of a member's assignment; empty bytes are none. Raises ValueError.
+    """The partitions of a member's assignment; empty bytes mean no partitions. Raises ValueError.
 
-    int16 version, then for each topic its name and an array of int32, the same in all versions.
+    The form is the same in all versions: an int16 version, then for each topic its name and an array of int32.
     Source: org.apache.kafka.clients.consumer.internals.ConsumerProtocol.
     """
     if not data:
@@ -103,24 +103,24 @@ def decode_assignment(data: bytes) -> list[TopicPartition]:
             position += 4 * count
             partitions += [TopicPartition(topic, number) for number in numbers]
     except struct.error:
-        raise ValueError(f"it ends after {len(data)} bytes") from None
+        raise ValueError(f"the data end after {len(data)} bytes") from None
     return sorted(partitions)
 
 
 class GroupClient:
-    """Asks through `admin`, kafka-python's admin client; `timeout_ms` bounds each question with all its attempts."""
+    """Sends requests through `admin`, kafka-python's admin client; `timeout_ms` bounds each call with its retries."""
 
     def __init__(self, admin: Any, timeout_ms: int) -> None:
         self._admin = admin
         self._manager = admin._manager
         self._timeout_ms = timeout_ms
-        # The broker that coordinates a group; forgotten when anything goes wrong.
+        # The coordinator of each group; forgotten after any error.
         self._coordinators: dict[str, int] = {}
 
     # -- groups -------------------------------------------------------------------------------------------------------
 
     def list_groups(self, states: Collection[str] = ()) -> list[GroupListing]:
-        """The groups of consumers in these states, or in any, by name."""
+        """The consumer groups in these states (in any state if empty), sorted by name."""
         return self._retrying(lambda: self._list_groups(states))
 
     def _list_groups(self, states: Collection[str]) -> list[GroupListing]:
@@ -140,7 +140,7 @@ class GroupClient:
         return [found[name] for name in sorted(found)]
 
     def describe(self, groups: Iterable[str]) -> list[GroupDescription]:
-        """The groups by name, also those that do not exist."""
+        """The groups sorted by name, including those that do not exist."""
         names = sorted(set(groups))
         found: dict[str, GroupDescription] = {}
         self._retrying(lambda: self._describe([name for name in names if name not in found], found))
@@ -153,7 +153,7 @@ class GroupClient:
             broker = self._manager.cluster.broker_metadata(node_id)
             coordinator = Coordinator(node_id, broker.host, broker.port)
             for group in self._send(DescribeGroupsRequest(groups=names), node_id).groups:
-                # Brokers since Kafka 4.0 say of a group that is not there besides that it is Dead.
+                # For an unknown group, brokers since Kafka 4.0 send this error besides the state Dead.
                 if group.error_code != GROUP_ID_NOT_FOUND:
                     _raise_for(group.error_code, f"group {group.group_id}")
                 if group.protocol_type not in (CONSUMER_PROTOCOL, ""):
@@ -164,7 +164,7 @@ class GroupClient:
                 )
 
     def delete_groups(self, groups: Iterable[str]) -> dict[str, str | None]:
-        """What is wrong with the deletion of each group; None: it is gone."""
+        """The error of each group's deletion; None when the group is deleted."""
         results: dict[str, str | None] = {}
         for group in dict.fromkeys(groups):
             try:
@@ -203,7 +203,7 @@ class GroupClient:
         return dict(sorted(offsets.items()))
 
     def commit(self, group: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, str]:
-        """Commits for a group without members; returns what is wrong where it was refused."""
+        """Commits for a group without members; returns the errors of the refused partitions."""
         refused: dict[TopicPartition, str] = {}
         if offsets:
             self._retrying(lambda: self._commit(group, offsets, refused))
@@ -239,14 +239,14 @@ class GroupClient:
             max_version=8,
         )
         answer = self._send(request, self._coordinator(group))
-        # A commit that is repeated says the same, so what was refused counts from the last attempt.
+        # A repeated commit sends the same offsets, so only the refusals of the last attempt count.
         refused.clear()
         refused.update(_refusals(answer.topics))
 
     def delete_offsets(
         self, group: str, partitions: Iterable[TopicPartition]
     ) -> tuple[str | None, dict[TopicPartition, str]]:
-        """What is wrong with the request as a whole (Kafka's name of the error, None: nothing), and with partitions."""
+        """The error of the whole request (Kafka's name, or None), and the errors of partitions."""
         wanted = sorted(set(partitions))
         refused: dict[TopicPartition, str] = {}
         try:
@@ -285,10 +285,9 @@ class GroupClient:
         }
 
     def list_offsets(self, partitions: Iterable[TopicPartition], timestamp: int) -> FoundOffsets:
-        """The first offset of that time (ms) or later in each partition; EARLIEST_TIMESTAMP and
-        LATEST_TIMESTAMP are its ends.
+        """The first offset of that time (ms) or later in each partition; UNKNOWN_OFFSET where no record is that late.
 
-        UNKNOWN_OFFSET where no record is that late.
+        EARLIEST_TIMESTAMP and LATEST_TIMESTAMP give the ends of each partition.
         """
         wanted = sorted(set(partitions))
         found: dict[TopicPartition, int] = {}
@@ -309,7 +308,7 @@ class GroupClient:
         found: dict[TopicPartition, int],
         missing: dict[TopicPartition, str],
     ) -> bool:
-        """Fills `found` and `missing`; whether what is missing may be there soon."""
+        """Fills `found` and `missing`; returns whether a retry may find the missing offsets."""
         from kafka.errors import for_code
 
         leaders, codes = self._leaders(partitions)
@@ -322,13 +321,13 @@ class GroupClient:
                     else:
                         found[key] = partition.offset
         missing.update({key: explain_code(code, None).partition(":")[0] for key, code in sorted(codes.items())})
-        # A partition that does not exist is not waited for: nobody creates it.
+        # A partition that does not exist is not retried: this command does not create it.
         return any(for_code(code).retriable and code != UNKNOWN_TOPIC_OR_PARTITION for code in codes.values())
 
     def _leaders(
         self, partitions: Sequence[TopicPartition]
     ) -> tuple[dict[int, list[TopicPartition]], dict[TopicPartition, int]]:
-        """The partitions of each leader, and the error codes of those that have none."""
+        """The partitions of each leader, and the error codes of the partitions without a leader."""
         leaders: dict[int, list[TopicPartition]] = {}
         codes = dict.fromkeys(partitions, UNKNOWN_TOPIC_OR_PARTITION)
         for topic in self._topics({each.topic for each in partitions}):
@@ -336,7 +335,7 @@ class GroupClient:
                 key = TopicPartition(topic["name"], partition["partition_index"])
                 if key not in codes:
                     continue
-                # A leader with an error (a replica is away) can be asked all the same.
+                # A partition may have both a leader and an error (a replica is unavailable); its leader answers.
                 if partition["leader_id"] >= 0:
                     del codes[key]
                     leaders.setdefault(partition["leader_id"], []).append(key)
@@ -350,7 +349,7 @@ class GroupClient:
         found: list[dict[str, Any]] = self._retrying(lambda: self._admin.describe_topics(sorted(names)))
         return found
 
-    # -- how it is asked ----------------------------------------------------------------------------------------------
+    # -- requests and retries -----------------------------------------------------------------------------------------
 
     def _send(self, request: Any, node_id: int | None = None) -> Any:
         return self._manager.run(self._manager.send, request, node_id, self._timeout_ms)
@@ -369,13 +368,13 @@ class GroupClient:
             request = FindCoordinatorRequest(key=group, key_type=CoordinatorType.GROUP.value, max_version=3)
             answer = self._send(request)
             _raise_for(answer.error_code, f"the coordinator of group {group}")
-            # This also makes its address known, should it not be in the metadata yet.
+            # The metadata may not have the coordinator's address yet; this call adds it.
             self._manager.cluster.add_coordinator(answer, CoordinatorType.GROUP, group, synthesize_node_id=False)
             self._coordinators[group] = answer.node_id
         return self._coordinators[group]
 
     def _retrying(self, ask: Callable[[], T]) -> T:
-        """What `ask` returns, after as many attempts as the timeout allows."""
+        """Calls `ask`, with as many retries as the timeout allows, and returns its result."""
         from kafka.errors import KafkaError, UnknownBrokerIdError
 
         deadline_s = time.monotonic() + self._timeout_ms / 1000
@@ -395,7 +394,7 @@ class GroupClient:
 
 
 class _Refused(ToolError):
-    """An error code in an answer: `name` is Kafka's for it, `reason` one line about it."""
+    """An error code in an answer: `name` is Kafka's name of the error, `reason` describes it in one line."""
 
     def __init__(self, code: int, what: str) -> None:
         from kafka.errors import for_code
@@ -412,7 +411,7 @@ def _raise_for(code: int, what: str) -> None:
 
 
 def _refusals(topics: Iterable[Any]) -> dict[TopicPartition, str]:
-    """What is wrong in the partitions of an answer. Raises _Refused for what passes by itself."""
+    """The errors of the partitions of an answer. Raises _Refused for a transient error."""
     refused = {}
     for topic in topics:
         for partition in topic.partitions:
@@ -451,6 +450,6 @@ def _member(group: str, member: Any) -> Member:
     try:
         assignment = decode_assignment(member.member_assignment)
     except ValueError as error:
-        raise ToolError(f"group {group}: the assignment of {member.member_id} is none of a consumer: {error}") from None
+        raise ToolError(f"group {group}: member {member.member_id} has an invalid assignment: {error}") from None
     instance = getattr(member, "group_instance_id", None)
     return Member(member.member_id, instance, member.client_host, member.client_id, assignment)

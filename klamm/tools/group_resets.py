@@ -1,7 +1,7 @@
-"""`klamm groups reset-offsets`: what is asked for, and which offset each partition gets.
+"""`klamm groups reset-offsets`: parses the requested reset and plans the new offset of each partition.
 
-Nothing here speaks to a cluster: a plan is made of what an `Offsets` knows. The CSV files are those of Kafka's tool in
-both directions: "topic,partition,offset" where one group is named, "group,topic,partition,offset" otherwise.
+Nothing here speaks to a cluster: a plan is a function of what an `Offsets` returns. Exported and imported CSV files
+have the form of Kafka's tool: "topic,partition,offset" for a single group, "group,topic,partition,offset" otherwise.
 
 Source: kafka.admin.ConsumerGroupCommand (KIP-122), org.apache.kafka.common.utils.Utils.getDateTime.
 """
@@ -20,12 +20,12 @@ from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, Topi
 from klamm.tools.errors import ToolError
 from klamm.tools.group_client import UNKNOWN_OFFSET
 
-# Longer texts are always quoted by Kafka's CSV library; shorter ones where they have a character up to the comma.
+# Kafka's CSV library quotes every longer text, and shorter texts that have a character up to the comma.
 MAX_UNQUOTED_LENGTH: Final = 24
 MAX_OFFSET: Final = 2**63 - 1
 
 _DATETIME: Final = re.compile(r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2}\.\d{3}(Z|[+-]\d{2}(:\d{2})?)?", re.ASCII)
-# So many digits that the time, in milliseconds, always fits into 64 bits.
+# Few enough digits that the time in milliseconds always fits into 64 bits.
 _DURATION: Final = re.compile(
     r"(?P<sign>[-+]?)P(?:(?P<days>[-+]?\d{1,10})D)?"
     r"(?P<time>T(?:(?P<hours>[-+]?\d{1,10})H)?(?:(?P<minutes>[-+]?\d{1,10})M)?"
@@ -35,7 +35,7 @@ _DURATION: Final = re.compile(
 
 
 class Scenario(Enum):
-    """The options that say where to."""
+    """The options that choose the new offset."""
 
     TO_OFFSET = "--to-offset"
     TO_EARLIEST = "--to-earliest"
@@ -52,7 +52,7 @@ Plans = Mapping[str, Mapping[TopicPartition, int]]
 
 @dataclass(frozen=True)
 class Reset:
-    """Where to: `number` is the offset, the count to shift by, or the time in ms; `plans` is what a file says."""
+    """A requested reset. `number`: the offset, the count to shift by, or the time in ms. `plans`: a file's contents."""
 
     scenario: Scenario
     number: int = 0
@@ -60,7 +60,7 @@ class Reset:
 
 
 class Offsets(Protocol):
-    """What a plan is made of. Both raise ToolError for partitions that cannot be asked."""
+    """The offsets that a plan needs. Both methods raise ToolError when an offset cannot be read."""
 
     def committed(self, group: str) -> Mapping[TopicPartition, int]: ...
 
@@ -108,7 +108,7 @@ def plan(reset: Reset, group: str, partitions: Iterable[TopicPartition], offsets
 def _offsets_at_time(
     partitions: Sequence[TopicPartition], timestamp: int, offsets: Offsets
 ) -> dict[TopicPartition, int]:
-    # Negative times are other questions (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP), and no record is from before 1970.
+    # A negative timestamp has another meaning (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP); no record is from before 1970.
     found = dict(offsets.at(partitions, max(0, timestamp)))
     too_late = [each for each in partitions if found[each] == UNKNOWN_OFFSET]
     found.update(offsets.at(too_late, LATEST_TIMESTAMP))
@@ -116,7 +116,7 @@ def _offsets_at_time(
 
 
 def _within_range(requested: Mapping[TopicPartition, int], offsets: Offsets) -> Plan:
-    """Offsets moved into what the logs have, each with a warning."""
+    """The offsets, moved into the range of each log; each move adds a warning."""
     earliest = offsets.at(list(requested), EARLIEST_TIMESTAMP)
     latest = offsets.at(list(requested), LATEST_TIMESTAMP)
     new, warnings = {}, []
@@ -155,7 +155,7 @@ def parse_datetime(text: str) -> int:
     try:
         if match is None:
             raise ValueError
-        # "+05" is understood by Python since 3.11, as is Z.
+        # Python parses "+05" and "Z" since 3.11.
         moment = datetime.fromisoformat(text)
     except ValueError:
         raise typer.BadParameter(
@@ -205,9 +205,10 @@ def _quoted(text: str) -> str:
 def parse_csv(text: str, single_group: str | None, source: str) -> Plans:
     """The offsets of each group. Raises ToolError that names `source` and the line.
 
-    Rows of three columns are those of `single_group`, the only one that the command names (None: it names several).
+    Rows of three columns belong to `single_group`, the only group that the command names. None means the command names
+    several groups; then every row names its group.
     """
-    # Only newlines end a row, as in Kafka's tool; empty ones at the end do not count.
+    # Only newlines end a row, as in Kafka's tool; empty rows at the end are ignored.
     lines = text.rstrip("\r\n").split("\n")
     columns = ["topic", "partition", "offset"]
     with_group = single_group is None or len(_cells(lines[0])) != len(columns)

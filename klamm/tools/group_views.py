@@ -1,8 +1,8 @@
 """How `klamm groups` shows groups: as the lines of kafka-consumer-groups, or as plain values for JSON.
 
-Everything here is a function of what the cluster has said. A line knows where it belongs: on stdout, or, as a note or
-an error, on stderr, with the prefix of all commands. Kafka's tool puts its errors on stdout, with the prefix "Error: ",
-and exits with 0; the texts are the same.
+Everything here is a pure function of the cluster's answers. Each line has a kind: results go to stdout, notes and
+errors to stderr, and errors have the prefix of all commands. Kafka's tool prints its errors on stdout, with the prefix
+"Error: ", and exits with 0; the texts are the same.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -33,7 +33,7 @@ class Line(NamedTuple):
 
 @dataclass(frozen=True)
 class PartitionRow:
-    """A partition that a group consumes; what is not known is None."""
+    """A partition that a group consumes; a value that is not known is None."""
 
     topic: str
     partition: int
@@ -55,7 +55,7 @@ def error(text: str) -> Line:
 def partition_rows(
     group: GroupDescription, committed: Mapping[TopicPartition, int], log_end: Mapping[TopicPartition, int]
 ) -> list[PartitionRow]:
-    """The partitions of each member, of those with many first; then what was committed and has no member."""
+    """The partitions of each member, members with many partitions first; then committed partitions without a member."""
     members = sorted(group.members, key=lambda member: -len(member.assignment))
     rows = [
         _partition_row(each, committed.get(each), log_end.get(each), member)
@@ -132,7 +132,7 @@ def member_lines(group: GroupDescription, *, verbose: bool) -> Iterator[Line]:
         widths.insert(2, INSTANCE_ID_WIDTH)
         for row, member in zip(table, group.members, strict=True):
             row.insert(2, member.group_instance_id or "")
-    # The last column is there, and empty, also without --verbose: that is the space at the end of Kafka's lines.
+    # Without --verbose the last column is empty; that is the space at the end of Kafka's lines.
     titles.append("ASSIGNMENT" if verbose else "")
     widths.append(None)
     for row, member in zip(table, group.members, strict=True):
@@ -142,7 +142,7 @@ def member_lines(group: GroupDescription, *, verbose: bool) -> Iterator[Line]:
 
 
 def assignment_text(partitions: Iterable[TopicPartition]) -> str:
-    """Partitions as "t(0,1), u(0)"; none are "-"."""
+    """Partitions as "t(0,1), u(0)"; an empty list is "-"."""
     topics = groupby(sorted(partitions), key=lambda each: each.topic)
     texts = [f"{topic}({','.join(str(each.partition) for each in of_topic)})" for topic, of_topic in topics]
     return ", ".join(texts) or MISSING
@@ -156,7 +156,7 @@ def state_lines(group: GroupDescription) -> Iterator[Line]:
     coordinator = str(group.coordinator)
     titles = ("GROUP", "COORDINATOR (ID)", "ASSIGNMENT-STRATEGY", "STATE", "#MEMBERS")
     row = (group.group, coordinator, group.assignor, group.state, len(group.members))
-    # Kafka's tool, too, makes the first column as wide as the second needs to be, and none wider.
+    # As in Kafka's tool, the first column is as wide as the second needs to be.
     widths = (max(COORDINATOR_WIDTH, len(coordinator)), COORDINATOR_WIDTH, 20, MIN_WIDTH, 0)
     yield Line("")
     for cells in (titles, row):
@@ -164,7 +164,7 @@ def state_lines(group: GroupDescription) -> Iterator[Line]:
 
 
 def deletion_lines(results: Mapping[str, str | None]) -> Iterator[Line]:
-    """--delete: of each group what is wrong, or None."""
+    """--delete: `results` holds each group's error, or None."""
     deleted = ", ".join(f"'{group}'" for group, reason in results.items() if reason is None)
     failed = {group: reason for group, reason in results.items() if reason is not None}
     if not failed:
@@ -180,7 +180,7 @@ def deletion_lines(results: Mapping[str, str | None]) -> Iterator[Line]:
 def offset_deletion_lines(
     group: str, topics: Sequence[str], whole: str | None, results: Mapping[tuple[str, int | None], str | None]
 ) -> Iterator[Line]:
-    """--delete-offsets: `whole` is Kafka's name of the error of the request, a partition None a topic not found."""
+    """--delete-offsets: `whole` is the request's error (Kafka's name); a partition None means an unknown topic."""
     match whole:
         case None if any(reason is not None for reason in results.values()):
             yield error("Encounter some partition level error, see the follow-up details:")
@@ -226,7 +226,7 @@ def _state_notes(group: GroupDescription) -> Iterator[Line]:
 
 
 def _table(rows: Sequence[Sequence[object]], min_widths: Sequence[int | None]) -> Iterator[Line]:
-    """Rows with columns as wide as they need; the one whose width is None is not padded."""
+    """Rows with columns as wide as their widest cell; a column whose width is None is not padded."""
     widths = [
         0 if least is None else max(least, *(len(str(row[column])) for row in rows))
         for column, least in enumerate(min_widths)

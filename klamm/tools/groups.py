@@ -1,8 +1,8 @@
 """`klamm groups`: kafka-consumer-groups' work over the wire protocol, for any Kafka cluster.
 
-Each command asks the cluster (see `group_client`), prints, and ends; what is printed is made by pure functions of the
-answers (see `group_views`, and `group_resets` for the new offsets). The lines are those of Kafka's tool. What goes
-wrong stands on stderr, with exit code 1.
+Each command asks the cluster (see `group_client`), prints, and ends. Pure functions turn the answers into output (see
+`group_views`, and `group_resets` for the new offsets). The lines are those of Kafka's tool. Errors go to stderr, with
+exit code 1.
 """
 
 import json
@@ -46,20 +46,18 @@ app = typer.Typer(
 
 DEFAULT_TIMEOUT_MS: Final = 5000
 STATES: Final = ("PreparingRebalance", "CompletingRebalance", "Stable", "Dead", "Empty")
-# Groups in these states have no members whose positions would overwrite what is committed for them.
+# Groups in these states have no members whose commits would overwrite a reset.
 INACTIVE_STATES: Final = ("Empty", "Dead")
 
 Groups = Annotated[list[str] | None, typer.Option("--group", help="The group. May be repeated.")]
 OneGroup = Annotated[str, typer.Option("--group", help="The group.")]
-AllGroups = Annotated[bool, typer.Option("--all-groups", help="All groups of consumers.")]
+AllGroups = Annotated[bool, typer.Option("--all-groups", help="All consumer groups.")]
 Topics = Annotated[
     list[str] | None,
     typer.Option("--topic", metavar="TOPIC[:0,1]", help="A topic, or some partitions of it. May be repeated."),
 ]
-Timeout = Annotated[
-    int, typer.Option("--timeout", min=1, metavar="MS", help="How long what passes by itself is waited for.")
-]
-Watch = Annotated[bool, typer.Option("--watch", help="Show the present, again and again, until Ctrl-C.")]
+Timeout = Annotated[int, typer.Option("--timeout", min=1, metavar="MS", help="How long to retry transient errors.")]
+Watch = Annotated[bool, typer.Option("--watch", help="Refresh the output until Ctrl-C.")]
 
 
 class StateMayStandAlone(TyperCommand):
@@ -80,7 +78,11 @@ def list_groups(
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     state: Annotated[
         str | None,
-        typer.Option("--state", metavar="[STATE,...]", help="Show states, and only groups that are in one of these."),
+        typer.Option(
+            "--state",
+            metavar="[STATE,...]",
+            help="Show each group's state; with states, list only groups in one of them.",
+        ),
     ] = None,
     watch: Watch = False,
     timeout: Timeout = DEFAULT_TIMEOUT_MS,
@@ -104,10 +106,10 @@ def describe(
     group: Groups = None,
     all_groups: AllGroups = False,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    offsets: Annotated[bool, typer.Option("--offsets", help="Partitions, offsets and lag (the default).")] = False,
+    offsets: Annotated[bool, typer.Option("--offsets", help="Show partitions, offsets and lag (the default).")] = False,
     members: Annotated[bool, typer.Option("--members", help="Members.")] = False,
-    state: Annotated[bool, typer.Option("--state", help="State and coordinator.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="With --members: their partitions.")] = False,
+    state: Annotated[bool, typer.Option("--state", help="Show state and coordinator.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="With --members: show each member's partitions.")] = False,
     watch: Watch = False,
     timeout: Timeout = DEFAULT_TIMEOUT_MS,
     command_config: CommandConfig = None,
@@ -116,7 +118,7 @@ def describe(
     """Describe consumer groups: their offsets and lag, their members, or their state."""
     check_scope(group, all_groups)
     if offsets + members + state > 1:
-        raise typer.BadParameter("only one of --offsets, --members and --state", param_hint="describe")
+        raise typer.BadParameter("give only one of --offsets, --members and --state", param_hint="describe")
     with client(bootstrap_server, command_config, timeout) as groups:
 
         def look() -> list[GroupDescription]:
@@ -146,7 +148,7 @@ def delete(
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete consumer groups, which must have no members, with their offsets."""
+    """Delete consumer groups and their offsets. The groups must have no members."""
     check_scope(group, all_groups)
     with client(bootstrap_server, command_config, timeout) as groups:
         results = groups.delete_groups(chosen(groups, group, all_groups))
@@ -165,14 +167,14 @@ def delete_offsets(
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a group's offsets of topics that it does not consume now."""
+    """Delete a group's committed offsets of topics that it does not consume now."""
     wanted = [parse_topic(each) for each in topic]
     with client(bootstrap_server, command_config, timeout) as groups:
         existing = groups.partitions_of(name for name, numbers in wanted if numbers is None)
         partitions = [each for name, numbers in wanted for each in _partitions(name, numbers, existing)]
         whole, refused = groups.delete_offsets(group, partitions)
     results: dict[tuple[str, int | None], str | None] = {
-        (name, None): "UNKNOWN_TOPIC_OR_PARTITION: there is no such topic"
+        (name, None): "UNKNOWN_TOPIC_OR_PARTITION: the topic does not exist"
         for name, numbers in wanted
         if numbers is None and name not in existing
     }
@@ -187,25 +189,31 @@ def reset_offsets(
     all_groups: AllGroups = False,
     topic: Topics = None,
     all_topics: Annotated[
-        bool, typer.Option("--all-topics", help="All partitions for which the group has committed.")
+        bool, typer.Option("--all-topics", help="All partitions with an offset committed by the group.")
     ] = False,
-    to_offset: Annotated[int | None, typer.Option(help="This offset.", max=MAX_OFFSET)] = None,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="The first offset there is.")] = False,
-    to_latest: Annotated[bool, typer.Option("--to-latest", help="After the last record.")] = False,
+    to_offset: Annotated[int | None, typer.Option(help="Go to this offset.", max=MAX_OFFSET)] = None,
+    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="Go to the first offset.")] = False,
+    to_latest: Annotated[bool, typer.Option("--to-latest", help="Go to the end, after the last record.")] = False,
     to_current: Annotated[
-        bool, typer.Option("--to-current", help="What is committed, and the latest where nothing is.")
+        bool,
+        typer.Option("--to-current", help="Keep the committed offset; go to the end where no offset is committed."),
     ] = False,
     shift_by: Annotated[
-        int | None, typer.Option(help="So many records on, or back if negative.", min=-MAX_OFFSET, max=MAX_OFFSET)
+        int | None,
+        typer.Option(help="Move forward by this many offsets, or back if negative.", min=-MAX_OFFSET, max=MAX_OFFSET),
     ] = None,
     by_duration: Annotated[
-        str | None, typer.Option(metavar="PnDTnHnMnS", help="The records since so long before now.")
+        str | None, typer.Option(metavar="PnDTnHnMnS", help="Go back to the first record of this last period.")
     ] = None,
     to_datetime: Annotated[
         str | None,
-        typer.Option(metavar="YYYY-MM-DDTHH:mm:SS.sss", help="The records since then; UTC, or with +hh:mm at the end."),
+        typer.Option(
+            metavar="YYYY-MM-DDTHH:mm:SS.sss", help="Go to the first record since then; UTC, or with +hh:mm at the end."
+        ),
     ] = None,
-    from_file: Annotated[Path | None, typer.Option(metavar="FILE", help="What a CSV file of --export says.")] = None,
+    from_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Go to the offsets of a CSV file made with --export.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the new offsets (the default).")] = False,
     execute: Annotated[bool, typer.Option("--execute", help="Commit the new offsets.")] = False,
     export: Annotated[bool, typer.Option("--export", help="Print the new offsets as CSV.")] = False,
@@ -214,12 +222,12 @@ def reset_offsets(
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
-    """Give groups without members other offsets to go on from."""
+    """Change the committed offsets of groups without members."""
     check_scope(group, all_groups)
     if dry_run and execute:
-        raise typer.BadParameter("only one of --dry-run and --execute", param_hint="--execute")
+        raise typer.BadParameter("give only one of --dry-run and --execute", param_hint="--execute")
     if export and as_json:
-        raise typer.BadParameter("only one of --export and --json", param_hint="--export")
+        raise typer.BadParameter("give only one of --export and --json", param_hint="--export")
     single_group = group[0] if group is not None and len(group) == 1 else None
     scenario = parse_scenario(
         {
@@ -236,7 +244,7 @@ def reset_offsets(
     )
     wanted = [parse_topic(each) for each in topic or []]
     if wanted and all_topics:
-        raise typer.BadParameter("only one of --topic and --all-topics", param_hint="--all-topics")
+        raise typer.BadParameter("give only one of --topic and --all-topics", param_hint="--all-topics")
     if not wanted and not all_topics and scenario.scenario is not Scenario.FROM_FILE:
         raise typer.BadParameter(
             "One of the reset scopes should be defined: --all-topics, --topic.", param_hint="scope"
@@ -248,7 +256,7 @@ def reset_offsets(
         described = groups.describe(chosen(groups, group, all_groups))
         offsets = ClusterOffsets(groups)
         partitions = None if all_topics else [each for name, numbers in wanted for each in offsets.scope(name, numbers)]
-        # Everything is planned before anything is committed: what is wrong with one group spares the others.
+        # All groups are planned before any offset is committed, so one group's error does not affect the others.
         plans: dict[str, Plan] = {}
         for each in described:
             plans[each.group], trouble = _plan(scenario, each, partitions, offsets)
@@ -270,16 +278,16 @@ def reset_offsets(
         raise typer.Exit(EXIT_FAILED)
 
 
-# -- what is asked for ------------------------------------------------------------------------------------------------
+# -- options ----------------------------------------------------------------------------------------------------------
 
 
 def check_scope(group: list[str] | None, all_groups: bool) -> None:
     if bool(group) == all_groups:
-        raise typer.BadParameter("exactly one of --group and --all-groups", param_hint="--group")
+        raise typer.BadParameter("give exactly one of --group and --all-groups", param_hint="--group")
 
 
 def parse_states(text: str) -> list[str]:
-    """Kafka's names of states, which may be written in any case. Raises typer.BadParameter."""
+    """Group states by Kafka's names, in any case. Raises typer.BadParameter."""
     known = {state.lower(): state for state in STATES}
     names = [name.strip().lower() for name in text.split(",")]
     if not all(name in known for name in names):
@@ -294,7 +302,7 @@ def parse_scenario(options: Mapping[Scenario, Any], single_group: str | None) ->
     given = [(scenario, value) for scenario, value in options.items() if value is not None]
     if len(given) != 1:
         raise typer.BadParameter(
-            f"exactly one of {', '.join(scenario.value for scenario in Scenario)}", param_hint="reset scenario"
+            f"give exactly one of {', '.join(scenario.value for scenario in Scenario)}", param_hint="reset scenario"
         )
     ((scenario, value),) = given
     match scenario:
@@ -317,7 +325,7 @@ def _read(path: Path) -> str:
         raise ToolError(f"{path} is not UTF-8") from None
 
 
-# -- what the cluster says --------------------------------------------------------------------------------------------
+# -- the cluster's answers --------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -332,7 +340,7 @@ def chosen(groups: GroupClient, named: list[str] | None, all_groups: bool) -> li
 
 @dataclass(frozen=True)
 class Position:
-    """A group with what it has consumed, and why some ends of logs are not known."""
+    """A group with the offsets it has consumed, and the errors of partitions whose end offset is not known."""
 
     group: GroupDescription
     rows: Sequence[views.PartitionRow]
@@ -340,7 +348,7 @@ class Position:
 
 
 def positions(groups: GroupClient, described: Sequence[GroupDescription]) -> list[Position]:
-    """The offsets of groups; the ends of all their partitions are asked for at once."""
+    """The offsets of groups; one call asks for the ends of all their partitions."""
     committed = {each.group: groups.committed(each.group) for each in described if each.state != "Dead"}
     keys = {each.group: _consumed(each, committed.get(each.group, {})) for each in described}
     ends = groups.list_offsets((key for of_group in keys.values() for key in of_group), LATEST_TIMESTAMP)
@@ -370,7 +378,7 @@ def _positions_value(found: Iterable[Position]) -> list[dict[str, Any]]:
 
 
 class ClusterOffsets:
-    """The `Offsets` of a plan, asked from a cluster. What is missing anywhere is an error here."""
+    """The `Offsets` of a plan, read from a cluster. A missing offset is an error."""
 
     def __init__(self, groups: GroupClient) -> None:
         self._groups = groups
@@ -385,7 +393,7 @@ class ClusterOffsets:
         return {key: found.offsets[key] for key in partitions}
 
     def scope(self, topic: str, numbers: Sequence[int] | None) -> list[TopicPartition]:
-        """The partitions that a --topic names. Raises ToolError for what does not exist."""
+        """The partitions that a --topic names. Raises ToolError for a topic or partition that does not exist."""
         existing = self._groups.partitions_of([topic])
         if topic not in existing:
             raise ToolError(f"topic {topic} does not exist")
@@ -407,7 +415,7 @@ def _partitions(
 def _plan(
     scenario: Reset, group: GroupDescription, partitions: Sequence[TopicPartition] | None, offsets: ClusterOffsets
 ) -> tuple[Plan, Line | None]:
-    """The new offsets of a group, or why it gets none; partitions None are all that it has committed."""
+    """The new offsets of a group, or an error line. None for `partitions` means all that the group has committed."""
     if group.state not in INACTIVE_STATES:
         return Plan({}), views.error(
             f"Assignments can only be reset if the group '{group.group}' is inactive,"
@@ -423,7 +431,7 @@ def _warnings(planned: Plan) -> list[Line]:
     return [Line(f"WARN: {warning}", Kind.NOTE) for warning in planned.warnings]
 
 
-# -- how it is told ---------------------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------------
 
 
 def tell(line: Line) -> None:
@@ -431,7 +439,7 @@ def tell(line: Line) -> None:
 
 
 def finish(lines: Iterable[Line], value: Any, *, as_json: bool) -> None:
-    """Prints lines, or a value and of the lines only the errors; with an error among them the command has failed."""
+    """Prints the lines; with `as_json`, prints the value and only the error lines. The command fails on any error."""
     failed = False
     for line in lines:
         failed |= line.kind is Kind.ERROR
@@ -451,7 +459,7 @@ def show(
     watch: bool,
     as_json: bool,
 ) -> None:
-    """What the cluster says: once, or live."""
+    """Shows the result of `look` once, or again and again with --watch."""
     if not watch:
         found = look()
         finish(to_lines(found), to_value(found), as_json=as_json)

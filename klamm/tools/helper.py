@@ -1,7 +1,7 @@
-"""The owner's side of `process_helper`: it starts the helper, tells it what to do, and hears what became of it.
+"""The owner's side of `process_helper`: it starts the helper, sends it commands, and receives its events.
 
-One helper can serve several `processes.Processes` one after another or at once: it takes half a second to import klamm,
-and milliseconds to fork a server. Every method may be called from any thread.
+One helper can serve several `processes.Processes`, one after another or at once: importing klamm takes half a second,
+forking a server takes milliseconds. Every method may be called from any thread.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 
 
 class HelperGone(Exception):
-    """The helper process has ended, so that no server can be started any more."""
+    """The helper process has ended, so no server can be started any more."""
 
 
 class Helper:
-    """A helper process that has imported `preload`. Closed by `close`, or with the process that made it."""
+    """A helper process that has imported `preload`. It ends with `close`, or with the process that created it."""
 
     def __init__(self, preload: Sequence[str] = PRELOAD) -> None:
         self._changed = threading.Condition()
@@ -41,7 +41,7 @@ class Helper:
             [sys.executable, "-P", "-m", "klamm.tools.process_helper", *map(str, descriptors), *preload],
             stdin=subprocess.DEVNULL,
             pass_fds=descriptors,
-            # Ctrl-C in a terminal goes to this process alone, which then stops the servers in order.
+            # Ctrl-C in a terminal reaches only this process, which then stops the servers in order.
             start_new_session=True,
         )
         helper_commands.close()
@@ -59,35 +59,35 @@ class Helper:
         self.close()
 
     def start(self, command: Mapping[str, Any], on_event: OnEvent) -> int:
-        """Has a server forked (see `process_helper`) and returns its number, for `send_signal`.
+        """Makes the helper fork a server (see `process_helper`) and returns the server's number, for `send_signal`.
 
-        `on_event` is told what becomes of it, in the reader's thread and under the lock of `wait`; the event "lost"
-        says that the helper has ended before it. Raises HelperGone.
+        `on_event` receives the server's events, in the reader's thread and under the lock of `wait`. The event "lost"
+        means that the helper has ended before the server. Raises HelperGone.
         """
         with self._changed:
             self._next_id += 1
-            # Known before it is asked for: Ctrl-C may come right after.
+            # The server is registered before the command is sent: Ctrl-C may come right after.
             self._on_event[self._next_id] = on_event
             self._send({"start": self._next_id, **command})
             return self._next_id
 
     def send_signal(self, server: int, number: int) -> None:
-        """Sends a signal to a server; nothing when it has ended. Only the helper knows whose the pid still is."""
+        """Sends a signal to a server that still runs. Only the helper knows whether the pid still belongs to it."""
         with self._changed:
             if server in self._on_event:
                 self._send({"signal": server, "number": number})
 
     def remove_when_orphaned(self, directory: str) -> None:
-        """Has the helper remove a directory, and kill the servers whose logs are in it, if this process dies."""
+        """If this process dies, the helper removes the directory and kills the servers whose logs are in it."""
         self._send({"remove": directory})
 
     def forget(self, directory: str) -> None:
-        """Takes `remove_when_orphaned` back."""
+        """Cancels `remove_when_orphaned`."""
         with contextlib.suppress(HelperGone):
             self._send({"forget": directory})
 
     def wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Waits until the condition, looked at whenever a server's state has changed, is true; False when it is not."""
+        """Waits until the condition is true; returns False on timeout. Each change of a server's state checks it."""
         with self._changed:
             return self._changed.wait_for(condition, timeout_s)
 
@@ -129,7 +129,7 @@ class Helper:
                     if not received:
                         break
                 else:
-                    # The helper sends nothing on this socket: it has ended, and everything it told has been read.
+                    # The helper never sends on this socket, so it has ended, and all its events have been read.
                     break
         with self._changed:
             self._gone = True

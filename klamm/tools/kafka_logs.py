@@ -2,8 +2,8 @@
 
     [2021-11-20 10:15:30,123] INFO [Controller id=1 epoch=4] Changed partition ... (state.change.logger)
 
-The loggers have Kafka's names, so that Python's `logging` can be told anything else about them; without the files their
-lines go where all others go. controller.log also gets what klamm's own controller modules log.
+The loggers have Kafka's names, so Python's `logging` can configure them. Without the files their lines go to the common
+log. controller.log also holds the lines of klamm's own controller modules.
 """
 
 import logging
@@ -15,12 +15,12 @@ from klamm.controller.state_change_log import CONTROLLER_LOGGER
 from klamm.log_lines import STATE_CHANGE_LOGGER, TRACE, LogLines
 
 HOUR_S = 3600
-# Log4j's names, where Python has others or none.
+# Log4j's names of levels that Python names otherwise or does not have.
 _LEVELS = {TRACE: "TRACE", logging.WARNING: "WARN", logging.CRITICAL: "FATAL"}
 
 
 class KafkaFormatter(logging.Formatter):
-    """One line for each line of a `LogLines`, with its own time; one for any other log record."""
+    """Formats each line of a `LogLines` as a line with its own time, and any other log record as one line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,8 +53,9 @@ class HourlyFile(TimedRotatingFileHandler):
 
 
 def open_kafka_logs(directory: str) -> None:
-    """From now on the two files in `directory`, which is made if absent, get their lines, from INFO on unless a logger
-    has a level. Raises OSError.
+    """Opens the two files in `directory` (made if absent) and sends their loggers' lines to them. Raises OSError.
+
+    A logger without a level of its own writes lines of level INFO and above.
     """
     os.makedirs(directory, exist_ok=True)
     state_changes, controller = (

@@ -1,4 +1,4 @@
-"""A view that is always the present: what a command prints once, printed again and again until Ctrl-C."""
+"""A live view: a command's output, refreshed until Ctrl-C."""
 
 import json
 import sys
@@ -12,9 +12,9 @@ REFRESH_EVERY_S: Final = 1.0
 
 
 def watch(look: Callable[[], Any], to_text: Callable[[Any], str], *, as_json: bool) -> None:
-    """Shows what `look` returns about once a second: in place on a terminal, elsewhere whenever it has changed.
+    """Shows the result of `look` about once a second: in place on a terminal, elsewhere whenever it has changed.
 
-    With `as_json` each change is one line. What goes wrong after the first look is told, and looked at again.
+    With `as_json` each change is one line. An error after the first look is shown, and the next look follows.
     """
     shown = look()
     if not as_json and sys.stdout.isatty():

@@ -1,4 +1,4 @@
-"""What the brokers of a cluster on this machine have in common, for `klamm up` and `klamm.testing`."""
+"""Properties and arguments that all brokers of a cluster on this machine share, for `klamm up` and `klamm.testing`."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ HOST = "127.0.0.1"
 def broker_properties(
     broker_id: int, brokers: int, *, port: int, directory: Path, zookeeper: str, overrides: Mapping[str, str]
 ) -> dict[str, str]:
-    """The properties of one of so many brokers; the overrides win."""
+    """The properties of one broker of the cluster; the overrides win."""
     replication_factor = str(min(3, brokers))
     return {
         "broker.id": str(broker_id),
@@ -31,7 +31,7 @@ def broker_properties(
 
 
 def broker_arguments(properties: Mapping[str, str], directory: Path, broker_id: int) -> dict[str, Any]:
-    """What `processes.BROKER` is made from. `directory` is the cluster's; it gets the broker's logs."""
+    """The arguments of `processes.BROKER`. `directory` is the cluster's; the broker's logs go there."""
     return {"properties": dict(properties), "logs_dir": str(directory / "logs" / f"broker-{broker_id}")}
 
 

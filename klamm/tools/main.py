@@ -1,6 +1,6 @@
-"""The `klamm` command: its sub-commands, and how every one of them ends (see `errors`).
+"""The `klamm` command: its sub-commands, and how each of them ends (see `errors`).
 
-Importing this module must stay quick: what a sub-command needs it imports when it runs.
+Importing this module must stay quick: a sub-command imports its own modules when it runs.
 """
 
 import os
@@ -34,7 +34,7 @@ app.add_typer(pipeline.app, name="pipeline")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 
-# The base of everything that typer says about wrong arguments (its copy of click has no public name).
+# The base class of typer's errors about wrong arguments (its copy of click has no public name).
 _CallError = typer.BadParameter.__mro__[2]
 
 
@@ -51,7 +51,7 @@ def _options(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Options of every command come before its name."""
+    """Options of all commands stand before the command's name."""
 
 
 def main() -> NoReturn:
@@ -60,7 +60,7 @@ def main() -> NoReturn:
 
 
 def run(arguments: list[str]) -> int:
-    """Runs a command line and returns its exit code; errors are told on stderr."""
+    """Runs a command line and returns its exit code; errors are printed on stderr."""
     try:
         # Outside its stand-alone mode typer returns the code of an Exit, and raises everything else.
         code = get_command(app).main(args=arguments, prog_name="klamm", standalone_mode=False)
@@ -71,7 +71,7 @@ def run(arguments: list[str]) -> int:
     except BrokenPipeError:
         return _reader_gone()
     except SystemExit as leaving:
-        # That is what typer makes of a broken pipe.
+        # typer turns a broken pipe into this exception.
         if isinstance(leaving.__context__, BrokenPipeError):
             return _reader_gone()
         raise
@@ -82,7 +82,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _reader_gone() -> int:
-    """Whoever read our output has enough (klamm consume | head); Python must not complain when it flushes at exit."""
+    """The reader closed the output (klamm consume | head); Python must not complain when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), STDOUT)
     return EXIT_OK
 
@@ -104,7 +104,7 @@ def _explain(error: Exception) -> int:
     else:
         code = EXIT_FAILED
         message = _message(error)
-    # Help is what was asked for when nothing was said; it is no error to be prefixed.
+    # A command line without arguments prints the help, which is not an error and gets no prefix.
     print(message if not message or message.startswith("Usage:") else f"klamm: {message}", file=sys.stderr)
     return code
 

@@ -1,7 +1,7 @@
 """`klamm pipeline`: topics to files and back, and an example of a pipeline, on Spark.
 
-Spark runs inside the command, with as many tasks at a time as the machine has cores, or where --master or --remote
-says. What is printed on stdout is what was done; progress and Spark's own lines go to stderr.
+Spark runs inside the command, with as many parallel tasks as the machine has cores, or where --master or --remote says.
+The result goes to stdout; progress and Spark's own lines go to stderr.
 """
 
 import json
@@ -35,7 +35,9 @@ Master = Annotated[str | None, typer.Option("--master", metavar="URL", help=f"Sp
 Remote = Annotated[str | None, typer.Option("--remote", metavar="URL", help="A server of Spark Connect, sc://...")]
 Options = Annotated[
     list[str] | None,
-    typer.Option("--option", metavar="NAME=VALUE", help="An option of the data source, as kafka.*. May be repeated."),
+    typer.Option(
+        "--option", metavar="NAME=VALUE", help="An option of the data source, such as kafka.*. May be repeated."
+    ),
 ]
 
 
@@ -43,23 +45,23 @@ Options = Annotated[
 def archive(
     directory: Annotated[Path, typer.Option("--directory", help="The archive. All executors must see it.")],
     topic: Annotated[list[str] | None, typer.Option("--topic", help="A topic. May be repeated.")] = None,
-    pattern: Annotated[str | None, typer.Option("--pattern", help="All topics of this pattern.")] = None,
+    pattern: Annotated[str | None, typer.Option("--pattern", help="All topics that match this pattern.")] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    offsets_per_file: Annotated[int, typer.Option(min=1, help="How many offsets a file has at most.")] = 1_000_000,
+    offsets_per_file: Annotated[int, typer.Option(min=1, help="The largest number of offsets in a file.")] = 1_000_000,
     accept_data_loss: Annotated[
         bool, typer.Option("--accept-data-loss", help="Go on where records were removed before they were archived.")
     ] = False,
     delta: Annotated[
-        bool, typer.Option("--delta", help="Keep DIRECTORY/data as a Delta table, too; needs the package deltalake.")
+        bool, typer.Option("--delta", help="Also keep DIRECTORY/data as a Delta table; needs the package deltalake.")
     ] = False,
     option: Options = None,
     master: Master = None,
     remote: Remote = None,
     as_json: AsJson = False,
 ) -> None:
-    """Add to an archive what topics have now, as Parquet files, exactly once."""
+    """Add the present records of topics to an archive of Parquet files, exactly once."""
     if (topic is None) == (pattern is None):
-        raise typer.BadParameter("exactly one of --topic and --pattern", param_hint="--topic")
+        raise typer.BadParameter("give exactly one of --topic and --pattern", param_hint="--topic")
     options = {
         "kafka.bootstrap.servers": bootstrap_server,
         "failOnDataLoss": str(not accept_data_loss).lower(),
@@ -90,15 +92,17 @@ def archive(
 @app.command()
 def replay(
     directory: Annotated[Path, typer.Option("--directory", help="The archive.")],
-    output: Annotated[Path, typer.Option("--output", help="Where the new offsets are written.")],
+    output: Annotated[Path, typer.Option("--output", help="Directory for the new offsets.")],
     topic: Annotated[
         list[str] | None,
         typer.Option("--topic", metavar="TOPIC[=NEW]", help="A topic, and its new name. May be repeated."),
     ] = None,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    max_records_per_second: Annotated[int | None, typer.Option(min=1, help="Of all partitions together.")] = None,
+    max_records_per_second: Annotated[
+        int | None, typer.Option(min=1, help="Limit for all partitions together.")
+    ] = None,
     commit_groups: Annotated[
-        bool, typer.Option("--commit-groups", help="Commit for the groups what they had committed, as new offsets.")
+        bool, typer.Option("--commit-groups", help="Translate the groups' committed offsets, and commit them.")
     ] = False,
     option: Options = None,
     master: Master = None,
@@ -135,23 +139,23 @@ def replay(
 def transform(
     source: Annotated[str, typer.Option("--source", help="The topic of the sales.")],
     target: Annotated[str, typer.Option("--target", help="The topic of the totals.")],
-    checkpoint: Annotated[Path, typer.Option("--checkpoint", help="Where Spark keeps how far it has come.")],
+    checkpoint: Annotated[Path, typer.Option("--checkpoint", help="Directory in which Spark keeps its progress.")],
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    window: Annotated[str, typer.Option(help="How long a total is for.")] = "1 minute",
-    late: Annotated[str, typer.Option(help="How late a sale may come.")] = "10 minutes",
+    window: Annotated[str, typer.Option(help="The period of each total.")] = "1 minute",
+    late: Annotated[str, typer.Option(help="How late a sale may arrive.")] = "10 minutes",
     option: Options = None,
     master: Master = None,
     remote: Remote = None,
     as_json: AsJson = False,
 ) -> None:
-    """An example: sum up sales, which are JSON, by product and minute."""
+    """An example: sum up sales (JSON records) by product and minute."""
     options = {"kafka.bootstrap.servers": bootstrap_server, **parse_pairs("--option", option or [])}
     with session("klamm transform", master, remote) as spark, progress("summing up", None, visible=not as_json) as add:
         import klamm.spark
         from klamm.spark.pipelines.transform import transform as run
 
         klamm.spark.register(spark)
-        # Else Spark forgets all but the last hundred micro-batches.
+        # By default Spark keeps the progress of the last hundred micro-batches only.
         spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", 1_000_000)
         query = run(spark, options, source, target, str(checkpoint), window=window, late=late)
         rows, has_ended = 0, False
@@ -163,20 +167,20 @@ def transform(
     tell({"records": rows}, f"Summed up {rows} records.", as_json)
 
 
-# -- what they share --------------------------------------------------------------------------------------------------
+# -- shared by the commands -------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def session(name: str, master: str | None, remote: str | None) -> "Iterator[SparkSession]":
-    """A session of Spark; what goes wrong in it becomes a ToolError."""
+    """A Spark session; its errors become ToolErrors."""
     if master is not None and remote is not None:
-        raise typer.BadParameter("only one of --master and --remote", param_hint="--remote")
+        raise typer.BadParameter("give only one of --master and --remote", param_hint="--remote")
     try:
         from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise ToolError(f"pipelines need PySpark ({error}); pip install 'klamm[spark]' brings it") from None
+        raise ToolError(f"pipelines need PySpark ({error}); install it with pip install 'klamm[spark]'") from None
     from klamm.net.client import ClientError
     from klamm.protocol.errors import KafkaError
     from klamm.spark.pipelines.replay import ReplayError
@@ -188,7 +192,7 @@ def session(name: str, master: str | None, remote: str | None) -> "Iterator[Spar
         else:
             builder = SparkSession.builder.master(master or LOCAL).appName(name)
             if (master or LOCAL).startswith("local"):
-                # Else its workers are whatever python3 is.
+                # Spark's default for its workers is the python3 on the PATH.
                 os.environ.setdefault("PYSPARK_PYTHON", worker_python())
                 # Spark's default is for clusters: 200 tasks for each micro-batch with an aggregate.
                 builder = builder.config("spark.sql.shuffle.partitions", os.cpu_count() or 1)
@@ -203,20 +207,20 @@ def session(name: str, master: str | None, remote: str | None) -> "Iterator[Spar
     except PySparkException as error:
         raise ToolError(reason(str(error))) from error
     except (Py4JError, ConnectionError) as error:
-        # What a broker's connection fails with is a ClientError.
-        raise ToolError(f"Spark's JVM does not answer any more: {error}") from error
+        # A failed connection to a broker is a ClientError, so these errors come from the connection to the JVM.
+        raise ToolError(f"Spark's JVM no longer answers: {error}") from error
     except (ValueError, DataLoss, ReplayError, KafkaError, ClientError) as error:
         raise ToolError(str(error)) from error
 
 
 def worker_python() -> str:
-    """This Python, by the name under which its PySpark starts sooner, where it has that name (bin/klamm-python)."""
+    """bin/klamm-python, with which PySpark starts faster, if it exists; otherwise this Python."""
     sooner = Path(sys.executable).with_name("klamm-python")
     return str(sooner) if sooner.exists() else sys.executable
 
 
 def reason(text: str) -> str:
-    """The line of a Spark error that says why: the last one of a worker's traceback, or the first."""
+    """The line of a Spark error that states the cause: the last line of a worker's traceback, or the first line."""
     lines = [line for line in text.splitlines() if line.strip()]
     traceback = next((number for number, line in enumerate(lines) if line.startswith("Traceback")), None)
     if traceback is None:
@@ -226,7 +230,7 @@ def reason(text: str) -> str:
 
 @contextmanager
 def shown(what: str, as_json: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr; gives a function that is told what is done and the total."""
+    """A progress bar on stderr; yields a function that takes the amount done and the total."""
     with ExitStack() as stack:
         advance: Callable[[int], object] | None = None
         before = 0

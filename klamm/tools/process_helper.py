@@ -1,17 +1,18 @@
 """The process that forks servers for `klamm.tools.helper`.
 
-It imports klamm once, before it has any thread or loop, and then forks a child for each server that its owner asks for:
-a child starts in milliseconds and shares the imported code's memory. It stays single-threaded and holds no state but
-its children. Run as `python -m klamm.tools.process_helper COMMANDS EVENTS LIFELINE MODULE...` with three inherited
-descriptors:
+The helper imports klamm once, before it has any thread or loop, and then forks a child for each server that its owner
+requests: a child starts in milliseconds and shares the imported code's memory. The helper stays single-threaded and
+holds no state but its children. It runs as `python -m klamm.tools.process_helper COMMANDS EVENTS LIFELINE MODULE...`
+with three inherited descriptors:
 
-- COMMANDS, a socket: JSON lines from the owner, `{"start": id, "target": "module:callable", "arguments": {...},
-  "log": path}`, `{"signal": id, "number": n}`, and `{"remove": directory}` and `{"forget": directory}`: what the helper
-  removes when its owner is gone. The commands' end is the end of the owner.
+- COMMANDS, a socket: JSON lines from the owner. `{"start": id, "target": "module:callable", "arguments": {...},
+  "log": path}` forks a server. `{"signal": id, "number": n}` sends a signal. `{"remove": directory}` has the helper
+  remove the directory when its owner is gone; `{"forget": directory}` cancels that. End of file means the owner is
+  gone.
 - EVENTS, a pipe shared with the children: JSON lines to the owner, each written at once and shorter than PIPE_BUF, so
-  that they never mix: `started` (pid), `ready` (what the server tells), `failed` (reason), `paused`, `resumed`,
+  that they never mix: `started` (pid), `ready` (the server's details), `failed` (reason), `paused`, `resumed`,
   `exited` (code).
-- LIFELINE, a pipe that nobody writes to: its end tells every child that the owner is gone.
+- LIFELINE, a pipe without data: its end of file tells every child that the owner is gone.
 """
 
 import contextlib
@@ -38,7 +39,7 @@ def main() -> None:
     commands, events, lifeline = map(int, sys.argv[1:4])
     for module in sys.argv[4:]:
         importlib.import_module(module)
-    # What is imported lives for ever: taken out of the collector's sight, its pages stay shared with the children.
+    # Imported modules live for ever. The collector does not touch frozen objects, so their pages stay shared.
     gc.collect()
     gc.freeze()
     Helper(commands, events, lifeline).run()
@@ -56,7 +57,7 @@ class Helper:
         self._child_ended, self._wakeup = os.pipe()
 
     def run(self) -> None:
-        """Works until the owner is gone, then sees its children end."""
+        """Serves commands until the owner is gone, then ends the children."""
         for descriptor in (self._child_ended, self._wakeup):
             os.set_blocking(descriptor, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -70,7 +71,7 @@ class Helper:
         self._end_orphans()
 
     def _read_commands(self) -> bool:
-        """Carries out what has arrived; False when the owner is gone."""
+        """Carries out the commands that have arrived; False when the owner is gone."""
         try:
             received = os.read(self._commands, 65536)
         except ConnectionResetError:
@@ -112,13 +113,13 @@ class Helper:
 
     def _tell(self, event: str, identifier: int, **details: Any) -> None:
         line = json.dumps({"event": event, "id": identifier, **details}) + "\n"
-        # An owner that is gone hears nothing more.
+        # An owner that is gone reads no events.
         with contextlib.suppress(BrokenPipeError):
             os.write(self._events, line.encode())
 
     def _end_orphans(self) -> None:
         for identifier, pid in self._pids.items():
-            # Nobody needs a clean stop of what is thrown away. A paused child does not see that the lifeline has ended.
+            # A server over a throwaway directory needs no clean stop. A paused child does not see the lifeline's end.
             thrown_away = os.path.dirname(self._logs[identifier]) in self._throwaway
             os.kill(pid, signal.SIGKILL if thrown_away else signal.SIGCONT)
         deadline = time.monotonic() + ORPHAN_GRACE_S
@@ -149,7 +150,7 @@ class Helper:
             traceback.print_exc()
             self._tell("failed", identifier, reason=f"a fault of the program: {error!r}"[:REASON_LIMIT])
         finally:
-            # Not sys.exit: what the helper registered for its own end is none of the child's business.
+            # Not sys.exit: the child must not run the helper's own exit handlers.
             sys.stderr.flush()
             sys.stdout.flush()
             os._exit(code)

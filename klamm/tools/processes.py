@@ -1,6 +1,6 @@
-"""Servers as processes of their own that can be started, killed, paused and restarted by name.
+"""Servers as processes of their own, which can be started, killed, paused and restarted.
 
-`Processes` are the servers of one cluster, forked by a helper (`helper.Helper`) that has imported klamm once.
+`Processes` holds the servers of one cluster, forked by a helper (`helper.Helper`) that has imported klamm once.
 
     with Processes(directory) as processes:
         zookeeper = processes.start("zookeeper", EMBEDDED_ZOOKEEPER, {"directory": ..., "host": ..., "port": 0})
@@ -9,8 +9,8 @@
         zookeeper.restart()
 
 What must stay true:
-- No server outlives the process that started it, however that one ends (kill -9 included).
-- A server that ends is noticed, with its exit code, its reason and the last lines of its log.
+- No server outlives the process that started it, however that process ends (kill -9 included).
+- The end of a server is noticed, with its exit code, its reason and the last lines of its log.
 - Every method may be called from any thread.
 """
 
@@ -39,9 +39,9 @@ class ServerFailed(Exception):
 class ServerProcess:
     """One server's process, past or present. Made by `Processes.start`.
 
-    `details` is what the server told when it became ready (None before). `exit_code` is None while it runs, negative
-    when a signal ended it. `paused`: a signal has stopped it for a while. `expected_end` is True once it was told to
-    end by `stop` or `kill`.
+    `details` holds the values that the server sent when it became ready (None before). `exit_code` is None while the
+    process runs, negative when a signal ended it. `paused`: SIGSTOP has stopped the process. `expected_end` is True
+    after `stop`, `end` or `kill`.
     """
 
     def __init__(self, helper: Helper, name: str, target: str, arguments: Mapping[str, Any], log: Path) -> None:
@@ -73,33 +73,33 @@ class ServerProcess:
         return self.exit_code is None
 
     def wait_ready(self, timeout_s: float = READY_TIMEOUT_S) -> dict[str, Any]:
-        """What the server tells once it serves. Raises ServerFailed when it ends before, or takes too long."""
+        """Waits until the server is ready; returns its details. Raises ServerFailed if it ends or takes too long."""
         self._helper.wait(lambda: self.details is not None or not self.running, timeout_s)
         if self.details is not None:
             return self.details
         raise ServerFailed(self.obituary() if not self.running else f"{self.name} is not ready after {timeout_s} s")
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Its exit code, once it has ended. Raises ServerFailed if it has not in time."""
+        """Waits for the end of the process; returns its exit code. Raises ServerFailed on timeout."""
         self._helper.wait(lambda: not self.running, timeout_s)
         if self.exit_code is None:
             raise ServerFailed(f"{self.name} (pid {self.pid}) has not ended after {timeout_s} s")
         return self.exit_code
 
     def stop(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """Stops it cleanly and returns its exit code; nothing to do when it has ended."""
+        """Stops the server cleanly and returns its exit code. A server that has ended stays as it is."""
         self.end()
         return self.wait(timeout_s)
 
     def end(self) -> None:
-        """Tells it to stop, without waiting; nothing when it has ended."""
+        """Tells a running server to stop, without waiting."""
         if self.paused:
             self.resume()
         self.expected_end = True
         self._signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """kill -9, and waits until it is gone. Works on a paused server."""
+        """kill -9; waits until the process is gone. Works on a paused server."""
         self.kill_soon()
         self.wait()
 
@@ -109,17 +109,17 @@ class ServerProcess:
         self._signal(signal.SIGKILL)
 
     def pause(self) -> None:
-        """Stops it in its tracks (SIGSTOP) and waits until it stands; its connections stay open and silent."""
+        """Stops the process with SIGSTOP and waits for that; its connections stay open and silent."""
         self._signal(signal.SIGSTOP)
         self._helper.wait(lambda: self.paused or not self.running, STOP_TIMEOUT_S)
 
     def resume(self) -> None:
-        """Lets a paused server go on."""
+        """Continues a paused server."""
         self._signal(signal.SIGCONT)
         self._helper.wait(lambda: not self.paused or not self.running, STOP_TIMEOUT_S)
 
     def restart(self, arguments: Mapping[str, Any] | None = None, timeout_s: float = READY_TIMEOUT_S) -> dict[str, Any]:
-        """Starts it again, stopping it first if it runs, and waits until it is ready; with new arguments if given."""
+        """Stops the server if it runs, starts it with the new arguments, if any, and waits until it is ready."""
         self.stop()
         if arguments is not None:
             self.arguments = dict(arguments)
@@ -127,11 +127,11 @@ class ServerProcess:
         return self.wait_ready(timeout_s)
 
     def begin_again(self) -> None:
-        """Starts a server that has ended once more, and returns at once. Raises ServerFailed without a helper."""
+        """Starts an ended server again and returns at once. Raises ServerFailed when the helper has ended."""
         self._begin()
 
     def log_tail(self, lines: int = 10) -> str:
-        """The last lines that it wrote since it was started."""
+        """The last lines of its log since its start."""
         try:
             with self.log.open("rb") as file:
                 file.seek(max(self._log_start, self.log.stat().st_size - 65536))
@@ -141,7 +141,7 @@ class ServerProcess:
         return "\n".join(written.splitlines()[-lines:])
 
     def obituary(self) -> str:
-        """How it ended: its reason if it gave one, else its exit code and the end of its log."""
+        """How the server ended: its own reason if it gave one, else its exit code and the end of its log."""
         if self.reason:
             return f"{self.name}: {self.reason}"
         code = self.exit_code or 0
@@ -168,7 +168,7 @@ class ServerProcess:
             case "exited":
                 self.exit_code = event["code"]
             case "lost":
-                # Without the helper nobody could tell of the server any more.
+                # Without the helper there are no more events of this server.
                 if self.pid is not None:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(self.pid, signal.SIGKILL)
@@ -177,11 +177,11 @@ class ServerProcess:
 
 
 class Processes:
-    """The servers of one cluster. `directory` (made if absent) gets the log of each as NAME.log.
+    """The servers of one cluster. `directory` (made if absent) holds the log of each server as NAME.log.
 
-    A `helper` that is given is shared and stays; otherwise there is one for these servers alone. A `throwaway`
-    directory is removed at the end, by the helper if this process is killed; its servers are then killed instead of
-    being stopped.
+    A given `helper` is shared and outlives this object; without one, these servers get a helper of their own. A
+    `throwaway` directory is removed at the end, by the helper if this process is killed; its servers are then killed
+    instead of stopped.
     """
 
     def __init__(self, directory: str | Path, *, helper: Helper | None = None, throwaway: bool = False) -> None:
@@ -203,20 +203,19 @@ class Processes:
         self.close()
 
     def start(self, name: str, target: str, arguments: Mapping[str, Any]) -> ServerProcess:
-        """Forks a server and returns at once. `target` ("module:callable") makes it from `arguments` (JSON values).
-
-        Raises ServerFailed when there is no helper any more.
+        """Forks a server and returns at once. `target` ("module:callable") makes the server from `arguments`, which are
+        JSON values. Raises ServerFailed when the helper has ended.
         """
         server = ServerProcess(self._helper, name, target, arguments, self.directory / f"{name}.log")
         self.servers[name] = server
         return server
 
     def wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Waits until the condition, looked at whenever a server's state has changed, is true; False when it is not."""
+        """Waits until the condition is true; returns False on timeout. Each change of a server's state checks it."""
         return self._helper.wait(condition, timeout_s)
 
     def close(self, timeout_s: float = STOP_TIMEOUT_S, *, together: Sequence[ServerProcess] = ()) -> None:
-        """Stops all servers: some first and together, then one by one, the last started first. Idempotent.
+        """Stops all servers: first those of `together`, at once; then the rest, last started first. Idempotent.
 
         A server that does not stop within `timeout_s` is killed.
         """

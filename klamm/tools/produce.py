@@ -1,7 +1,7 @@
-"""`klamm produce`: lines of standard input or of files become records.
+"""`klamm produce`: turns lines of standard input or of files into records.
 
-Every record is counted until the broker has acknowledged it; one that is not delivered makes the command fail. What is
-read ahead of the acknowledgements is bounded.
+Every record is counted until the broker has acknowledged it; the command fails if any record is not delivered. The
+command reads only a bounded amount ahead of the acknowledgements.
 """
 
 import json
@@ -34,7 +34,7 @@ from klamm.tools.text import BadRecord, parse_record, parse_separator, split_rec
 
 PENDING_LIMIT_BYTES = 64 * 1024 * 1024
 PENDING_LIMIT_RECORDS = 100_000
-# How long a record may wait for its topic to have a leader.
+# How long a record may wait for a leader of its partition.
 MAX_BLOCK_MS = 20_000
 
 COMPRESSION_TYPES = ("none", "gzip", "snappy", "lz4", "zstd")
@@ -47,19 +47,24 @@ def produce(
     file: Annotated[
         list[Path] | None, typer.Option("--file", help="Read this instead of standard input; may be repeated.")
     ] = None,
-    separator: Annotated[str, typer.Option(help="What ends a record; escapes as \\t are understood.")] = "\\n",
+    separator: Annotated[str, typer.Option(help="Separator after each record; may hold escapes such as \\t.")] = "\\n",
     null: Annotated[bool, typer.Option("--null", "-0", help="Records end with a NUL byte.")] = False,
     key_separator: Annotated[
-        str | None, typer.Option(help="Each record is a key, this, and a value. Without it records have no keys.")
+        str | None, typer.Option(help="Separator between key and value. Without this option records have no keys.")
     ] = None,
     headers: Annotated[
         bool, typer.Option("--headers", help="Each record begins with name:value,name:value and a tab.")
     ] = False,
     partition: Annotated[int | None, typer.Option(min=0, help="Write to this partition only.")] = None,
     compression_type: Annotated[str, typer.Option(help=f"One of {', '.join(COMPRESSION_TYPES)}.")] = "none",
-    acks: Annotated[str, typer.Option(help="all, 1 or 0: who must have a record before it counts.")] = "all",
+    acks: Annotated[
+        str,
+        typer.Option(
+            help="Replicas that must have a record before it is acknowledged: all (the ISR), 1 (the leader), 0."
+        ),
+    ] = "all",
     idempotence: Annotated[
-        bool | None, typer.Option("--idempotence/--no-idempotence", help="On unless acks is not all.")
+        bool | None, typer.Option("--idempotence/--no-idempotence", help="By default on with --acks all, else off.")
     ] = None,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
@@ -81,7 +86,7 @@ def produce(
         "linger_ms": 5,
         "batch_size": 256 * 1024,
         "max_block_ms": MAX_BLOCK_MS,
-        # How large a record may be is for the broker to say.
+        # The broker, not the client, limits the size of a record.
         "max_request_size": 100 * 1024 * 1024,
     }
     deliveries = Deliveries()
@@ -96,18 +101,18 @@ def produce(
                 _require_partition(producer, topic, partition)
                 lines = _read(streams, record_end)
                 _send(producer, deliveries, topic, partition, lines, key_end, headers)
-                # Not flush: it fails when the client has split a batch that was too large.
+                # Not flush(): it fails when the client has split a batch that was too large.
                 deliveries.wait_for_all()
             except KeyboardInterrupt:
                 print(
                     f"klamm: interrupted: {deliveries.delivered} records delivered,"
-                    f" of {deliveries.pending} it is not known",
+                    f" {deliveries.pending} without an acknowledgement (they may be in the topic)",
                     file=sys.stderr,
                 )
                 raise
             finally:
                 if deliveries.pending:
-                    # After an interruption: what is unfinished is given up, where close would wait for it.
+                    # After an interruption unacknowledged records are given up; close() would wait for them.
                     producer._sender.force_close()
                 producer.close()
     if as_json:
@@ -144,7 +149,7 @@ def _send(
 
 
 class Deliveries:
-    """Counts records from `send` to their acknowledgement. The client's thread calls back, so a lock guards it all."""
+    """Counts records from `send` to their acknowledgement. A lock guards all fields: the client's thread calls back."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -156,7 +161,7 @@ class Deliveries:
         self.failed = 0
 
     def sent(self, future: Any, size_bytes: int) -> None:
-        """Watches a record that is under way."""
+        """Watches a record that waits for its acknowledgement."""
         with self._changed:
             self.pending += 1
             self._pending_bytes += size_bytes
@@ -178,19 +183,19 @@ class Deliveries:
             self._changed.notify_all()
 
     def wait_for_room(self) -> None:
-        """Waits while too much is under way."""
+        """Waits while too many bytes are unacknowledged."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self.pending < PENDING_LIMIT_RECORDS and self._pending_bytes < PENDING_LIMIT_BYTES
             )
 
     def wait_for_all(self) -> None:
-        """Waits until every record is delivered or has failed, which each does after the client's delivery.timeout."""
+        """Waits until every record is delivered or has failed, at the latest after the client's delivery timeout."""
         with self._changed:
             self._changed.wait_for(lambda: self.pending == 0)
 
     def stop_because(self, reason: str) -> None:
-        """The input cannot be read on."""
+        """Notes why the rest of the input is not sent."""
         self._stopped = reason
 
     def require_success(self) -> None:
@@ -211,12 +216,12 @@ def _require_partition(producer: Any, topic: str, partition: int | None) -> None
 
 
 def _read(streams: Sequence[BufferedReader], separator: bytes) -> Iterator[bytes]:
-    """The records of all streams, or of standard input when there are none; with a bar of the bytes read."""
+    """The records of all streams, or of standard input without streams; shows a bar of the bytes read."""
     total = sum(Path(stream.name).stat().st_size for stream in streams) if streams else None
-    # Whoever types the records needs no bar.
+    # No bar when a person types the records.
     with progress("produce", total, visible=bool(streams) or not sys.stdin.isatty()) as advance:
         for stream in streams or [cast(BufferedReader, sys.stdin.buffer)]:
-            # read1: records from a pipe go out as they come.
+            # read1 returns at once with the bytes a pipe has, so records are sent as they arrive.
             for record in split_records(stream.read1, separator):
                 yield record
                 advance(len(record) + len(separator))

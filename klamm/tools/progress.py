@@ -1,4 +1,4 @@
-"""A progress bar on stderr for long work, when somebody is there to see it."""
+"""A progress bar on stderr for long work, shown only on a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress(what: str, total: int | None, *, visible: bool = True) -> Iterator[Callable[[int], object]]:
-    """Gives a function to be called with each advance; `total` is None when the end is not known.
+    """Yields a function to be called with each advance; `total` is None when the end is not known.
 
     Nothing is shown when stderr is not a terminal.
     """

@@ -1,4 +1,4 @@
-"""Configuration files and `key=value` options, as the commands read them."""
+"""Reads configuration files and `key=value` options of commands."""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ def parse_pairs(option: str, pairs: Iterable[str]) -> dict[str, str]:
 
 
 def with_absolute_directories(properties: Mapping[str, str]) -> dict[str, str]:
-    """The broker's properties with log directories relative to where the command was called made absolute."""
+    """The broker's properties, with log directories made absolute from the current directory."""
     absolute = {
         key: ",".join(os.path.abspath(directory) for directory in split_list(properties[key]))
         for key in ("log.dir", "log.dirs")

@@ -1,4 +1,4 @@
-"""Whether a cluster is ready, as its clients see it: what every broker answers to a Metadata request."""
+"""Whether a cluster is ready from its clients' view: every broker's answer to a Metadata request decides."""
 
 import asyncio
 import time
@@ -13,14 +13,14 @@ from klamm.protocol.messages import ApiKey
 ASK_EVERY_S = 0.01
 ANSWER_TIMEOUT_MS = 2_000
 
-# What is still missing in a broker's answer, "" when nothing is.
+# Describes what is still missing in a broker's answer; "" means the answer is complete.
 Check = Callable[[Any], str]
-# Raises an error when a broker has died, so that nobody waits for it.
+# Raises an error when a broker has died, which ends the wait.
 CheckAlive = Callable[[], None]
 
 
 class NotReady(Exception):
-    """The cluster is not ready in time; the message says which broker knows what."""
+    """The cluster is not ready in time; the message says what each broker does not know yet."""
 
 
 async def wait_until_ready(brokers: Mapping[int, Address], timeout_s: float, check_alive: CheckAlive) -> int:
@@ -53,7 +53,7 @@ async def wait_for_metadata(
     timeout_s: float,
     check_alive: CheckAlive,
 ) -> dict[int, Any]:
-    """Asks every broker until `check` finds nothing missing in the answers of all, and returns the last of each."""
+    """Asks every broker until `check` finds all answers complete, and returns the last answer of each broker."""
     deadline = time.monotonic() + timeout_s
     states = {}
     async with AsyncExitStack() as connections:
@@ -83,7 +83,7 @@ class _Asked:
         self._connection: Any = None
 
     async def ask(self) -> Any:
-        """The broker's answer, or as a string why there is none."""
+        """The broker's answer, or a string with the reason why there is no answer."""
         options = ConnectionOptions(connect_timeout_ms=ANSWER_TIMEOUT_MS, request_timeout_ms=ANSWER_TIMEOUT_MS)
         try:
             if self._connection is None or not self._connection.connected:

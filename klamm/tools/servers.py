@@ -1,4 +1,4 @@
-"""klamm's servers as processes run them: made from plain values, so that a helper process can be told to fork one."""
+"""klamm's servers as processes run them: built from JSON values, so that a helper process can fork them."""
 
 import asyncio
 import logging
@@ -19,9 +19,9 @@ _log = logging.getLogger(__name__)
 
 
 class BrokerServer:
-    """One broker, made from its properties; `log.dirs` must be absolute.
+    """One broker, built from its properties; `log.dirs` must be absolute.
 
-    `logs_dir` (absolute) gets state-change.log and controller.log; None: they are part of the common log.
+    `logs_dir` (absolute) holds state-change.log and controller.log; None sends their lines to the common log.
     """
 
     def __init__(self, properties: Mapping[str, str], logs_dir: str | None = None) -> None:
@@ -67,9 +67,9 @@ class BrokerServer:
 
 
 class EmbeddedZooKeeper:
-    """The embedded ZooKeeper server over one directory (absolute); port 0 is any free one.
+    """The embedded ZooKeeper server over one directory (absolute); port 0 takes any free port.
 
-    `min_session_timeout_ms`: the shortest session that it grants, its own default if None.
+    `min_session_timeout_ms`: the shortest session timeout that it grants; None keeps the server's default.
     """
 
     def __init__(self, directory: str, host: str, port: int, min_session_timeout_ms: int | None = None) -> None:

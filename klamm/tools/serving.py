@@ -1,5 +1,5 @@
-"""Running one server in this process until it is told to stop: what `klamm broker`, `klamm zookeeper` and every process
-of `klamm up` have in common.
+"""Runs one server in this process until it is told to stop; `klamm broker`, `klamm zookeeper` and every process of
+`klamm up` use this module.
 
 What must stay true:
 - SIGTERM and SIGINT stop the server cleanly; a second signal ends the process at once.
@@ -26,19 +26,19 @@ _log = logging.getLogger(__name__)
 
 
 class Server(Protocol):
-    """What can be served."""
+    """A server that `run_server` can run."""
 
     async def start(self) -> Mapping[str, Any]:
-        """Returns when clients are served, with what others should know (JSON values: ports, addresses).
+        """Returns when clients are served; the result holds the server's ports and addresses (JSON values).
 
-        Raises ToolError or OSError when it cannot be started for a reason outside the program.
+        Raises ToolError or OSError when the server cannot start for a reason outside the program.
         """
 
     async def failed(self) -> BaseException:
         """Returns when the server cannot go on, with the reason."""
 
     async def stop(self) -> None:
-        """Stops cleanly, also after a start that failed or was cut short."""
+        """Stops cleanly, also after a start that failed or was interrupted."""
 
 
 def configure_logging() -> None:

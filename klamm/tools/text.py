@@ -1,4 +1,4 @@
-"""Records as text: how a line of `klamm produce` becomes a record, and a record a line of `klamm consume`. Pure."""
+"""Records as text: a line of `klamm produce` becomes a record, and a record a line of `klamm consume`. Pure."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ Headers = list[tuple[str, bytes | None]]
 
 
 class BadRecord(ValueError):
-    """A line is not of the form that the options promise."""
+    """A line does not have the form that the options require."""
 
 
 def parse_separator(option: str, text: str) -> bytes:
@@ -30,9 +30,9 @@ def parse_separator(option: str, text: str) -> bytes:
 
 
 def split_records(read: Callable[[int], bytes], separator: bytes) -> Iterator[bytes]:
-    """The parts of a stream between separators; what follows the last one is a record unless it is empty.
+    """The parts of a stream between separators; the rest after the last separator is a record unless it is empty.
 
-    `read(size_bytes)` gives the next bytes, none at the end.
+    `read(size_bytes)` returns the next bytes, and b"" at the end.
     """
     rest = b""
     while chunk := read(READ_SIZE_BYTES):
@@ -50,20 +50,20 @@ def parse_record(
     if with_headers:
         text, found, line = line.partition(HEADERS_END)
         if not found:
-            raise BadRecord("it has no tab after its headers")
+            raise BadRecord("no tab after the headers")
         headers = [_parse_header(header) for header in text.split(b",")] if text else []
     if key_separator is None:
         return None, line, headers
     key, found, value = line.partition(key_separator)
     if not found:
-        raise BadRecord(f"it has no key separator {key_separator.decode('utf-8', 'backslashreplace')!r}")
+        raise BadRecord(f"no key separator {key_separator.decode('utf-8', 'backslashreplace')!r}")
     return key, value, headers
 
 
 def _parse_header(header: bytes) -> tuple[str, bytes]:
     name, colon, value = header.partition(b":")
     if not colon:
-        raise BadRecord(f"its header {header.decode('utf-8', 'backslashreplace')!r} is not of the form name:value")
+        raise BadRecord(f"header {header.decode('utf-8', 'backslashreplace')!r} is not of the form name:value")
     try:
         return name.decode(), value
     except UnicodeDecodeError:
@@ -72,7 +72,7 @@ def _parse_header(header: bytes) -> tuple[str, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class RecordFormat:
-    """What of a record is printed, as kafka-console-consumer prints it."""
+    """Which parts of a record are printed, in the form of kafka-console-consumer."""
 
     key: bool = False
     headers: bool = False
@@ -102,7 +102,7 @@ def _header_line(header: Sequence[Any]) -> bytes:
 
 
 def record_json(record: Any) -> bytes:
-    """One line of JSON for a record; bytes that are not UTF-8 stand as base64 under a name that says so."""
+    """One line of JSON for a record; bytes that are not UTF-8 appear as base64 under a name that says so."""
     headers: list[dict[str, Any]] = [{"name": name, **_text("value", value)} for name, value in record.headers]
     return (
         json.dumps(

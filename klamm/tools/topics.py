@@ -1,7 +1,7 @@
 """`klamm topics`: kafka-topics' work over the wire protocol, for any Kafka cluster.
 
-Each command asks the cluster, prints, and ends; what is printed is made by pure functions of the answers. The output
-of `describe` is that of Kafka's tool, character for character.
+Each command asks the cluster, prints, and ends. Pure functions turn the answers into output. The output of `describe`
+is that of Kafka's tool, character for character.
 """
 
 import json
@@ -34,9 +34,13 @@ OptionalPattern = Annotated[
 ]
 ReplicaAssignment = Annotated[
     str | None,
-    typer.Option("--replica-assignment", metavar="0:1,1:2", help="Brokers of each partition instead of counts."),
+    typer.Option(
+        "--replica-assignment",
+        metavar="0:1,1:2",
+        help="Brokers of each partition; replaces --partitions and --replication-factor.",
+    ),
 ]
-IfExists = Annotated[bool, typer.Option("--if-exists", help="A topic that does not exist is no error.")]
+IfExists = Annotated[bool, typer.Option("--if-exists", help="Succeed even if the topic does not exist.")]
 ExcludeInternal = Annotated[bool, typer.Option("--exclude-internal", help="Leave out the internal topics.")]
 
 ZERO_UUID = "00000000-0000-0000-0000-000000000000"
@@ -50,13 +54,17 @@ TOPIC_ALREADY_EXISTS = 36
 def create(
     topic: TopicName,
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
-    partitions: Annotated[int | None, typer.Option(min=1, help="The broker's default when not given.")] = None,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, help="Number of partitions; by default the broker's num.partitions.")
+    ] = None,
     replication_factor: Annotated[
-        int | None, typer.Option(min=1, max=32767, help="The broker's default when not given.")
+        int | None, typer.Option(min=1, max=32767, help="By default the broker's default.replication.factor.")
     ] = None,
     replica_assignment: ReplicaAssignment = None,
-    config: Annotated[list[str] | None, typer.Option(metavar="KEY=VALUE", help="May be repeated.")] = None,
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="An existing topic is no error.")] = False,
+    config: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="A topic config; may be repeated.")
+    ] = None,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Succeed even if the topic exists.")] = False,
     command_config: CommandConfig = None,
     as_json: AsJson = False,
 ) -> None:
@@ -139,7 +147,9 @@ def describe(
 @app.command()
 def alter(
     topic: TopicPattern,
-    partitions: Annotated[int, typer.Option(min=1, help="The new count of partitions, more than there are.")],
+    partitions: Annotated[
+        int, typer.Option(min=1, help="The new number of partitions; must be larger than the present one.")
+    ],
     bootstrap_server: BootstrapServer = DEFAULT_BOOTSTRAP,
     replica_assignment: ReplicaAssignment = None,
     if_exists: IfExists = False,
@@ -172,7 +182,7 @@ def delete(
         _check(answer["error_code"], answer.get("error_message"))
 
 
-# -- what is asked and told ---------------------------------------------------------------------------------------
+# -- requests and output ------------------------------------------------------------------------------------------
 
 
 def parse_assignment(text: str) -> list[list[int]]:
@@ -248,7 +258,7 @@ def _joined(brokers: Sequence[int]) -> str:
 def _growth(topic: Mapping[str, Any], partitions: int, assignment: list[list[int]] | None) -> Any:
     if assignment is None:
         return partitions
-    # As in Kafka's tool the option names the brokers of all partitions, of which only the new ones are sent.
+    # As in Kafka's tool the option names the brokers of all partitions; the request holds only the new partitions.
     return {"count": partitions, "assignments": assignment[len(topic["partitions"]) :]}
 
 
@@ -260,10 +270,12 @@ def _matching(admin: Any, pattern: str | None, exclude_internal: bool) -> list[d
     if pattern is None:
         return found
     try:
-        # Kafka's tool lets commas and quotes stand around alternatives.
+        # As in Kafka's tool, commas separate alternatives and quotes are ignored.
         expression = re.compile(pattern.strip("\"' ").replace(",", "|"))
     except re.error as error:
-        raise typer.BadParameter(f"{pattern!r} is no regular expression: {error}", param_hint="--topic") from None
+        raise typer.BadParameter(
+            f"{pattern!r} is not a valid regular expression: {error}", param_hint="--topic"
+        ) from None
     return [topic for topic in found if expression.fullmatch(topic["name"])]
 
 
@@ -273,7 +285,7 @@ def _require_found(pattern: str | None, found: Sequence[Any], if_exists: bool) -
 
 
 def _changed_configs(admin: Any, topics: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Of each topic the configs that are not a default, in the order told."""
+    """The configs of each topic that differ from the default, in the broker's order."""
     from kafka.admin import ConfigResource, ConfigResourceType
 
     if not topics:

@@ -1,10 +1,10 @@
 """`klamm up`: a whole cluster on this machine: embedded ZooKeeper and brokers, each a process of its own.
 
-Everything it keeps stands in one directory: `zookeeper/` and `broker-N/` hold the data, `NAME.log` what each process
-says, `broker-N.properties` how `klamm broker` runs that broker by itself. Called again with the same directory, the
-cluster is back with all its data.
+The command keeps everything in one directory: `zookeeper/` and `broker-N/` hold the data, `NAME.log` each process's
+log, `broker-N.properties` the properties with which `klamm broker` runs that broker by itself. Called again with the
+same directory, the command starts the cluster with all its data.
 
-What must stay true: a start that is refused because of its options or of a port in use has made no directory.
+What must stay true: a start that fails because of its options or of a port in use creates no directory.
 """
 
 import signal
@@ -40,12 +40,14 @@ REFRESH_S = 1.0
 
 
 def up(
-    brokers: Annotated[int, typer.Option(min=1, max=1000, help="How many brokers.")] = 3,
+    brokers: Annotated[int, typer.Option(min=1, max=1000, help="Number of brokers.")] = 3,
     directory: Annotated[Path, typer.Option("--dir", help="Directory of all data and logs.")] = Path("klamm-data"),
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Port of the first broker, the others follow; 0: any free ones.")
+        int, typer.Option(min=0, max=65535, help="Port of the first broker, the others follow; 0 takes any free ports.")
     ] = 9092,
-    zookeeper_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 0,
+    zookeeper_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port of ZooKeeper; 0 takes any free port.")
+    ] = 0,
     override: Annotated[
         list[str] | None,
         typer.Option("--override", metavar="KEY=VALUE", help="A broker property for all brokers; may be repeated."),
@@ -82,7 +84,7 @@ def up(
     except ServerFailed as error:
         raise ToolError(str(error)) from error
     except KeyboardInterrupt:
-        # The usual end of a cluster that has run is no failure; that of one that never did is an interruption.
+        # Ctrl-C is the usual end of a running cluster, and an interruption of a cluster that was not ready yet.
         if not cluster.ready:
             raise
         if cluster.dead:
@@ -102,7 +104,7 @@ def _interrupt(_number: int, _frame: FrameType | None) -> None:
 class Cluster:
     """The servers of `klamm up`.
 
-    `dead` are the servers that have ended for good, `restarting` those that have been started again and are not ready.
+    `dead`: the servers that have ended for good. `restarting`: the servers that were started again and are not ready.
     """
 
     def __init__(
@@ -133,7 +135,7 @@ class Cluster:
             {"directory": str(directory / "zookeeper"), "host": HOST, "port": self._zookeeper_port},
         )
         details = zookeeper.wait_ready()
-        # Started again it has the port that the brokers know.
+        # After a restart ZooKeeper must have the port that the brokers know.
         zookeeper.arguments["port"] = details["port"]
         self.zookeeper_address = f"{details['host']}:{details['port']}"
         _tell_ready(view, zookeeper)
@@ -148,7 +150,7 @@ class Cluster:
             )
             arguments = broker_arguments(properties, directory, broker_id)
             self.brokers.append(self.processes.start(f"broker-{broker_id}", BROKER, arguments))
-        # Any of them may fail first, so they are waited for together.
+        # Any of the brokers may fail first, so one wait covers all of them.
         self.processes.wait(
             lambda: (
                 all(broker.details for broker in self.brokers) or not all(broker.running for broker in self.brokers)
@@ -181,7 +183,7 @@ class Cluster:
             raise ServerFailed(str(error)) from error
 
     def _keep_port(self, broker: ServerProcess) -> None:
-        """Has a broker that took any free port take the same one when it is started again."""
+        """Makes a broker that took any free port take the same port after a restart."""
         if "listeners" not in self._overrides:
             broker.arguments["properties"]["listeners"] = f"PLAINTEXT://{text_of(broker)}"
 
@@ -211,7 +213,7 @@ class Cluster:
 
 
 def check_overrides(overrides: Mapping[str, str], directory: Path, brokers: int, port: int) -> list[Listener]:
-    """The listeners of all brokers. Tells of bad overrides before anything is started. Raises ToolError."""
+    """The listeners of all brokers. Raises ToolError for a bad override, before anything is started."""
     own = [key for key in ("broker.id", "zookeeper.connect", "log.dirs", "log.dir") if key in overrides]
     if own:
         raise ToolError(f"{own[0]} cannot be overridden: klamm up sets it for each broker (use klamm broker instead)")
@@ -239,7 +241,7 @@ def check_overrides(overrides: Mapping[str, str], directory: Path, brokers: int,
 
 
 def check_ports(listeners: Iterable[Listener], zookeeper_port: int) -> None:
-    """Tells of ports that are in use before anything is started. Raises ToolError."""
+    """Raises ToolError for a port that is in use, before anything is started."""
     wanted = [(f"--zookeeper-port {zookeeper_port}", HOST, zookeeper_port)]
     wanted += [(f"listener {listener}", listener.host, listener.port) for listener in listeners]
     with ExitStack() as opened:
@@ -261,7 +263,7 @@ def text_of(broker: ServerProcess) -> str:
 
 
 def metrics_url(broker: ServerProcess) -> str | None:
-    """Where a ready broker tells its metrics; None when klamm.metrics.port=-1."""
+    """The URL of a ready broker's metrics; None when klamm.metrics.port=-1."""
     assert broker.details is not None
     port = broker.details["metrics_port"]
     return None if port is None else f"http://{address_of(broker)[0]}:{port}/metrics"
@@ -283,9 +285,9 @@ def _tell_ready(view: View, server: ServerProcess) -> None:
 
 
 def watch(cluster: Cluster, view: View, *, restart: bool) -> None:
-    """Shows the cluster's life until Ctrl-C raises KeyboardInterrupt. A server that dies is reported.
+    """Watches the cluster until Ctrl-C raises KeyboardInterrupt, and reports each server that dies.
 
-    With `restart` it is started again; one that dies once more before it is ready stays dead.
+    With `restart` a dead server is started again; a server that dies again before it is ready stays dead.
 
     Raises ServerFailed when the cluster cannot go on: ZooKeeper is gone, or the last broker.
     """

@@ -1,4 +1,4 @@
-"""What `klamm up` shows: lines of JSON, plain lines, or on a terminal lines above a live status.
+"""The output of `klamm up`: lines of JSON, plain lines, or on a terminal lines above a live status.
 
 Events go through `told(event, **details)`; `refresh` is called about once a second with the state of the processes.
 The counts of topics and partitions come from the brokers themselves, asked in the background.
@@ -23,7 +23,7 @@ class TopicCounts:
         self.latest: tuple[int, int] | None = None
         self._bootstrap = bootstrap
         self._ended = threading.Event()
-        # A daemon: what the client is doing when everything ends must not hold the end up.
+        # A daemon thread: a client that still waits for an answer must not delay the end of the command.
         threading.Thread(target=self._ask, name="klamm-topic-counts", daemon=True).start()
 
     def close(self) -> None:
@@ -48,13 +48,13 @@ class TopicCounts:
                 finally:
                     admin.close()
             except KafkaError:
-                # Brokers come and go here; the next round asks whoever is there then.
+                # Brokers come and go here; the next round asks the brokers that run then.
                 self.latest = None
                 self._ended.wait(ASK_EVERY_S)
 
 
 class View(ABC):
-    """Base: what every way of showing has to do."""
+    """The interface of all views."""
 
     def __init__(self) -> None:
         self._started_at = time.monotonic()
@@ -62,10 +62,10 @@ class View(ABC):
 
     @abstractmethod
     def told(self, event: str, **details: Any) -> None:
-        """An event of the cluster's life."""
+        """Shows an event of the cluster."""
 
     def watching(self, bootstrap: str) -> AbstractContextManager[None]:
-        """Around the time in which `refresh` is called."""
+        """The context in which `refresh` is called."""
         return self._count_topics(bootstrap)
 
     @contextmanager
@@ -77,7 +77,7 @@ class View(ABC):
             self._counts.close()
 
     def refresh(self, *, brokers_up: int, brokers_down: Sequence[str]) -> None:
-        """The present state of the processes."""
+        """Shows the present state of the processes."""
         counts = self._counts.latest if self._counts is not None else None
         self.show(
             {
@@ -94,7 +94,7 @@ class View(ABC):
 
 
 class JsonView(View):
-    """One JSON object a line; a status when it has changed."""
+    """Prints one JSON object a line; the status only when it has changed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -110,14 +110,14 @@ class JsonView(View):
 
 
 class PlainView(JsonView):
-    """The same as sentences; what is bad news goes to stderr."""
+    """Prints the same events as sentences; bad news goes to stderr."""
 
     def told(self, event: str, **details: Any) -> None:
         print(sentence(event, details), file=sys.stderr if event == "died" else sys.stdout, flush=True)
 
 
 class TerminalView(View):
-    """Sentences above a status line that is always the present."""
+    """Prints sentences above a live status line."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -147,14 +147,14 @@ class TerminalView(View):
 
 
 def make_view(as_json: bool) -> View:
-    """The view for how the command was called."""
+    """The view for the command's options and its stdout."""
     if as_json:
         return JsonView()
     return TerminalView() if sys.stdout.isatty() else PlainView()
 
 
 def sentence(event: str, details: dict[str, Any]) -> str:
-    """An event for people."""
+    """An event as a sentence."""
     match event:
         case "starting":
             return f"starting {_brokers(details['brokers'])} in {details['directory']}"

@@ -7,8 +7,8 @@ import typer
 
 
 def zookeeper(
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free one.")],
-    directory: Annotated[Path, typer.Option("--dir", help="Directory of its data; made if absent.")],
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 takes any free port.")],
+    directory: Annotated[Path, typer.Option("--dir", help="Data directory; made if absent.")],
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
 ) -> None:
     """Run the embedded ZooKeeper server until SIGTERM or Ctrl-C; a second signal ends it at once."""

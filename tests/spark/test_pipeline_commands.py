@@ -23,12 +23,18 @@ KLAMM = [sys.executable, "-m", "klamm.tools.main", "pipeline"]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["archive", "--directory", "d"], "exactly one of --topic and --pattern"),
-        (["archive", "--directory", "d", "--topic", "t", "--pattern", "t"], "exactly one of --topic and --pattern"),
+        (["archive", "--directory", "d"], "give exactly one of --topic and --pattern"),
+        (
+            ["archive", "--directory", "d", "--topic", "t", "--pattern", "t"],
+            "give exactly one of --topic and --pattern",
+        ),
         (["archive", "--topic", "t"], "Missing option '--directory'."),
         (["archive", "--directory", "d", "--topic", "t", "--offsets-per-file", "0"], "--offsets-per-file"),
         (["archive", "--directory", "d", "--topic", "t", "--option", "x"], "'x' is not of the form key=value"),
-        (["replay", "--directory", "d", "--output", "o", "--master", "a", "--remote", "b"], "only one of --master and"),
+        (
+            ["replay", "--directory", "d", "--output", "o", "--master", "a", "--remote", "b"],
+            "give only one of --master and",
+        ),
         (["transform", "--source", "s"], "Missing option '--target'."),
     ],
 )
@@ -67,7 +73,7 @@ def test_a_jvm_that_dies_is_told(
     builder.getOrCreate().stop.side_effect = at_its_end
     monkeypatch.setattr("pyspark.sql.SparkSession", spark)
     monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
-    with pytest.raises(ToolError, match="Spark's JVM does not answer any more: "), session("name", None, None):
+    with pytest.raises(ToolError, match="Spark's JVM no longer answers: "), session("name", None, None):
         if before is not None:
             raise before
 

@@ -318,7 +318,7 @@ def test_input_that_is_not_as_promised(klamm: Run, tmp_path: Path) -> None:
     source.write_bytes(b"k=v\nk=v\nnothing\nk=v\n")
     produce = ("produce", "--topic", "keyed", "--file", str(source), "--key-separator", "=")
     assert klamm(*produce, code=1) == (
-        "klamm: record 3: it has no key separator '='; the 2 records before it were delivered\n"
+        "klamm: record 3: no key separator '='; the 2 records before it were delivered\n"
     )
     assert klamm("produce", "--topic", "keyed", "--partition", "4", "--file", str(source), code=1) == (
         "klamm: keyed has no partition 4, it has 1 partitions\n"

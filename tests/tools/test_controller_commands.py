@@ -134,10 +134,10 @@ def test_a_status_for_people() -> None:
 
 def test_a_controller_that_tells_nothing() -> None:
     assert list(status_lines(ADDRESS, None))[3:] == [
-        "It tells nothing else: it is a broker of Apache Kafka, or klamm.metrics.port is -1."
+        "No further status: the broker runs Apache Kafka, or its klamm.metrics.port is -1."
     ]
     assert list(status_lines(ADDRESS, {"active": False}))[3:] == [
-        "It is named in ZooKeeper and does not act: it takes over, or has lost its session."
+        "ZooKeeper names this broker, but it is not active: it is taking over, or has lost its session."
     ]
 
 
@@ -199,7 +199,7 @@ def test_records_for_people(record: dict[str, Any], text: str) -> None:
 
 def test_a_gap_for_people() -> None:
     line = record_line({"kind": "missed", "records": 4})
-    assert line == "... 4 records are missing: they came faster than they were read"
+    assert line == "... 4 records are missing: the controller wrote them faster than klamm read them"
 
 
 @contextlib.contextmanager
@@ -229,7 +229,7 @@ OTHER_PROGRAMS = [b"", b"\x00RMI\r\n", b"HTTP/1.1 200 OK\r\n\r\n<html>\n", b"HTT
 
 @pytest.mark.parametrize("answer", [*OTHER_PROGRAMS, b"HTTP/1.1 200 OK\r\n\r\n[]\n", b"HTTP/1.1 200 OK\r\n\r\n{}\n"])
 def test_another_program_at_the_port(answer: bytes) -> None:
-    with answering(answer) as address, pytest.raises(NotKlamm, match="is no port of klamm"):
+    with answering(answer) as address, pytest.raises(NotKlamm, match="is not klamm's status port"):
         list(_records(address, follow=True, is_patient=False))
     with pytest.raises(ToolError, match=r"broker 1 does not answer at http://127\.0\.0\.1:"):
         _status(address)
@@ -241,7 +241,7 @@ def test_the_status_of_a_kafka_with_jmx(monkeypatch: pytest.MonkeyPatch, klamm: 
         monkeypatch.setattr(controller, "find_controller", lambda connect: address)
         first, _, _, last = klamm("status", "--zookeeper", "zk").splitlines()
     assert first == "Controller: broker 1 at 127.0.0.1, epoch 7"
-    assert last.startswith("It tells nothing else: it is a broker of Apache Kafka")
+    assert last.startswith("No further status: the broker runs Apache Kafka")
 
 
 def test_the_status_of_a_controller_that_does_not_answer(
@@ -295,7 +295,7 @@ def test_where_zookeeper_is_says_the_first_broker_that_answers() -> None:
         zookeeper_of_brokers(Admin(KafkaTimeoutError("stuck"), KafkaTimeoutError("dead")))
     with pytest.raises(ToolError, match=r"broker 0 has no zookeeper\.connect"):
         zookeeper_of_brokers(Admin({}, known))
-    with pytest.raises(ToolError, match="no broker is known to live"):
+    with pytest.raises(ToolError, match="the cluster's metadata names no live broker"):
         zookeeper_of_brokers(Admin())
 
 
@@ -413,8 +413,8 @@ def test_a_controller_without_the_port(klamm: Run) -> None:
         where = ("--zookeeper", running.zookeeper)
         found = json.loads(klamm("status", "--json", *where))
         assert (found["broker_id"], found["epoch"], found["port"], found["status"]) == (0, 1, None, None)
-        assert klamm("status", *where).splitlines()[2].startswith("It tells nothing else")
-        assert "tells no events" in klamm("events", *where, code=1)
+        assert klamm("status", *where).splitlines()[2].startswith("No further status")
+        assert "serves no events" in klamm("events", *where, code=1)
         running.stop(0)
         assert klamm("status", *where, code=1) == "klamm: the cluster has no controller now\n"
         assert klamm("move", *where, code=1) == "klamm: the cluster has no controller now\n"

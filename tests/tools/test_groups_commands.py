@@ -25,14 +25,17 @@ RESET = ["reset-offsets", "--group", "g", "--topic", "t"]
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["describe"], "Invalid value for --group: exactly one of --group and --all-groups"),
-        (["describe", "--group", "g", "--all-groups"], "Invalid value for --group: exactly one of --group and --all-"),
+        (["describe"], "Invalid value for --group: give exactly one of --group and --all-groups"),
+        (
+            ["describe", "--group", "g", "--all-groups"],
+            "Invalid value for --group: give exactly one of --group and --all-",
+        ),
         (
             ["describe", "--group", "g", "--members", "--state"],
-            "Invalid value for describe: only one of --offsets, --members and --state",
+            "Invalid value for describe: give only one of --offsets, --members and --state",
         ),
         (["describe", "--group", "g", "--timeout", "0"], "Invalid value for '--timeout': "),
-        (["delete"], "Invalid value for --group: exactly one of"),
+        (["delete"], "Invalid value for --group: give exactly one of"),
         (["delete", "--group", "g", "--topic", "t"], "No such option: --topic"),
         (
             ["list", "--state", "Stable,Odd"],
@@ -41,16 +44,22 @@ RESET = ["reset-offsets", "--group", "g", "--topic", "t"]
         ),
         (["delete-offsets", "--group", "g"], "Missing option '--topic'."),
         (["delete-offsets", "--group", "g", "--topic", "t:x"], "Invalid value for --topic: 't:x' is not a topic or "),
-        (["reset-offsets", "--to-earliest"], "Invalid value for --group: exactly one of"),
-        (RESET, "Invalid value for reset scenario: exactly one of --to-offset, --to-earliest, --to-latest, "),
-        ([*RESET, "--to-earliest", "--shift-by", "0"], "Invalid value for reset scenario: exactly one of "),
+        (["reset-offsets", "--to-earliest"], "Invalid value for --group: give exactly one of"),
+        (RESET, "Invalid value for reset scenario: give exactly one of --to-offset, --to-earliest, --to-latest, "),
+        ([*RESET, "--to-earliest", "--shift-by", "0"], "Invalid value for reset scenario: give exactly one of "),
         (
             ["reset-offsets", "--group", "g", "--to-earliest"],
             "Invalid value for scope: One of the reset scopes should be defined: --all-topics, --topic.",
         ),
-        ([*RESET, "--all-topics", "--to-latest"], "Invalid value for --all-topics: only one of --topic and"),
-        ([*RESET, "--to-latest", "--dry-run", "--execute"], "Invalid value for --execute: only one of --dry-run and"),
-        ([*RESET, "--to-latest", "--export", "--json"], "Invalid value for --export: only one of --export and --json"),
+        ([*RESET, "--all-topics", "--to-latest"], "Invalid value for --all-topics: give only one of --topic and"),
+        (
+            [*RESET, "--to-latest", "--dry-run", "--execute"],
+            "Invalid value for --execute: give only one of --dry-run and",
+        ),
+        (
+            [*RESET, "--to-latest", "--export", "--json"],
+            "Invalid value for --export: give only one of --export and --json",
+        ),
         ([*RESET, "--to-offset", "x"], "Invalid value for '--to-offset': "),
         ([*RESET, "--by-duration", "1D"], "Invalid value for --by-duration: '1D' is not of the form PnDTnHnMnS"),
         ([*RESET, "--to-datetime", "now"], "Invalid value for --to-datetime: 'now' is not of the form YYYY-MM-DDTHH"),

@@ -144,7 +144,7 @@ def test_client_properties_that_are_not_understood(capsys: pytest.CaptureFixture
     file.write_text("security.protocl=SSL\n")
     code, _, err = run(capsys, "topics", "list", "--command-config", str(file))
     assert code == 1
-    assert err.startswith(f"klamm: {file}: security.protocl is not understood; allowed: client.id, ")
+    assert err.startswith(f"klamm: {file}: security.protocl is not a known client property; allowed: client.id, ")
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:

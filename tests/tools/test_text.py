@@ -74,9 +74,9 @@ def test_parsing(line: bytes, key_separator: bytes | None, with_headers: bool, e
 @pytest.mark.parametrize(
     ("line", "key_separator", "with_headers", "message"),
     [
-        (b"ab", b"\t", False, r"it has no key separator '\\t'"),
-        (b"ab", None, True, "it has no tab after its headers"),
-        (b"x\tv", None, True, "its header 'x' is not of the form name:value"),
+        (b"ab", b"\t", False, r"no key separator '\\t'"),
+        (b"ab", None, True, "no tab after the headers"),
+        (b"x\tv", None, True, "header 'x' is not of the form name:value"),
         (b"\xff:1\tv", None, True, "the name of a header is not UTF-8"),
     ],
 )
