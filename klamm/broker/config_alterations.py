@@ -17,6 +17,7 @@ from klamm.config.definition import ConfigError, ConfigKey, ConfigType, format_v
 from klamm.config.dynamic import SAFEST_BROKER_VALUES, change_problems, entry_problems, is_password
 from klamm.config.topic import TOPIC_CONFIG_DEF, ContradictoryTopicConfig, TopicConfig
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.primitives import MAX_STRING_BYTES
 
 
 class ConfigOperation(IntEnum):
@@ -141,7 +142,13 @@ def _changed_list(
     # As in Kafka, a list that is not set begins with the key's default, not with what the topic inherits.
     elements = _elements(configs.get(name, format_value(key.type, key.default) or ""))
     if operation is ConfigOperation.APPEND:
-        return ",".join(elements + _elements(value))
+        longer = ",".join(elements + _elements(value))
+        if len(longer.encode()) > MAX_STRING_BYTES:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"{name} would be longer than {MAX_STRING_BYTES} bytes, which no response can hold",
+            )
+        return longer
     for element in _elements(value):
         if element in elements:
             elements.remove(element)

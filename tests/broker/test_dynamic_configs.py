@@ -496,3 +496,15 @@ def test_a_broker_does_not_start_with_a_dynamic_listener_that_it_cannot_protect(
             await cluster.restart_broker()
 
     run(tmp_path, scenario, may_fail=True)
+
+
+def test_a_list_does_not_grow_beyond_what_a_response_can_hold(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", cleanup_policy="delete")
+        many = ",".join(["delete"] * 4_000)
+        for kind, name, key in ((BROKER, "", "log.cleanup.policy"), (TOPIC, "t", "cleanup.policy")):
+            assert await change(client, kind, name, (key, APPEND, many)) == NONE
+            assert await change(client, kind, name, (key, APPEND, many)) == INVALID_REQUEST
+        assert (await stored(cluster, "topics/t"))["cleanup.policy"] == "delete," + many
+
+    run(tmp_path, scenario)

@@ -506,6 +506,22 @@ def test_a_config_that_no_response_can_hold(tmp_path: Path) -> None:
     run(tmp_path, scenario, listener_security_protocol_map="PLAINTEXT:PLAINTEXT," + "r" * LONGEST + ":PLAINTEXT")
 
 
+def test_a_synonym_that_no_response_can_hold(tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic("t", cleanup_policy="compact")
+        resource = DESCRIBE_CONFIGS.DescribeConfigsResource(
+            resource_type=2, resource_name="t", configuration_keys=["cleanup.policy"]
+        )
+        for version in range(1, 5):
+            for include_synonyms, code in ((True, ErrorCode.UNKNOWN_SERVER_ERROR), (False, NONE)):
+                response = await client.ask(
+                    ApiKey.DESCRIBE_CONFIGS, version, resources=[resource], include_synonyms=include_synonyms
+                )
+                assert response.results[0].error_code == code
+
+    run(tmp_path, scenario, log_cleanup_policy="delete" + ",delete" * (LONGEST // 7))
+
+
 @pytest.mark.parametrize("max_bytes", [-(2**31), -1, 0, 1])
 def test_a_fetch_of_hardly_any_bytes_gets_one_batch(tmp_path: Path, max_bytes: int) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:

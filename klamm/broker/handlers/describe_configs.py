@@ -132,10 +132,9 @@ def _entries(
     names = frozenset(wanted or (entry.name for entry in entries))
     entries = [entry for entry in entries if entry.name in names]
     for entry in entries:
-        if entry.value is not None and len(entry.value.encode()) > MAX_STRING_BYTES:
-            raise KafkaError(
-                ErrorCode.UNKNOWN_SERVER_ERROR, f"the value of {entry.name} is longer than {MAX_STRING_BYTES} bytes"
-            )
+        _check_length(entry.name, entry.value)
+        for synonym in entry.synonyms if body.include_synonyms else ():
+            _check_length(synonym.name, synonym.value)
     return [
         Entry(
             name=entry.name,
@@ -153,6 +152,11 @@ def _entries(
         )
         for entry in entries
     ]
+
+
+def _check_length(name: str, value: str | None) -> None:
+    if value is not None and len(value.encode()) > MAX_STRING_BYTES:
+        raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"the value of {name} is longer than {MAX_STRING_BYTES} bytes")
 
 
 def _failed(resource: Resource, error: KafkaError) -> Result:
