@@ -1,13 +1,13 @@
-"""What a topic's configuration asks of the records inside a batch, and the look into it that answers.
+"""What a topic's configuration demands of the records inside a batch, and the inspection that checks it.
 
-Most topics ask nothing: their batches stay opaque. A compacted topic needs keys; `message.timestamp.difference.max.ms`
-is compared with each record's timestamp; `compression.type` may want other bytes. A look into a batch also finds its
-largest timestamp, which then stands in the header, whatever its producer has written there.
+Most topics demand nothing: their batches stay opaque. A compacted topic needs keys; each record's timestamp is compared
+with `message.timestamp.difference.max.ms`; `compression.type` may require another compression. An inspection also finds
+the largest timestamp and puts it into the header, whatever the producer has written there.
 
 What must stay true:
-- This is pure: a batch in, out what was found. So it can run in another process.
-- A look costs no more than `max_decompressed_bytes` allows for the bytes that were received. Of what it makes no more
-  comes back than the topic takes.
+- An inspection is pure, with a batch as its input and an `Inspection` as its result. So it can run in another process.
+- An inspection costs no more than `max_decompressed_bytes` allows for the received bytes. A batch that it compresses
+  anew is no larger than the topic accepts.
 - `inspect_at_once` gives up after about a millisecond; a step of `inspect` takes some milliseconds.
 
 Source: kafka.log.LogValidator.
@@ -31,21 +31,21 @@ from klamm.protocol.record_batch import (
 from klamm.protocol.record_walk import RecordWalk, RefusedRecord, Wanted, advance_fast
 from klamm.storage.log_config import LogConfig
 
-# What is looked into on the loop: about a millisecond's work.
+# The most that is inspected on the loop: about a millisecond's work.
 AT_ONCE_STEPS = 200
 AT_ONCE_BYTES = 128 * 1024
 STEPS_PER_SLICE = 2_000
 
 
 class Demands(NamedTuple):
-    """What is asked of a batch. `codec`: how it is to be compressed, None where that does not matter."""
+    """The demands on a batch. `codec` is the compression to use; None keeps the producer's."""
 
     wanted: Wanted
     codec: CompressionType | None
 
 
 class Inspection(NamedTuple):
-    """What was found. `batch` is the batch compressed anew, None where it stays as it is."""
+    """The result of an inspection. `batch` is the batch compressed anew; None if it stays as it is."""
 
     max_timestamp_ms: int
     is_numbered: bool
@@ -56,7 +56,7 @@ class Inspection(NamedTuple):
 
 
 class Inspected(NamedTuple):
-    """What was found where the topic was configured so."""
+    """The result of an inspection, and the topic configuration that it was made for."""
 
     config: LogConfig
     demands: Demands
@@ -64,7 +64,7 @@ class Inspected(NamedTuple):
 
 
 class LargeBatch(Exception):
-    """A look into this batch takes longer than the loop can spare: `inspect` must run elsewhere."""
+    """This batch takes longer to inspect than the loop can spare: `inspect` must run in a worker."""
 
     def __init__(self, batch: Buffer, demands: Demands, config: LogConfig) -> None:
         super().__init__("a batch must be looked into outside of the loop")
@@ -73,12 +73,12 @@ class LargeBatch(Exception):
         self.config = config
 
     def inspected(self, found: Inspection) -> Inspected:
-        """What the next attempt to append the batch needs."""
+        """`found` in the form that the next attempt to append the batch needs."""
         return Inspected(self.config, self.demands, found)
 
 
 def check_size(size_bytes: int, config: LogConfig) -> None:
-    """Raises KafkaError, MESSAGE_TOO_LARGE or RECORD_LIST_TOO_LARGE, when the topic takes no batch of so many bytes."""
+    """Raises KafkaError MESSAGE_TOO_LARGE or RECORD_LIST_TOO_LARGE when the topic does not accept that size."""
     if size_bytes > config.max_message_bytes:
         raise KafkaError(
             ErrorCode.MESSAGE_TOO_LARGE,
@@ -92,7 +92,7 @@ def check_size(size_bytes: int, config: LogConfig) -> None:
 
 
 def inspect_at_once(batch: Buffer, header: BatchHeader, demands: Demands, config: LogConfig) -> Inspection | None:
-    """As `inspect`; None where that takes too long."""
+    """As `inspect`; None if that takes too long."""
     if header.record_count > AT_ONCE_STEPS:
         return None
     try:
@@ -107,10 +107,10 @@ def inspect_at_once(batch: Buffer, header: BatchHeader, demands: Demands, config
 
 
 def inspect(batch: bytes, demands: Demands, config: LogConfig) -> Generator[int, None, Inspection]:
-    """Looks into a batch of whose header all has been checked, in steps.
+    """Inspects, in steps, a batch whose header has been checked.
 
-    Raises KafkaError when it cannot be read: INVALID_RECORD, because no other try would help; MESSAGE_TOO_LARGE;
-    as `check_size` when it becomes too large.
+    Raises KafkaError: INVALID_RECORD when the batch cannot be read, because another try would not help;
+    MESSAGE_TOO_LARGE; the errors of `check_size` when the batch becomes too large.
     """
     header = parse_header(batch)
     max_bytes = max_decompressed_bytes(header)
@@ -140,7 +140,7 @@ def _advance(
 
 
 def _unreadable(error: KafkaError) -> KafkaError:
-    """The checksum is right, so these are the bytes that the producer meant."""
+    """INVALID_RECORD rather than CORRUPT_MESSAGE: the checksum is right, so the producer wrote these bytes."""
     code = ErrorCode.INVALID_RECORD if error.code is ErrorCode.CORRUPT_MESSAGE else error.code
     return KafkaError(code, error.message)
 

@@ -1,7 +1,7 @@
-"""Walking through the batches of a segment's file, reading no more than it takes.
+"""Walks through the batches of a segment's file and reads no more than necessary.
 
 Pure with respect to the log: these functions know only a file and positions, so they may run off the loop while the
-loop appends to the same file. All raise OSError, and KafkaError(CORRUPT_MESSAGE) where the bytes are no batch.
+loop appends to the same file. All raise OSError, and KafkaError(CORRUPT_MESSAGE) where the bytes are not a batch.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ _VERIFY_WINDOW_BYTES = 1024 * 1024
 
 
 class NotCachedError(Exception):
-    """The bytes wanted are not in memory, and reading them may wait for the disk."""
+    """The requested bytes are not in memory, and a read of them may wait for the disk."""
 
 
 def read_if_cached(file: File) -> Read:
@@ -53,9 +53,9 @@ def headers(read: Read, position: int, end: int) -> Iterator[tuple[int, BatchHea
 
 
 def find_batch(read: Read, position: int, end: int, offset: int) -> tuple[int, BatchHeader] | None:
-    """The first batch in [position, end) that holds `offset` or a later one; the search begins where an index says.
+    """The first batch in [position, end) that holds `offset` or a later one. `position` comes from an index.
 
-    Raises KafkaError(CORRUPT_MESSAGE) also when the index cannot be right.
+    Raises KafkaError(CORRUPT_MESSAGE) also when the index is wrong.
     """
     for found, header in headers(read, position, end):
         if found == position > 0 and header.base_offset > offset:
@@ -97,8 +97,8 @@ def read_batch(read: Read, position: int, header: BatchHeader) -> bytearray:
 def next_candidate(
     read: Read, position: int, end: int, timestamp_ms: int, start_offset: int, max_batches: int
 ) -> tuple[int, BatchHeader | None]:
-    """The first of the next `max_batches` batches before `end` that may have a record from `start_offset` on, not older
-    than this; else where the batch after them begins."""
+    """Finds a batch that may have a record at or after `start_offset` and `timestamp_ms`, among the next `max_batches`
+    before `end`. Returns (its position, its header), or (the position after the last batch looked at, None)."""
     for found, header in islice(headers(read, position, end), max_batches):
         if header.max_timestamp >= timestamp_ms and header.last_offset >= start_offset:
             return found, header

@@ -1,4 +1,4 @@
-"""The file below an index: opened when first used, only ever appended to and cut.
+"""The file of an index. It is opened at its first use, and only appended to or cut.
 
 What must stay true: the file always holds a prefix of the entries. When the disk is full, or the file cannot be opened
 for a while (`disk_errors.PASSING`), entries wait in memory and go out with the next write: an index that lacks its last
@@ -15,7 +15,7 @@ class CorruptIndexError(ValueError):
 
 
 class IndexFile:
-    """All methods raise OSError, except where they say that a full disk is borne."""
+    """All methods raise OSError, except those that say that they tolerate a full disk."""
 
     __slots__ = ("_file", "_file_system", "_pending", "_size_bytes", "_unsynced", "path")
 
@@ -31,7 +31,7 @@ class IndexFile:
         return self._file_system.exists(self.path)
 
     def read_all(self) -> bytes:
-        """What the file holds. Opens its own handle, so it may run off the loop."""
+        """The file's content. Opens its own handle, so it may run off the loop."""
         return self._file_system.read_file(self.path)
 
     def read_tail(self, size_bytes: int) -> tuple[int, bytes]:
@@ -44,11 +44,11 @@ class IndexFile:
             file.close()
 
     def open(self) -> None:
-        """Opens the file, so that nothing else has to be opened by what comes next."""
+        """Opens the file, so that the next operation need not open it."""
         self._open()
 
     def append(self, data: bytes) -> None:
-        """Writes at the end; when the disk is full, the data wait for the next append or `write_pending`."""
+        """Writes at the end. When the disk is full, the data wait for the next append or `write_pending`."""
         self._pending += data
         try:
             self.write_pending()
@@ -57,7 +57,7 @@ class IndexFile:
                 raise
 
     def write_pending(self) -> None:
-        """Writes what a full disk has kept in memory."""
+        """Writes the data that a full disk has kept in memory."""
         if self._pending:
             file = self._open()
             try:
@@ -70,12 +70,12 @@ class IndexFile:
             self._unsynced.mark(self.path)
 
     def replace(self, data: bytes) -> None:
-        """Makes `data` the whole content; a full disk is borne."""
+        """Makes `data` the whole content. Tolerates a full disk."""
         self.truncate(0)
         self.append(data)
 
     def truncate(self, size_bytes: int) -> None:
-        """Cuts entries off the end, those that wait included."""
+        """Cuts entries off the end, including entries that wait in memory."""
         file = self._open()
         self._pending = self._pending[: max(0, size_bytes - self._size_bytes)]
         if size_bytes < self._size_bytes:

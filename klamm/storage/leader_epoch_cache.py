@@ -17,7 +17,7 @@ EpochEntry = tuple[int, int]
 
 
 class LeaderEpochCache:
-    """(epoch, start offset) entries. `persist` writes them down; what it raises, the changing methods raise."""
+    """(epoch, start offset) entries. `persist` writes them to disk; the methods that change them raise its errors."""
 
     def __init__(self, entries: Sequence[EpochEntry], persist: Callable[[Sequence[EpochEntry]], None]) -> None:
         self._entries = list(entries)
@@ -29,7 +29,7 @@ class LeaderEpochCache:
 
     @property
     def latest_epoch(self) -> int:
-        """-1 when none is known."""
+        """The largest known epoch; -1 when no epoch is known."""
         return self._entries[-1][0] if self._entries else NO_EPOCH
 
     @property
@@ -39,8 +39,8 @@ class LeaderEpochCache:
     def assign(self, epoch: int, start_offset: int) -> None:
         """Epoch `epoch` begins at `start_offset`, unless it is known to begin there or before.
 
-        Entries that contradict this (a later epoch, or a start at or after this one) are dropped. An append that found
-        no room leaves such entries behind, for records that have not come.
+        Entries that contradict this (a later epoch, or a start at or after this one) are dropped. An append that failed
+        on a full disk leaves such entries behind.
         """
         if self._entries:
             last_epoch, last_start = self._entries[-1]
@@ -61,7 +61,7 @@ class LeaderEpochCache:
         if higher == len(self._entries):
             return UNDEFINED
         end_offset = self._entries[higher][1]
-        # Below the first known epoch the data are gone, and the requested epoch is as good as any.
+        # The records before the first known epoch are gone, so the requested epoch is returned itself.
         return (epoch if higher == 0 else self._entries[higher - 1][0]), end_offset
 
     def epoch_for(self, offset: int) -> int:
@@ -70,13 +70,13 @@ class LeaderEpochCache:
         return self._entries[at - 1][0] if at else NO_EPOCH
 
     def truncate_from_end(self, end_offset: int) -> None:
-        """The log now ends at `end_offset`: epochs that begin there or later are unknown again."""
+        """The log now ends at `end_offset`: drops the epochs that begin there or later."""
         kept = [entry for entry in self._entries if entry[1] < end_offset]
         if len(kept) != len(self._entries):
             self._replace(kept)
 
     def truncate_from_start(self, start_offset: int) -> None:
-        """The log now begins at `start_offset`: only the epoch of that offset and later ones are kept."""
+        """The log now begins at `start_offset`: keeps only the epoch of that offset and later epochs."""
         at = bisect_right(self._entries, start_offset, key=lambda entry: entry[1])
         if at:
             kept = [(self._entries[at - 1][0], start_offset), *self._entries[at:]]
@@ -84,7 +84,7 @@ class LeaderEpochCache:
                 self._replace(kept)
 
     def rewrite(self) -> None:
-        """Writes them down once more. Where that succeeds there is space for the next epoch, too."""
+        """Writes the entries to disk again. If that succeeds, there is space for the next epoch, too."""
         self._persist(self._entries)
 
     def clear(self) -> None:

@@ -3,10 +3,12 @@
 What must stay true:
 - log start offset <= high watermark <= log end offset; recovery point <= log end offset.
 - Everything below the recovery point is on the disk, not only in the kernel: it moves only after a sync.
-- An append either is in the log whole, with its indexes, producer state and leader epoch, or has changed nothing that
-  a reader or the next append could notice. Disk full is such a refusal; the log goes on when there is room again.
+- An append is either whole in the log, with its indexes, producer state and leader epoch, or has changed nothing that a
+  reader or the next append could notice. A full disk refuses an append in this way; appends work again when there is
+  space.
 - After any other disk error the log directory is offline, and the log answers KAFKA_STORAGE_ERROR.
-- All methods run on the loop's thread. Only `flush` and reads of cold pages leave it, and they look again afterwards.
+- All methods run on the loop's thread. Only `flush` and reads of cold pages leave it, and check the log's state again
+  afterwards.
 
 Source: kafka.log.Log.
 """
@@ -55,7 +57,7 @@ _LOGGER = logging.getLogger(__name__)
 
 
 class AppendInfo(NamedTuple):
-    """What an append did. A duplicate's offsets are those of the batch that it repeats."""
+    """The result of an append. A duplicate has the offsets of the batch that it repeats."""
 
     first_offset: int
     last_offset: int
@@ -67,20 +69,20 @@ class AppendInfo(NamedTuple):
 
 
 class LogHost(Protocol):
-    """What a log needs somebody to do for it later: its manager."""
+    """Later work that a log leaves to its manager."""
 
     def log_rolled(self, log: "Log") -> None:
         """A segment has become inactive; it should be flushed."""
 
     def log_truncated(self, log: "Log") -> None:
-        """The recovery point may have gone back and should be checkpointed; then a flush saves the next append one."""
+        """The recovery point may have gone back: checkpoint it, then flush, so that the next append need not wait."""
 
     def delete_later(self, log: "Log", paths: Sequence[str]) -> None:
-        """These files are garbage after file.delete.delay.ms."""
+        """Deletes these files after file.delete.delay.ms."""
 
 
 class _Batch(NamedTuple):
-    """A batch to be appended, with its final offsets, and what it says if it is a control batch."""
+    """A batch to be appended, with its final offsets, and its marker if it is a control batch."""
 
     position: int
     header: BatchHeader
@@ -123,8 +125,8 @@ class Log:
         self._high_watermark = loaded.log_start_offset
         self._is_closed = False
         self._is_abandoned = False
-        # Whether a truncation, perhaps by a process that was killed since, may not be durable: should a machine crash
-        # undo it under newer records, the log would mix two histories, and no recovery could tell.
+        # Whether a truncation, perhaps by a process that was killed since, may not be durable. If a machine crash undid
+        # it below newer records, the log would mix two histories, and recovery could not detect that.
         self.is_truncation_unsynced = not loaded.is_clean
         self._reader = LogReader(environment, loaded.segments, lambda: self._log_end_offset)
         self.leader_epochs = LeaderEpochCache(loaded.leader_epochs, self._write_leader_epochs)
@@ -176,20 +178,20 @@ class Log:
 
     @property
     def producer_state(self) -> ProducerState:
-        """Of this partition's idempotent and transactional producers; to be looked at only."""
+        """The state of this partition's idempotent and transactional producers. Read only."""
         return self._producer_state
 
     def is_on_active_segment(self, offset: int) -> bool:
         return offset >= self._segments.active.base_offset
 
     def update_high_watermark(self, offset: int) -> int:
-        """Moves the high watermark to `offset`, or as near as the log allows; returns where it is now."""
+        """Moves the high watermark to `offset`, or as near as the log allows. Returns the high watermark."""
         self._high_watermark = max(self._log_start_offset, min(offset, self._log_end_offset))
         self._producer_state.high_watermark_updated(self._high_watermark)
         return self._high_watermark
 
     def update_log_start_offset(self, offset: int) -> bool:
-        """Moves the log start offset forward; whether it moved. What lies before is deleted by and by.
+        """Moves the log start offset forward. Returns whether it moved. Older segments are deleted later.
 
         Raises KafkaError(OFFSET_OUT_OF_RANGE) above the high watermark.
         """
@@ -207,7 +209,7 @@ class Log:
         return True
 
     def assign_topic_id(self, topic_id: UUID) -> None:
-        """Adopts the topic's id where the log has none. Raises KafkaError(INCONSISTENT_TOPIC_ID)."""
+        """Adopts the topic's id if the log has no id. Raises KafkaError(INCONSISTENT_TOPIC_ID)."""
         if self.topic_id == topic_id:
             return
         if self.topic_id is not None:
@@ -232,13 +234,13 @@ class Log:
         now_ms: int,
         inspected: Inspected | None = None,
     ) -> AppendInfo:
-        """Appends one batch. The offsets and the epoch that it gets are written into `records`.
+        """Appends one batch. Writes its offsets and its leader epoch into `records`.
 
-        A batch compressed otherwise than compression.type says is compressed anew first.
+        A batch whose compression differs from compression.type is compressed anew first.
 
         Raises KafkaError: as `log_validator.validate_batch`, `check_inspection` and `ProducerState.check`,
-        KAFKA_STORAGE_ERROR. Raises LargeBatch for one that must be looked into elsewhere. Another call, with what was
-        found, appends it then; it checks all again, as anything may have happened meanwhile.
+        KAFKA_STORAGE_ERROR. Raises LargeBatch for a batch that a worker must inspect. Another call with the result
+        appends it then, and checks everything again, because the log may have changed meanwhile.
         """
         self._check_usable()
         header = parse_header(records)
@@ -283,14 +285,14 @@ class Log:
         if found is None:
             if origin is AppendOrigin.CLIENT:
                 raise LargeBatch(records, demands, self.config)
-            # What klamm itself has made is small, or a single client's commit.
+            # A batch that klamm itself makes is small, or a single client's commit.
             found = at_once(inspect(bytes(records), demands, self.config))
         return Inspected(self.config, demands, found)
 
     def _fulfilling(
         self, inspected: Inspected, records: bytearray | memoryview, header: BatchHeader
     ) -> tuple[bytearray | memoryview, BatchHeader]:
-        """The batch as the topic wants it, and its header."""
+        """The batch as the topic demands it, and its header."""
         found = inspected.found
         check_inspection(found, inspected.demands, self.config)
         if found.batch is not None:
@@ -302,12 +304,12 @@ class Log:
         return records, header
 
     def append_as_follower(self, records: Buffer) -> AppendInfo:
-        """Appends what the leader has sent: whole batches with their offsets, and maybe a part of one more.
+        """Appends the leader's records: whole batches with their offsets, and maybe a part of one more.
 
-        Of what fills several segments only the first is appended when that has synced the log (flush.messages): the
-        others would wait for the disk as well, and are fetched again.
+        Records that fill several segments may be appended in part: if the first segment's append has synced the log
+        (flush.messages), the rest, which would wait for the disk as well, is left to the next fetch.
 
-        Raises KafkaError: CORRUPT_MESSAGE; OFFSET_OUT_OF_RANGE when they do not follow what is there.
+        Raises KafkaError: CORRUPT_MESSAGE; OFFSET_OUT_OF_RANGE when the records do not follow the log's end.
         """
         self._check_usable()
         now_ms = self._environment.now_ms()
@@ -363,7 +365,7 @@ class Log:
         return batches
 
     def _groups_by_segment(self, batches: Sequence[_Batch]) -> list[list[_Batch]]:
-        """Runs of batches, each of which fits into one segment and is written at once."""
+        """Runs of batches. Each run fits into one segment and is written at once."""
         groups: list[list[_Batch]] = []
         room = self.config.segment_bytes - self._segments.active.size_bytes
         first_offset = self._segments.active.base_offset
@@ -391,8 +393,8 @@ class Log:
         spare: File | None = None
         try:
             if last.next_offset - self.recovery_point >= self.config.flush_messages:
-                # A sync opens one file after another. What is appended must not fail to be synced for want of a
-                # descriptor: the records would be in the log, and taken for replicated.
+                # A sync opens one file after another. It must not fail after the append for lack of a descriptor: the
+                # records would be in the log and count as replicated.
                 spare = self._file_system.open(self._segments.active.path)
             segment = self._segment_for(len(records), first, last, newest.max_timestamp, now_ms)
             segment.append(records, last.last_offset, newest.max_timestamp, newest.last_offset)
@@ -438,7 +440,7 @@ class Log:
     # -- segments -------------------------------------------------------------------------------------------------
 
     def roll(self) -> None:
-        """Begins a new segment, unless the active one is still empty."""
+        """Begins a new segment, unless the active segment is empty."""
         self._check_usable()
         try:
             self._roll(self._log_end_offset, self._environment.now_ms())
@@ -480,9 +482,9 @@ class Log:
             self._host.delete_later(self, paths)
 
     def delete_old_segments(self, now_ms: int) -> int:
-        """Deletes what retention.ms, retention.bytes and the log start offset no longer keep; how many segments.
+        """Deletes segments by retention.ms, retention.bytes and the log start offset. Returns how many.
 
-        Only whole segments go, the oldest first, and only those below the high watermark.
+        Only whole segments below the high watermark are deleted, the oldest first.
         """
         self._check_usable()
         try:
@@ -545,7 +547,7 @@ class Log:
         self._tell(f"Deleting segments due to log start offset {self._log_start_offset} breach: {segments}")
 
     def _tell(self, text: str) -> None:
-        """A line of the log as Kafka's `Log` begins its lines."""
+        """Logs a line with the prefix of Kafka's `Log`."""
         _LOGGER.info("[Log partition=%s, dir=%s] %s", self.name, self.log_directory.path, text)
 
     def _delete_while(
@@ -568,7 +570,7 @@ class Log:
         tell(doomed)
         if len(doomed) == len(self._segments):
             self._roll(self._log_end_offset, now_ms)
-        # The epochs are written first: should that fail, the segments are still there.
+        # The epochs are written first: if that fails, the segments are still there.
         self.update_log_start_offset(max(self._log_start_offset, self._segments.following_base(doomed[-1])))
         self._remove_segments(doomed)
         for segment in doomed:
@@ -578,9 +580,9 @@ class Log:
     # -- truncation -----------------------------------------------------------------------------------------------
 
     async def prepare_truncation(self, offset: int) -> Truncation | None:
-        """Does the long part of `truncate_to(offset)` off the loop; None when there is none, or it came to nothing.
+        """Does the long part of `truncate_to(offset)` off the loop. None if there is none, or the log has changed.
 
-        Nothing is changed. Raises KafkaError also when the log is damaged below `offset`.
+        This changes nothing in the log. Raises KafkaError also when the log is damaged below `offset`.
         """
         self._check_usable()
         if not self._segments.first.base_offset <= offset < self._log_end_offset:
@@ -589,7 +591,7 @@ class Log:
         try:
             return await take_off_loop(self._find_truncation(offset), self._environment)
         except FileNotFoundError:
-            # Retention has deleted what was being read, or the whole log has gone.
+            # Retention has deleted the segment that was being read, or the whole log is gone.
             return None
         except (OSError, KafkaError) as error:
             if generation != self._reader.generation:
@@ -599,15 +601,15 @@ class Log:
             raise
 
     def truncate_to(self, offset: int, prepared: Truncation | None = None) -> bool:
-        """Removes everything from `offset` on; whether there was anything.
+        """Removes everything from `offset` on. Returns whether there was anything to remove.
 
-        When `offset` lies within a batch, the batch goes, too, and the log ends where it began. The next append waits
-        for the disk, unless a `flush` has come before it. `prepared` spares the loop the walk through the log; when the
-        log has changed since, it is walked here.
+        When `offset` lies within a batch, the whole batch is removed, and the log ends at the batch's base offset. The
+        next append waits for the disk, unless a `flush` comes first. `prepared` spares the loop a walk through the log;
+        if the log has changed since, it is walked here.
         """
         self._check_usable()
         if offset >= self._log_end_offset:
-            # An epoch may have begun at the log's end without ever getting a record.
+            # A leader epoch without records may begin at the log's end.
             self.leader_epochs.truncate_from_end(self._log_end_offset)
             return False
         if offset < self._segments.first.base_offset:
@@ -626,9 +628,9 @@ class Log:
             truncation.segment.cut(truncation.position, end, truncation.largest_timestamp)
             self._truncated(min(end, self._log_start_offset), end, truncation.producer_state)
         except OSError as error:
-            # Done by halves there is no way back, not even from a full disk.
+            # A half-done truncation cannot be undone, so even a full disk takes the directory offline.
             raise self.log_directory.fail(error, f"truncating {self.name}") from error
-        # When these cannot be written, epochs of what is gone stay known until the next truncation or append.
+        # If this write fails, the epochs of removed records stay known until the next truncation or append.
         self.leader_epochs.truncate_from_end(end)
         return True
 
@@ -644,7 +646,7 @@ class Log:
         )
 
     def _is_valid(self, truncation: Truncation | None, offset: int) -> TypeGuard[Truncation]:
-        """Whether the log is what it was when this was found out, and this is what is wanted."""
+        """Whether `truncation` is for `offset`, and the log has not changed since it was prepared."""
         return (
             truncation is not None
             and truncation.offset == offset
@@ -654,10 +656,10 @@ class Log:
         )
 
     def truncate_fully_and_start_at(self, offset: int) -> None:
-        """Removes everything; the next record gets `offset`."""
+        """Removes all records. The next record gets `offset`."""
         self._check_usable()
         try:
-            # Its descriptor is given back a moment before the new segment, which needs one at a time, is created.
+            # Opened first: its close frees the one descriptor that the new segment needs at a time.
             self._segments.active.file()
         except OSError as error:
             if error.errno in SHORTAGES:
@@ -688,7 +690,7 @@ class Log:
         self._host.log_truncated(self)
 
     def _remove_newest_first(self, segments: Sequence[LogSegment]) -> None:
-        """So that a process that is killed meanwhile leaves no hole in the log."""
+        """Newest first, so that a process killed meanwhile leaves no hole in the log."""
         self._remove_segments(segments[::-1])
 
     # -- read -----------------------------------------------------------------------------------------------------
@@ -696,7 +698,7 @@ class Log:
     async def read(self, offset: int, max_bytes: int, *, max_offset: int, minimum_one_batch: bool) -> FetchedRecords:
         """Whole batches from the one that holds `offset` on, at most `max_bytes`, all below `max_offset`.
 
-        With `minimum_one_batch` the first batch comes whatever its size. Raises KafkaError: OFFSET_OUT_OF_RANGE,
+        With `minimum_one_batch` the first batch is returned whatever its size. Raises KafkaError: OFFSET_OUT_OF_RANGE,
         CORRUPT_MESSAGE.
         """
         while True:
@@ -712,7 +714,7 @@ class Log:
             try:
                 fetched = await self._reader.read(offset, max_bytes, max_offset, minimum_one_batch=minimum_one_batch)
             except OSError as error:
-                # A segment that was deleted meanwhile cannot be opened: the offset is out of range now.
+                # A segment deleted meanwhile cannot be opened: the offset is now out of range.
                 if generation == self._reader.generation and offset >= self._log_start_offset:
                     raise self._storage_error(error, "reading") from error
                 continue
@@ -724,7 +726,7 @@ class Log:
                 return fetched
 
     def readable_bytes(self, offset: int, max_offset: int) -> int:
-        """About how many bytes a fetch from `offset` can get; at least 1 when any, very many on an older segment."""
+        """About how many bytes a fetch from `offset` can get: at least 1 if any, and very many on an older segment."""
         return self._reader.readable_bytes(offset, min(max_offset, self._log_end_offset))
 
     def aborted_transactions(self, fetch_offset: int, upper_offset: int) -> list[tuple[int, int]]:
@@ -739,7 +741,7 @@ class Log:
         return found
 
     async def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int, int] | None:
-        """(timestamp, offset, leader epoch) of the first record that is not older than this; None when all are."""
+        """(timestamp, offset, leader epoch) of the first record at or after `timestamp_ms`; None if no record is."""
         while True:
             self._check_usable()
             generation = self._reader.generation
@@ -759,7 +761,7 @@ class Log:
     # -- durability -----------------------------------------------------------------------------------------------
 
     async def flush(self) -> None:
-        """Makes durable all that has been appended so far, and moves the recovery point there."""
+        """Syncs everything appended so far, and moves the recovery point to its end."""
         self._check_usable()
         try:
             for segment in self._segments.starting_with(self.recovery_point):
@@ -769,7 +771,7 @@ class Log:
         await self._sync()
 
     async def flush_before_append(self) -> None:
-        """Spares the next append the wait for the disk. Where this fails, the append meets the same error."""
+        """Syncs, so that the next append need not wait for the disk. If this fails, that append raises the error."""
         with suppress(KafkaError):
             await self.flush()
 
@@ -790,10 +792,10 @@ class Log:
             self._flushed(end, now_ms)
 
     def _flush_now(self, now_ms: int, *, may_be_repeated: bool = False) -> None:
-        """As `flush`, but nothing may happen before it is done. Unless it may be repeated there is no second try.
+        """As `flush`, but blocks the loop. Unless `may_be_repeated`, every sync error is final.
 
-        Where there is no room for index entries the records are durable all the same, and the recovery point stays:
-        recovery would make the indexes anew.
+        If there is no space for index entries, the records are durable all the same and the recovery point stays:
+        recovery would rebuild the indexes.
         """
         end = self._log_end_offset
         try:
@@ -814,8 +816,8 @@ class Log:
 
     def _sync_error(self, error: OSError) -> KafkaError:
         if error.errno in NO_DESCRIPTORS:
-            return self._storage_error(error, "syncing")  # It was not tried: the file could not be opened.
-        # A failed sync leaves the kernel's copy in an unknown state: whatever the error, there is no second try.
+            return self._storage_error(error, "syncing")  # The file could not be opened, so no sync was tried.
+        # After a failed sync the kernel's copy is in an unknown state, so no sync error is ever retried.
         return self.log_directory.fail(error, f"syncing {self.name}")
 
     def _flushed(self, end: int, now_ms: int) -> None:
@@ -824,7 +826,7 @@ class Log:
         self.is_truncation_unsynced = False
 
     def release_unused(self) -> None:
-        """Gives back memory and file handles of segments that nobody has used since the last call."""
+        """Frees memory and file handles of segments that were not used since the last call."""
         if self._is_closed or not self.log_directory.is_online:
             return
         try:
@@ -841,7 +843,7 @@ class Log:
         self._producer_state.remove_expired(now_ms, expiration_ms)
 
     async def close(self) -> None:
-        """Writes the producer snapshot, makes everything durable and closes all files. Idempotent."""
+        """Writes the producer snapshot, syncs everything and closes all files. Idempotent."""
         if self._is_closed:
             return
         self._check_usable()
@@ -856,7 +858,7 @@ class Log:
         await self._sync()
 
     def abandon(self) -> None:
-        """Closes all files and writes nothing: the log is deleted, or its disk has failed. Idempotent."""
+        """Closes all files and writes nothing, because the log is deleted or its disk has failed. Idempotent."""
         self._is_closed = self._is_abandoned = True
         self._reader.invalidate()
         for segment in self._segments:

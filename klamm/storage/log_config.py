@@ -1,4 +1,4 @@
-"""What a log needs to know of its topic's configuration."""
+"""The part of a topic's configuration that its logs need."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,7 +20,7 @@ _CODECS = {
 class LogConfig:
     """The topic configurations that a log acts on, under Kafka's names (dots are underscores) and with its defaults.
 
-    What follows from them is worked out once, as each append asks for it.
+    Values derived from them are computed once, because each append needs them.
     """
 
     segment_bytes: int = 1024**3
@@ -45,7 +45,7 @@ class LogConfig:
 
     @cached_property
     def codec(self) -> CompressionType | None:
-        """How batches are to be compressed; None: as their producer did."""
+        """The compression of the topic's batches; None keeps the producer's."""
         return _CODECS[self.compression_type]
 
     @cached_property

@@ -1,11 +1,11 @@
-"""One entry of `log.dirs`: its lock, its identity, its names, and whether its disk still works.
+"""One entry of `log.dirs`: its lock, its identity, its file names, and whether its disk still works.
 
 What must stay true:
 - A directory belongs to one broker of one cluster (meta.properties) and to one process at a time (.lock).
-- After an operation on its disk has failed for a reason that does not pass (`disk_errors.py`), a directory is offline
-  for good: nothing is written to it, and its logs answer KAFKA_STORAGE_ERROR. A failed fsync is such a failure and
-  never retried.
-- The clean-shutdown file says that all logs below were closed in order; it is consumed before they are loaded.
+- After a disk error that is not transient (`disk_errors.py`), a directory is offline for good: nothing is written to
+  it, and its logs answer KAFKA_STORAGE_ERROR. A failed fsync is such an error and is never retried.
+- The clean-shutdown file says that all logs of the directory were closed in order. It is removed before they are
+  loaded.
 
 Source: kafka.log.LogManager, Log (directory names), kafka.server.BrokerMetadataCheckpoint, PartitionMetadataFile.
 """
@@ -38,14 +38,14 @@ _UUID_SIZE_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class MetaProperties:
-    """Whose directory it is."""
+    """The broker and the cluster that own a directory."""
 
     cluster_id: str
     broker_id: int
 
 
 class LogDirectory:
-    """A log directory of this broker. `on_failure` hears, once, of the error that took it offline."""
+    """A log directory of this broker. `on_failure` is called once, with the error that took it offline."""
 
     def __init__(self, file_system: FileSystem, path: str, on_failure: Callable[[str, OSError], None]) -> None:
         self.path = path
@@ -62,13 +62,13 @@ class LogDirectory:
         return f"{self.path}/{name}"
 
     def storage_error(self, error: OSError, action: str) -> KafkaError:
-        """What to raise after `error` stopped `action`; takes the directory offline unless the error passes."""
+        """The error to raise after `error` stopped `action`. Takes the directory offline unless it is transient."""
         if error.errno in PASSING:
             return _storage_error(self.path, f"{action} failed: {error}")
         return self.fail(error, action)
 
     def fail(self, error: OSError, action: str) -> KafkaError:
-        """Takes the directory offline because `error` stopped `action`; what to raise."""
+        """Takes the directory offline because `error` stopped `action`. Returns the error to raise."""
         if self.failure is None:
             self.failure = error
             self._on_failure(self.path, error)
@@ -82,9 +82,9 @@ class LogDirectory:
             )
 
     def acquire(self) -> None:
-        """Creates the directory if need be and locks it.
+        """Creates the directory if necessary and locks it.
 
-        Raises KafkaError(KAFKA_STORAGE_ERROR) when another process has it, OSError.
+        Raises KafkaError(KAFKA_STORAGE_ERROR) when another process holds the lock; OSError.
         """
         self.file_system.make_durable_directories(self.path)
         try:
@@ -96,13 +96,13 @@ class LogDirectory:
             ) from None
 
     def release(self) -> None:
-        """Lets another process have the directory."""
+        """Unlocks the directory for other processes."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     def consume_clean_shutdown_file(self) -> bool:
-        """Whether the last shutdown was clean; a crash from here on is not. Raises OSError."""
+        """Removes the file. Returns whether it existed, that is, the last shutdown was clean. Raises OSError."""
         path = self.file(CLEAN_SHUTDOWN_FILE)
         if not self.file_system.exists(path):
             return False
@@ -124,18 +124,18 @@ def partition_directory_name(topic: str, partition: int) -> str:
 
 
 def is_possible_directory_name(name: str) -> bool:
-    """Whether file systems take it: the longest topic name leaves room for five digits of a partition."""
+    """Whether file systems accept the name. The longest topic name leaves room for a partition of five digits."""
     return len(name) <= _MAX_NAME_LENGTH
 
 
 def delete_directory_name(topic: str, partition: int, unique: UUID) -> str:
-    """The name under which a deleted partition awaits its removal; a topic too long for a file name is cut."""
+    """The name of a deleted partition until its removal. Cuts a topic that is too long for a file name."""
     tail = f"-{partition}.{unique.hex}{DELETE_SUFFIX}"
     return topic[: _MAX_NAME_LENGTH - len(tail)] + tail
 
 
 def parse_directory_name(name: str) -> tuple[str, int, str] | None:
-    """(topic, partition, suffix: "", "-delete" or "-future"); None when no log of Kafka's has such a name."""
+    """(topic, partition, suffix: "", "-delete" or "-future"). None when it is not the name of a log directory."""
     suffix = ""
     if name.endswith((DELETE_SUFFIX, FUTURE_SUFFIX)):
         marked = _MARKED_NAME.fullmatch(name)
@@ -172,17 +172,17 @@ def read_meta_properties(file_system: FileSystem, directory: str) -> MetaPropert
 
 
 def write_meta_properties(file_system: FileSystem, directory: str, meta: MetaProperties) -> None:
-    """Creates the directory if need be. Raises OSError."""
+    """Creates the directory if necessary. Raises OSError."""
     file_system.make_directories(directory)
     pairs = {"version": "0", "broker.id": str(meta.broker_id), "cluster.id": meta.cluster_id}
     file_system.replace_file(f"{directory}/{META_PROPERTIES_FILE}", format_properties(pairs))
 
 
 def check_meta_properties(file_system: FileSystem, directory: str, expected: MetaProperties) -> None:
-    """Sees to it that the directory is this broker's; one without meta.properties becomes so.
+    """Checks that the directory belongs to this broker. A directory without meta.properties becomes this broker's.
 
-    Raises KafkaError: INCONSISTENT_CLUSTER_ID, DUPLICATE_BROKER_REGISTRATION (it is another broker's),
-    KAFKA_STORAGE_ERROR when malformed; OSError.
+    Raises KafkaError: INCONSISTENT_CLUSTER_ID, DUPLICATE_BROKER_REGISTRATION (it belongs to another broker),
+    KAFKA_STORAGE_ERROR when the file is malformed; OSError.
     """
     found = read_meta_properties(file_system, directory)
     if found is None:
@@ -221,7 +221,7 @@ def format_partition_metadata(topic_id: UUID) -> bytes:
 
 
 def parse_topic_id(text: str) -> UUID | None:
-    """A topic id as Kafka writes it (URL-safe base64 without padding); None when it is none."""
+    """A topic id as Kafka writes it (URL-safe base64 without padding). None when the text is not a topic id."""
     try:
         raw = base64.urlsafe_b64decode(text + "==")
     except binascii.Error:

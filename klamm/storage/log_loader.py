@@ -1,11 +1,11 @@
-"""Opens a partition's directory: finishes what a crash interrupted, and recovers what it may have torn.
+"""Opens a partition's directory: finishes operations that a crash interrupted, and recovers torn files.
 
 What must stay true:
-- After a clean shutdown nothing is verified, only what is missing is rebuilt.
+- After a clean shutdown nothing is verified; only missing files are rebuilt.
 - After a crash every segment from the recovery point on is verified; the log is cut at the first bad byte and
-  everything after it is dropped. What lies below the recovery point was synced before the recovery point moved.
-- Indexes, producer state and leader epochs of the verified part are made anew from the batches.
-- Loading again after a crash at any moment of loading leads to the same log.
+  everything after it is dropped. Records below the recovery point were synced before the recovery point moved.
+- Indexes, producer state and leader epochs of the verified part are rebuilt from the batches.
+- A crash at any moment of loading leaves a directory that loads to the same log.
 
 Source: kafka.log.Log (loadSegments, recoverLog), ProducerStateManager.
 """
@@ -80,10 +80,10 @@ def load_log(
     is_clean: bool,
     now_ms: int,
 ) -> LoadedLog:
-    """Opens the log in `directory`, which must exist; an empty one becomes an empty log at `log_start_offset`.
+    """Opens the log in `directory`, which must exist. An empty directory gives an empty log at `log_start_offset`.
 
     Raises OSError; KafkaError(KAFKA_STORAGE_ERROR) when partition.metadata is malformed after a clean shutdown, or when
-    a part of the log that was synced long ago is damaged: cutting there would lose what has been acknowledged.
+    a part of the log below the recovery point is damaged: a cut there would lose acknowledged records.
     """
     loader = _Loader(file_system, directory, config, now_ms)
     try:
@@ -95,7 +95,7 @@ def load_log(
 
 
 def write_unsynced(file_system: FileSystem, path: str, content: bytes, unsynced: UnsyncedFiles) -> None:
-    """Replaces a small file in one step, which a process crash does not undo; durable after the next sync."""
+    """Replaces a small file atomically. A process crash does not undo this; it is durable after the next sync."""
     temporary = path + _HALF_WRITTEN_SUFFIX
     file = file_system.open(temporary, create=True)
     try:
@@ -104,7 +104,7 @@ def write_unsynced(file_system: FileSystem, path: str, content: bytes, unsynced:
     finally:
         file.close()
     file_system.rename(temporary, path)
-    # A killed process may have left one, which the loader then marks with all other files.
+    # A killed process may have left the temporary file; the loader then marks it with all other files.
     unsynced.forget(temporary)
     unsynced.mark(path)
     unsynced.mark(path.rpartition("/")[0])
@@ -126,7 +126,7 @@ class _Loader:
         self._open_segments()
         self._snapshots = self._find_snapshots()
         known_epochs = self._read_leader_epochs()
-        # Written down once, at the end: a crash must not leave a version from halfway, which looks as good as any.
+        # Written once, at the end: a crash must not leave a half-built version, which would look valid.
         self._epochs = LeaderEpochCache(known_epochs or [], persist=lambda entries: None)
         if len(self._segments):
             log_start_offset = max(log_start_offset, self._segments.first.base_offset)
@@ -173,7 +173,7 @@ class _Loader:
             self._file_system.remove(self._path(name))
 
     def _remove_temporary_files(self) -> None:
-        """Removes .deleted, .cleaned and .tmp files, and ends an interrupted swap: forwards if every part was ready."""
+        """Removes .deleted, .cleaned and .tmp files. Completes an interrupted swap if every part was ready."""
         names = self._list()
         cleaned = [_offset_of(name) for name in names if name.endswith(LOG_SUFFIX + CLEANED_SUFFIX)]
         for name in names:
@@ -190,7 +190,7 @@ class _Loader:
                 self._remove_if_exists(name)
 
     def _finish_swap(self, base_offset: int) -> None:
-        """Puts a compacted segment in the place of those that it was made from; may be repeated after a crash."""
+        """Replaces the segments that a compacted segment was made from. May be repeated after a crash."""
         swap = self._new_segment(base_offset, suffix=SWAP_SUFFIX)
         swap.open_existing()
         next_offset = base_offset
@@ -244,7 +244,7 @@ class _Loader:
         return ProducerSnapshots(self._file_system, self._directory, self._unsynced, offsets)
 
     def _mark_unsynced(self, recovery_point: int) -> None:
-        """What a killed process has written may be in nothing but the kernel's memory: the next flush must sync it."""
+        """A killed process's writes may be only in the kernel's memory, so the next flush must sync them."""
         suspect = self._segments.starting_with(recovery_point) if len(self._segments) else []
         first = suspect[0].base_offset if suspect else 0
         for name in self._names:
@@ -267,8 +267,8 @@ class _Loader:
             _LOGGER.warning("Removing a torn file: %s", error.message)
             topic_id = None
         if topic_id is None:
-            # The file is not synced when it is written, so the machine's death may tear it. The id will be given anew,
-            # maybe after a clean shutdown, which takes all files for whole.
+            # The file is not synced when it is written, so a machine crash may tear it. It is removed, because the id
+            # may not be assigned again before a clean shutdown, after which a torn file is an error.
             self._remove_if_exists(PARTITION_METADATA_FILE)
             self._unsynced.forget(path)
             self._unsynced.mark(self._directory)
@@ -277,7 +277,7 @@ class _Loader:
     # -- batches --------------------------------------------------------------------------------------------------
 
     def _load_batches(self, recovery_point: int, is_clean: bool) -> tuple[int, ProducerState]:
-        """(log end offset, producer state there)."""
+        """Returns (log end offset, producer state there)."""
         if not len(self._segments):
             return -1, ProducerState()
         if not is_clean:
@@ -294,7 +294,7 @@ class _Loader:
         return self._recover(damaged.base_offset, is_clean)
 
     def _first_damaged(self) -> LogSegment | None:
-        """The first segment that a clean shutdown cannot have left like this; missing indexes are made anew."""
+        """The first segment that contradicts a clean shutdown, if any. Rebuilds missing indexes."""
         for segment in self._segments:
             try:
                 segment.transaction_index.load()
@@ -314,7 +314,7 @@ class _Loader:
         return None
 
     def _load_producer_state(self, end: int) -> ProducerState:
-        """After a clean shutdown; without any snapshot there were no producers to speak of, and nothing is read."""
+        """Used after a clean shutdown. Without any snapshot there were no producers, and nothing is read."""
         state = self._snapshots.load_latest(end)
         if state is None:
             return ProducerState(end)
@@ -324,7 +324,7 @@ class _Loader:
         return state
 
     def _recover(self, recovery_point: int, is_clean: bool) -> tuple[int, ProducerState]:
-        """Verifies the segments from the recovery point on. (log end offset, producer state there)."""
+        """Verifies the segments from the recovery point on. Returns (log end offset, producer state there)."""
         suspect = self._segments.starting_with(recovery_point)
         start = suspect[0].base_offset
         trusted = [segment for segment in self._segments if segment.base_offset < start]
@@ -343,9 +343,9 @@ class _Loader:
         self._epochs.truncate_from_end(start)
         end = self._end_of(trusted[-1]) if trusted else start
         for number, segment in enumerate(suspect):
-            # Below: its deletion by a truncation was lost with the machine, what was written instead was not. Above:
-            # the end of the segment before it was lost. Holes that are none are left by compaction, now or, in the part
-            # that was synced, at a time when the topic was a compacted one.
+            # A segment that begins below the end: a machine crash undid its deletion by a truncation, but not the newer
+            # records. One that begins above the end: the crash lost the end of the segment before it. Gaps in a
+            # compacted log are normal, also in a synced part from a time when the topic was compacted.
             is_hole = segment.base_offset > end and number > 0 and not self._config.is_compacted
             if segment.base_offset < end or is_hole:
                 _LOGGER.warning("Dropping %s: the log before it ends at offset %d", segment.path, end)
@@ -362,7 +362,7 @@ class _Loader:
         return end, state
 
     def _end_of(self, segment: LogSegment) -> int:
-        """Where a segment that need not be verified ends."""
+        """The end offset of a segment that need not be verified."""
         try:
             return segment.next_offset()
         except (CorruptIndexError, FileNotFoundError):
@@ -401,7 +401,7 @@ class _Loader:
                 self._file_system.remove(path)
 
     def _start_anew(self, log_start_offset: int, end: int) -> tuple[int, ProducerState]:
-        """All that is there lies before the log start offset, or nothing is there."""
+        """Starts an empty log: there are no segments, or all of them end before the log start offset."""
         if len(self._segments):
             _LOGGER.warning(
                 "Dropping the segments of %s: they end at offset %d, before the log start offset %d",
@@ -420,7 +420,7 @@ class _Loader:
     # -- leader epochs --------------------------------------------------------------------------------------------
 
     def _read_leader_epochs(self) -> list[EpochEntry] | None:
-        """None when they have to be found in the batches."""
+        """The checkpoint's entries. None when they must be rebuilt from the batches."""
         path = self._path(LEADER_EPOCH_CHECKPOINT)
         if LEADER_EPOCH_CHECKPOINT not in self._names or not (content := self._file_system.read_file(path)):
             return None
@@ -445,7 +445,7 @@ class _Loader:
 def replay_batches(
     read: batch_scan.Read, position: int, end: int, state: ProducerState, *, max_batches: int | None = None
 ) -> int:
-    """Applies the batches in [position, end) to `state`, but for those that it knows; where it stopped.
+    """Applies the batches in [position, end) that `state` does not have yet. Returns the position where it stopped.
 
     Raises OSError, KafkaError(CORRUPT_MESSAGE).
     """
@@ -461,7 +461,7 @@ def replay_batches(
 
 
 def _segment_file(name: str) -> "re.Match[str] | None":
-    """Of a name with an offset that no record can have: None, as of any other strange file."""
+    """None for the name of any other file, including a name with an offset that no record can have."""
     match = _SEGMENT_FILE.fullmatch(name)
     return match if match is not None and int(match["offset"]) <= _MAX_BASE_OFFSET else None
 

@@ -1,9 +1,9 @@
-"""All logs of a broker, in all its log directories: loading, creating, deleting, and what is done from time to time.
+"""All logs of a broker, in all its log directories: loading, creating, deleting, and periodic work.
 
 What must stay true:
-- A partition has its log in one directory. It is created in the one with the fewest logs; and while a directory is
+- A partition has its log in one directory. A log is created in the directory with the fewest logs. While a directory is
   offline, no log is created for a partition that may have its log there.
-- Recovery points are written down only after what they promise has been synced, and again soon after a truncation.
+- A recovery point is checkpointed only after the records below it are synced, and again soon after a truncation.
 - The clean-shutdown file is written last, and only when every log of its directory was closed without error.
 - A failed directory takes its own logs down and nothing else.
 
@@ -55,16 +55,16 @@ _DEFAULT_FLUSH_CHECK_MS = 1_000
 LOGS_PER_SLICE = 50
 OFFSETS_PER_SLICE = 1_000
 NAMES_PER_SLICE = 1_000
-# Syncs that wait together share the file system's journal.
+# Several logs are closed at once, because concurrent syncs share the file system's journal.
 _CLOSED_AT_ONCE = 8
-# While the machine is short of something (`disk_errors.SHORTAGES`), what has to be done is tried again.
+# An operation that fails on a shortage (`disk_errors.SHORTAGES`) is tried again this often.
 _SHORTAGE_BACK_OFF_MS = 1_000
 _SHORTAGE_ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True)
 class LogManagerSettings:
-    """How often things are done, with Kafka's defaults; each field names its configuration."""
+    """The intervals of the periodic work, with Kafka's defaults. Each field names its configuration."""
 
     retention_check_ms: int = 300_000  # log.retention.check.interval.ms
     flush_check_ms: int = _NEVER_MS  # log.flush.scheduler.interval.ms; "never" still honours a topic's flush.ms
@@ -77,7 +77,7 @@ class LogManagerSettings:
 
 @dataclass(slots=True)
 class _DirectoryToLoad:
-    """What a directory's checkpoints say, and the names below it."""
+    """A directory's checkpoints, and the names below it."""
 
     directory: LogDirectory
     is_clean: bool
@@ -88,7 +88,7 @@ class _DirectoryToLoad:
 
 
 class LogManager:
-    """`load`, then `start`; at the end `stop`. Everything else between them, on the loop's thread."""
+    """Call `load`, then `start`, and `stop` at the end. The other methods come in between, on the loop's thread."""
 
     def __init__(
         self,
@@ -101,8 +101,8 @@ class LogManager:
         on_directory_failure: Callable[[str, OSError], None],
         on_failure: OnFailure,
     ) -> None:
-        """`directories`: absolute paths. `on_directory_failure` hears of each that goes offline, after its logs have
-        been closed; when it is the last one, a broker has to stop. `on_failure` hears of faults of the program."""
+        """`directories` are absolute paths. `on_directory_failure` is called for each directory that goes offline,
+        after its logs are closed; after the last directory the broker must stop. `on_failure` is called for bugs."""
         self._environment = environment
         self._file_system = environment.file_system
         self._meta_properties = meta_properties
@@ -114,12 +114,12 @@ class LogManager:
             LogDirectory(environment.file_system, path, self._directory_failed) for path in dict.fromkeys(directories)
         ]
         self._checkpoint_locks = {directory.path: asyncio.Lock() for directory in self._directories}
-        # What log-start-offset-checkpoint holds: only a log that begins within a segment has an entry there.
+        # The entries of log-start-offset-checkpoint: only a log that begins within a segment has one.
         self._written_starts: dict[str, Mapping[TopicPartition, int]] = {}
-        # Directories whose checkpoints are being written because of a deletion; True if another has come since.
+        # Directories whose checkpoints are being written after a deletion; True if another deletion has come since.
         self._outdated: dict[str, bool] = {}
         self._logs: dict[TopicPartition, Log] = {}
-        # Partitions that an offline directory has, or may have because it failed while their logs were created.
+        # Partitions whose log is in an offline directory, or may be because the directory failed during its creation.
         self._lost: dict[TopicPartition, None] = {}
         self._log_counts = {directory.path: 0 for directory in self._directories}
         self._tasks: dict[asyncio.Task[None], None] = {}
@@ -159,10 +159,10 @@ class LogManager:
     async def load(
         self, topic_configs: Mapping[str, LogConfig], progress: Callable[[int, int], None] | None = None
     ) -> None:
-        """Opens all logs; `progress(done, total)` hears of each. A directory whose disk fails goes offline.
+        """Opens all logs, and calls `progress(done, total)` for each. A directory whose disk fails goes offline.
 
-        Raises KafkaError: a directory is locked, belongs to another broker or cluster, holds a malformed file; two
-        directories hold one partition; none is left.
+        Raises KafkaError when a directory is locked, belongs to another broker or cluster, or holds a malformed file;
+        when two directories hold the same partition; and when no directory is left.
         """
         try:
             found = [await self._open_directory(directory) for directory in self._directories]
@@ -235,7 +235,7 @@ class LogManager:
         try:
             return await self._environment.run_blocking(read_offset_checkpoint, self._file_system, directory.file(name))
         except KafkaError as error:
-            # Each has a safe substitute: recover everything, start at the first segment, know of nothing committed.
+            # Without a checkpoint the log is recovered whole, starts at its first segment, or has no high watermark.
             _LOGGER.warning("Ignoring a checkpoint that cannot be read: %s", error.message)
             return {}
 
@@ -274,7 +274,7 @@ class LogManager:
         log.update_high_watermark(entry.high_watermarks.get(key, log.log_start_offset))
 
     async def _open_log(self, open_log: Callable[[], LoadedLog], path: str) -> LoadedLog:
-        """Tries again while the machine is short of something. Raises KafkaError(KAFKA_STORAGE_ERROR) in the end."""
+        """Tries again after a shortage. Raises KafkaError(KAFKA_STORAGE_ERROR) after the last attempt."""
         for attempts_left in range(_SHORTAGE_ATTEMPTS - 1, -1, -1):
             try:
                 return await self._environment.run_blocking(open_log)
@@ -291,10 +291,10 @@ class LogManager:
     def get_or_create(
         self, topic: str, partition: int, topic_id: UUID | None, config: LogConfig, *, is_new: bool = False
     ) -> Log:
-        """The partition's log, created if need be. `is_new`: the partition is known never to have had one.
+        """The partition's log, created if necessary. `is_new`: the partition is known never to have had a log.
 
-        Raises KafkaError: KAFKA_STORAGE_ERROR when no directory can take it, or an offline one may already have it;
-        INCONSISTENT_TOPIC_ID; INVALID_PARTITIONS for a name that no file system takes.
+        Raises KafkaError: KAFKA_STORAGE_ERROR when no directory can hold the log, or an offline directory may have it;
+        INCONSISTENT_TOPIC_ID; INVALID_PARTITIONS for a name that is too long for file systems.
         """
         log = self._logs.get((topic, partition))
         if log is None:
@@ -315,7 +315,7 @@ class LogManager:
             raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"{name} is too long for a directory's name")
         online = [directory for directory in self._directories if directory.is_online]
         online.sort(key=lambda directory: self._log_counts[directory.path])
-        # What an earlier attempt could not remove is where the log must be: two directories would stop the next start.
+        # The log must be where an earlier attempt left files: two directories of a partition would stop the next start.
         begun = [directory for directory in online if self._file_system.exists(directory.file(name))]
         failure: KafkaError | None = None
         for directory in begun or online:
@@ -343,7 +343,7 @@ class LogManager:
         return log
 
     def _remove_half_created(self, directory: LogDirectory, path: str) -> bool:
-        """Whether nothing is left, so that the log may be created in another directory: two would stop a start."""
+        """Returns whether all files are removed, so that the log may be created in another directory."""
         try:
             if directory.is_online:
                 self._file_system.remove_tree(path)
@@ -368,10 +368,10 @@ class LogManager:
         return Log(self._environment, directory, topic, partition, config, loaded, self)
 
     def delete(self, topic: str, partition: int) -> bool:
-        """Takes the log out of use at once and removes its files after file.delete.delay.ms; whether there was one.
+        """Takes the log out of use and removes its files after file.delete.delay.ms. Returns whether there was a log.
 
-        Raises KafkaError(KAFKA_STORAGE_ERROR) when the disk refuses, or when an offline directory may have the log. A
-        deletion that was refused for a reason that passes may be tried again.
+        Raises KafkaError(KAFKA_STORAGE_ERROR) after a disk error, or when an offline directory may have the log. A
+        deletion that failed on a transient error may be tried again.
         """
         log = self._logs.get((topic, partition))
         if log is None:
@@ -395,19 +395,19 @@ class LogManager:
         return True
 
     def _forget_start(self, directory: LogDirectory, key: TopicPartition) -> None:
-        """A later partition of the same name must not inherit this one's log start offset: it would drop its data."""
+        """Drops the log start offset: a later partition of the same name would inherit it and lose its records."""
         if key not in self._written_starts.get(directory.path, {}):
             return
         if self._checkpoint_locks[directory.path].locked():
-            return  # `_forget_offsets` will see to it
+            return  # `_forget_offsets` drops it.
         starts = dict(self._written_starts[directory.path])
         del starts[key]
         self._file_system.replace_file(directory.file(LOG_START_OFFSET_CHECKPOINT), format_offset_checkpoint(starts))
         self._written_starts[directory.path] = starts
 
     def _forget_offsets(self, directory: LogDirectory) -> None:
-        """Soon nothing speaks of the deleted logs any more: the high watermark of a later partition of the same name
-        would pass records for committed that are on no other replica."""
+        """Soon rewrites the checkpoints without the deleted logs. Otherwise a later partition of the same name would
+        inherit a high watermark and regard records as committed that no other replica has."""
         is_under_way = directory.path in self._outdated
         self._outdated[directory.path] = True
         if not is_under_way:
@@ -430,7 +430,7 @@ class LogManager:
 
     async def _settle_truncation(self, log: Log) -> None:
         await self._checkpoint_recovery_points(log.log_directory)
-        # A log start offset above what is appended next would drop it at the next start.
+        # A checkpointed log start offset above the log's new end would drop the next records at the next start.
         written_starts = self._written_starts.get(log.log_directory.path, {})
         if written_starts.get((log.topic, log.partition), 0) > log.log_start_offset:
             await self._checkpoint_log_start_offsets(log.log_directory)
@@ -440,7 +440,7 @@ class LogManager:
         self._remove_later(log.config.file_delete_delay_ms, _remove_files, list(paths))
 
     def _remove_later(self, delay_ms: int, remove: Callable[[FileSystem, _T], None], garbage: _T) -> None:
-        """What is left when the broker stops goes when it starts again."""
+        """Removes garbage after a delay. Garbage left when the broker stops is removed when it starts again."""
 
         async def run() -> None:
             try:
@@ -454,7 +454,7 @@ class LogManager:
         self._after(delay_ms, run)
 
     def _after(self, delay_ms: int, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Does `work` after a while, unless the broker stops before."""
+        """Does `work` after `delay_ms`, unless the broker stops before."""
         if self._is_stopping:
             return
 
@@ -482,7 +482,7 @@ class LogManager:
         self._spawn(self._flush_recovered())
 
     async def _flush_recovered(self) -> None:
-        """What a killed process left unsynced; without this, each log's first append would have to wait for it."""
+        """Syncs the writes of a killed process. Otherwise the first append to each log would wait for this."""
         async for log in self._each_online():
             if log.is_truncation_unsynced:
                 await self._flush(log)
@@ -492,19 +492,19 @@ class LogManager:
         self._after(interval_ms, functools.partial(self._repeat, interval_ms, action))
 
     async def stop(self) -> None:
-        """Closes all logs in order, and says so on disk. Errors of a directory leave it without the clean mark."""
+        """Closes all logs in order and writes the clean-shutdown files. A directory with errors gets none."""
         self._is_stopping = True
         for timer in self._timers:
             timer.cancel()
         self._timers.clear()
-        # Not cancelled: their work off the loop would go on and meet what follows.
+        # Not cancelled: their work off the loop would continue and collide with the shutdown.
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for directory in self._directories:
             await self._stop_directory(directory)
 
     async def _stop_directory(self, directory: LogDirectory) -> None:
         try:
-            # Until everything is loaded the directory may be another's, and its checkpoints say more than we know.
+            # Before all logs are loaded the directory may be another broker's, and its checkpoints know more logs.
             if directory.is_online and self._is_loaded:
                 logs = iter(self.logs_in(directory.path))
 
@@ -526,10 +526,9 @@ class LogManager:
             directory.release()
 
     async def _each_online(self) -> AsyncIterator[Log]:
-        """The logs as they are now, in slices: to look at one costs a microsecond, to delete its segments a
-        millisecond."""
+        """The current logs, in slices: to look at a log costs a microsecond, to delete its segments a millisecond."""
         looked_at = Slices(LOGS_PER_SLICE, asyncio.get_running_loop().time)
-        # The keys only: fifty thousand new pairs at once would make work for the collector of garbage.
+        # The keys only: fifty thousand new pairs at once would set off the garbage collector.
         for key in list(self._logs):
             log = self._logs.get(key)
             if log is not None and log.log_directory.is_online:
@@ -591,7 +590,7 @@ class LogManager:
     async def _checkpoint(
         self, directory: LogDirectory, name: str, offset_of: Callable[[Log], int | None]
     ) -> Mapping[TopicPartition, int] | None:
-        """What has been written; None when it could not be."""
+        """The entries that were written; None if the write failed."""
         async with self._checkpoint_locks[directory.path]:
             if not directory.is_online:
                 return None
@@ -608,7 +607,7 @@ class LogManager:
     async def _offsets(
         self, directory: LogDirectory, offset_of: Callable[[Log], int | None]
     ) -> dict[TopicPartition, int]:
-        """The entries of a checkpoint of this directory. What changes a log meanwhile asks for another checkpoint."""
+        """The entries of a checkpoint of this directory. A change of a log meanwhile requests another checkpoint."""
         offsets = {}
         async for piece in slices(list(self._logs), OFFSETS_PER_SLICE):
             for key in piece:
@@ -622,7 +621,7 @@ class LogManager:
     # -- common ---------------------------------------------------------------------------------------------------
 
     def _directory_failed(self, path: str, error: OSError) -> None:
-        """Called from within the failing operation, which must be left alone until it has ended."""
+        """Called from within the failing operation, so the logs are closed only after it has ended."""
         _LOGGER.error("Log directory %s goes offline: %s", path, error)
         asyncio.get_running_loop().call_soon(self._close_failed, path, error)
 
@@ -659,7 +658,7 @@ def _remove_tree(file_system: FileSystem, path: str) -> None:
 
 
 def _check_unique(entries: Sequence[_DirectoryToLoad]) -> None:
-    """Raises KafkaError(KAFKA_STORAGE_ERROR) when two directories hold one partition."""
+    """Raises KafkaError(KAFKA_STORAGE_ERROR) when two directories hold the same partition."""
     places: dict[TopicPartition, str] = {}
     for entry in entries:
         for topic, partition in entry.partitions:
@@ -674,5 +673,5 @@ def _check_unique(entries: Sequence[_DirectoryToLoad]) -> None:
 
 
 def _start_within_segment(log: Log) -> int | None:
-    """The log start offset where the first segment's name does not say it."""
+    """The log start offset, or None if it is the first segment's base offset."""
     return log.log_start_offset if log.log_start_offset > log.segment_base_offsets[0] else None

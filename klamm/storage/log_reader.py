@@ -1,13 +1,13 @@
-"""Reads of one log: finding where an offset lies, and fetching the bytes from there on.
+"""Reads from one log: finds the position of an offset and reads bytes from there.
 
 What must stay true:
-- Data at or above the reader's bound is never returned, and never half a batch.
-- Between two awaits the log may have grown, rolled or dropped old segments: all of this is harmless, because a read
-  looks at what was there when it began. After a truncation (`invalidate`) the result of a read under way is void.
-- A reader that goes on where it stopped pays neither an index search nor a scan: the ends of the last reads are
-  remembered. High watermarks are such ends, too, because followers read as everybody else does.
+- A read never returns records at or above the reader's bound, or a part of a batch.
+- Between two awaits the log may have grown, rolled or dropped old segments. This is harmless, because a read uses the
+  log as it was when the read began. After a truncation (`invalidate`) the result of a pending read is void.
+- A reader that continues where its last read ended needs neither an index search nor a scan: the ends of the last reads
+  are remembered. A high watermark is usually such an end, because followers read, too.
 
-Reads first ask for bytes that are in memory; only a cold page costs a trip off the loop.
+Reads first try bytes that are in memory; only a cold page needs work off the loop.
 """
 
 import logging
@@ -25,19 +25,19 @@ from klamm.storage.timestamp_lookup import Found, TimestampLookup
 
 _LOGGER = logging.getLogger(__name__)
 _MAX_REMEMBERED = 64
-# What a long poll hears of data that it need not wait for: more than any min_bytes.
+# The size reported for records that a long poll need not wait for: more than any min_bytes.
 _PLENTY_BYTES = 2**31 - 1
 
 
 class FetchedRecords(NamedTuple):
-    """Whole batches, beginning with the one that holds the offset asked for."""
+    """Whole batches, beginning with the batch that holds the requested offset."""
 
     data: bytes | bytearray | memoryview
     next_offset: int
 
 
 class _Bounds(NamedTuple):
-    """The end of the log when a read began, and the generation it began in."""
+    """The log end offset when a read began, and the generation in which it began."""
 
     generation: int
     log_end_offset: int
@@ -57,19 +57,19 @@ class LogReader:
         self.generation = 0
 
     def invalidate(self) -> None:
-        """The log has been truncated: nothing that is remembered or under way counts any more."""
+        """The log has been truncated: remembered positions and pending reads are void."""
         self._remembered.clear()
         self._lookup.forget()
         self.generation += 1
 
     def forget_segments(self) -> None:
-        """Segments have left the log; reads of them that are under way may end."""
+        """Segments have left the log. Pending reads of them may finish."""
         self._remembered.clear()
 
     # -- fetching -------------------------------------------------------------------------------------------------
 
     async def read(self, offset: int, max_bytes: int, max_offset: int, *, minimum_one_batch: bool) -> FetchedRecords:
-        """At most `max_bytes` (one batch more, if asked) from one segment, all below `max_offset`."""
+        """Reads at most `max_bytes`, or one batch, from one segment, all below `max_offset`."""
         active = self._segments.active
         bounds = _Bounds(self.generation, self._log_end_offset(), active, active.size_bytes)
         start = self._known_position(offset) or await self._locate(offset)
@@ -101,7 +101,7 @@ class LogReader:
         return FetchedRecords(data if kept_bytes == len(data) else memoryview(data)[:kept_bytes], end_offset)
 
     async def _readable_end(self, segment: LogSegment, max_offset: int, bounds: _Bounds) -> tuple[int, int]:
-        """(position, offset) where the segment ends for a reader who must stay below `max_offset`."""
+        """(position, offset) where the segment ends for a reader that must stay below `max_offset`."""
         following = None if segment is bounds.active else self._segments.following(segment)
         if following is None:
             end, end_offset = bounds.active_size_bytes, bounds.log_end_offset
@@ -129,9 +129,9 @@ class LogReader:
         return data
 
     async def _whole_batches(self, segment: LogSegment, position: int, data: bytearray) -> tuple[int, int]:
-        """(size in bytes, next offset) of the whole batches at the start of `data`; (0, -1) when there is none.
+        """(size in bytes, next offset) of the whole batches at the start of `data`; (0, -1) if the first is not whole.
 
-        The index tells a batch's start near the end, so that only the last few headers are looked at.
+        The index has a batch's start near the end, so that only the last few headers are read.
         """
         await self._load_offset_index(segment)
         boundary = segment.offset_index.boundary_before(position + len(data) - HEADER_SIZE_BYTES) - position
@@ -164,7 +164,7 @@ class LogReader:
     # -- locating -------------------------------------------------------------------------------------------------
 
     async def _locate(self, offset: int) -> tuple[LogSegment, int] | None:
-        """Where the batch that holds `offset`, or else the next one, begins; None at the log's end."""
+        """The position of the batch that holds `offset`, or of the next batch; None at the log's end."""
         segment = self._segments.floor(offset)
         while segment is not None:
             if segment.base_offset >= offset and segment.size_bytes:
@@ -205,16 +205,16 @@ class LogReader:
         try:
             entries = await self._environment.run_blocking(index.read_entries)
         except (CorruptIndexError, FileNotFoundError):
-            # Without its index a segment is searched from its start; one that is being deleted gets none anew.
+            # Without an index a segment is searched from its start. A deleted segment's index is not rebuilt.
             if generation == self.generation and not index.is_loaded and not segment.is_gone:
                 segment.load_indexes()
             return
-        # Meanwhile an append may have loaded it, and added to it.
+        # An append may have loaded the index meanwhile, and added to it.
         if generation == self.generation and not index.is_loaded:
             index.adopt(entries)
 
     async def find_timestamp(self, timestamp_ms: int, start_offset: int) -> Found | None:
-        """(timestamp, offset, leader epoch) of the first record from `start_offset` on that is not older than this."""
+        """(timestamp, offset, leader epoch) of the first record at or after `start_offset` and `timestamp_ms`."""
         key = self.generation, timestamp_ms, start_offset, self._log_end_offset()
         return await self._lookup.share(key, lambda: self._find_timestamp(timestamp_ms, start_offset))
 
@@ -237,7 +237,7 @@ class LogReader:
     # -- estimating -----------------------------------------------------------------------------------------------
 
     def readable_bytes(self, offset: int, max_offset: int) -> int:
-        """About how many bytes lie in [offset, max_offset); never 0 when any do, and never waits for the disk."""
+        """About how many bytes are in [offset, max_offset); 0 only if there are none. Never waits for the disk."""
         if offset >= max_offset:
             return 0
         active = self._segments.active
@@ -258,7 +258,7 @@ class LogReader:
 
 
 def _whole_batches_from(data: bytearray, at: int, available_bytes: int) -> tuple[int, int]:
-    """(end of the last whole batch, next offset); the walk begins at the batch at `at`, which may be cut itself."""
+    """(end of the last whole batch, next offset), from the batch at `at` on, which may itself be cut."""
     next_offset = -1
     while at + HEADER_SIZE_BYTES <= len(data):
         header = parse_header(data, at, available_bytes=available_bytes - at)

@@ -7,7 +7,7 @@ from klamm.storage.segment import LogSegment
 
 
 class LogSegments:
-    """There is always at least one segment once a log is open; the last is the active one."""
+    """An open log always has at least one segment. The last segment is the active one."""
 
     def __init__(self) -> None:
         self._segments: list[LogSegment] = []
@@ -32,7 +32,7 @@ class LogSegments:
         return list(self._base_offsets)
 
     def add(self, segment: LogSegment) -> None:
-        """Adds a segment, in its place."""
+        """Adds a segment in the order of base offsets."""
         at = bisect_right(self._base_offsets, segment.base_offset)
         self._segments.insert(at, segment)
         self._base_offsets.insert(at, segment.base_offset)
@@ -53,7 +53,7 @@ class LogSegments:
         return self._segments[at] if at < len(self._segments) else None
 
     def starting_with(self, offset: int) -> list[LogSegment]:
-        """The segment that holds `offset` and all later ones."""
+        """The segment that holds `offset`, and all later segments."""
         at = max(0, bisect_right(self._base_offsets, offset) - 1)
         return self._segments[at:]
 

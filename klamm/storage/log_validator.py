@@ -1,8 +1,8 @@
-"""What a batch must fulfil before a leader appends it.
+"""The checks that a batch must pass before a leader appends it.
 
-Where the topic's configuration asks nothing of single records, the header is believed and they stay opaque: Kafka looks
-at each all the same. Otherwise `batch_inspection` looks into them, and what a topic does not take is refused record by
-record (KIP-467).
+If the topic's configuration demands nothing of single records, the header is trusted and the records stay opaque; Kafka
+inspects every record even then. Otherwise `batch_inspection` inspects them, and records that the topic does not accept
+are refused one by one (KIP-467).
 
 Source: kafka.log.LogValidator, kafka.log.Log (analyzeAndValidateRecords).
 """
@@ -28,9 +28,9 @@ _NO_LIMIT_MS = 2**63 - 1
 
 
 class RecordsRefused(KafkaError):
-    """Some records of a batch are not what the topic takes; the others are refused with them.
+    """The topic does not accept some records of a batch; the whole batch is refused.
 
-    `record_errors` has (index in the batch, message) of the first that are refused for themselves.
+    `record_errors` has (index in the batch, message) of the first of these records.
     """
 
     def __init__(self, code: ErrorCode, message: str, record_errors: Sequence[tuple[int, str]]) -> None:
@@ -39,7 +39,7 @@ class RecordsRefused(KafkaError):
 
 
 def validate_batch(records: Buffer, header: BatchHeader, config: LogConfig, origin: AppendOrigin, now_ms: int) -> None:
-    """Checks the batch that `records` must consist of; a client's more closely than one that klamm has made.
+    """Checks that `records` is one valid batch. A client's batch is checked more strictly than one that klamm has made.
 
     Raises KafkaError: MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, CORRUPT_MESSAGE, INVALID_RECORD, INVALID_TIMESTAMP,
     UNSUPPORTED_COMPRESSION_TYPE.
@@ -78,7 +78,7 @@ def _validate_client_batch(records: Buffer, header: BatchHeader, config: LogConf
 
 
 def demands_on(header: BatchHeader, config: LogConfig, origin: AppendOrigin, now_ms: int) -> Demands | None:
-    """What the topic asks of the records of a batch, or of its compression; None where it asks nothing."""
+    """The topic's demands on the records of a batch or its compression; None if it has none."""
     codec = config.codec
     if codec is not None and (codec == header.codec or header.is_control):
         codec = None
@@ -94,7 +94,7 @@ def demands_on(header: BatchHeader, config: LogConfig, origin: AppendOrigin, now
 
 
 def check_inspection(found: Inspection, demands: Demands, config: LogConfig) -> None:
-    """Raises RecordsRefused, and KafkaError(INVALID_RECORD), where the records are not what was asked for."""
+    """Raises RecordsRefused or KafkaError(INVALID_RECORD) if the records do not meet the demands."""
     if found.refused:
         raise _refused(found, demands, config)
     if not found.is_numbered:

@@ -2,7 +2,7 @@
 
 What must stay true:
 - Offsets and positions ascend strictly. An entry's position is that of a batch's first byte.
-- The entries are read from disk when first needed; `release` drops them again.
+- The entries are read from disk at their first use; `release` drops them from memory.
 
 File: entries of 8 bytes, offset minus base offset (i32) and position (i32), big-endian. Kafka's own may be
 preallocated with zeros while in use; such a file is rebuilt.
@@ -70,7 +70,7 @@ class OffsetIndex:
         self.adopt((array("i"), array("i")))
 
     def reset(self) -> None:
-        """Empties the index, to be built anew."""
+        """Empties the index before it is rebuilt."""
         self.start_empty()
         self.file.truncate(0)
 
@@ -86,7 +86,7 @@ class OffsetIndex:
         return self._positions[at - 1] if at else 0
 
     def boundary_before(self, position: int) -> int:
-        """The last known start of a batch at or before `position`; 0 when none is known."""
+        """The last known start of a batch at or before `position`; 0 when no start is known."""
         at = bisect_right(self._positions, position)
         return self._positions[at - 1] if at else 0
 
@@ -114,7 +114,7 @@ class OffsetIndex:
         self.file.truncate(count * ENTRY_SIZE_BYTES)
 
     def release(self) -> None:
-        """Drops entries and file handle until the next use; not while entries wait for space on the disk."""
+        """Drops the entries and the file handle until the next use, unless entries wait for space on the disk."""
         self.file.write_pending()
         self.file.close()
         self.adopt((array("i"), array("i")))

@@ -1,7 +1,7 @@
 """The snapshot files of one partition's producer state.
 
-What must stay true: a snapshot that cannot be trusted is removed, and an older one used; a missing one only means
-that more of the log is replayed. So they are written without waiting for the disk.
+What must stay true: a malformed snapshot is removed, and an older snapshot is used. A missing snapshot only means that
+more of the log is replayed, so snapshots are written without waiting for the disk.
 """
 
 import logging
@@ -27,11 +27,11 @@ class ProducerSnapshots:
 
     @property
     def offsets(self) -> list[int]:
-        """Ascending; a snapshot holds the state before its offset."""
+        """The offsets of the snapshots, ascending. A snapshot holds the state before its offset."""
         return self._offsets
 
     def take(self, state: ProducerState) -> None:
-        """Writes a snapshot of `state` unless the latest is as new."""
+        """Writes a snapshot of `state` unless the latest snapshot is as new."""
         if state.end_offset <= (self._offsets[-1] if self._offsets else 0):
             return
         path = self._path(state.end_offset)
@@ -46,7 +46,7 @@ class ProducerSnapshots:
         self._offsets.append(state.end_offset)
 
     def take_if_room(self, state: ProducerState) -> None:
-        """As `take`, but a full disk is borne: a snapshot of a log that goes on only saves work."""
+        """As `take`, but tolerates a full disk: a snapshot of an open log only saves work."""
         try:
             self.take(state)
         except OSError as error:
@@ -93,7 +93,7 @@ class ProducerSnapshots:
             self.delete(stray)
 
     def keep_only(self, segment_offsets: list[int]) -> None:
-        """Removes all but those at the segments' base offsets and the latest."""
+        """Removes all snapshots except the latest and those at the segments' base offsets."""
         kept = {*segment_offsets, *self._offsets[-1:]}
         for stray in [stray for stray in self._offsets if stray not in kept]:
             self.delete(stray)

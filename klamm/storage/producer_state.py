@@ -1,12 +1,12 @@
-"""What a partition remembers of its idempotent and transactional producers (KIP-98), and the snapshots of it.
+"""The state of a partition's idempotent and transactional producers (KIP-98), and its snapshots.
 
-Of each producer: its epoch, its last five batches (to answer duplicates), and the first offset of its open
-transaction. From the transactions follows the first unstable offset, below which everything is decided.
+For each producer: its epoch, its last five batches (to answer duplicates), and the first offset of its open
+transaction. The transactions determine the first unstable offset, below which every transaction is decided.
 
 What must stay true:
 - The state is a function of the log: replaying the batches from a snapshot gives the state at any later offset.
-- `check` refuses and changes nothing; `update` changes and refuses nothing, and is called once for each batch that
-  is in the log, in order.
+- `check` may refuse a batch and never changes the state. `update` changes the state and never refuses; it is called
+  once for each batch in the log, in order.
 - A finished transaction stays unstable until its marker is below the high watermark.
 
 Snapshot file (`<offset>.snapshot`, the state before that offset): version 1 (i16), CRC-32C of the rest (u32), count
@@ -43,7 +43,7 @@ _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
 
 
 class AppendOrigin(Enum):
-    """Who appends, which decides how much is checked."""
+    """The source of an append, which decides how much is checked."""
 
     CLIENT = "client"
     COORDINATOR = "coordinator"
@@ -78,7 +78,7 @@ class CompletedTransaction(NamedTuple):
 
 
 class ProducerEntry:
-    """What is known of one producer. `batches` holds its last ones, the oldest first."""
+    """The state of one producer. `batches` holds its last batches, the oldest first."""
 
     __slots__ = ("batches", "coordinator_epoch", "last_timestamp_ms", "producer_epoch", "transaction_first_offset")
 
@@ -94,7 +94,7 @@ class ProducerEntry:
         return self.batches[-1].last_sequence if self.batches else NO_SEQUENCE
 
     def move_to_epoch(self, producer_epoch: int) -> None:
-        """Another epoch's batches say nothing about this one's sequence."""
+        """Forgets the batches of the old epoch, because the new epoch has its own sequence."""
         if self.producer_epoch != producer_epoch:
             self.batches.clear()
             self.producer_epoch = producer_epoch
@@ -121,7 +121,7 @@ class ProducerState:
 
     @property
     def entries(self) -> Mapping[int, ProducerEntry]:
-        """By producer id."""
+        """The producers' entries, by producer id."""
         return self._entries
 
     @property
@@ -147,7 +147,7 @@ class ProducerState:
         return None
 
     def check(self, header: BatchHeader, marker: EndTransactionMarker | None, origin: AppendOrigin) -> None:
-        """Whether a batch with a producer id may be appended; `marker` is what a control batch says.
+        """Checks that a batch with a producer id may be appended. `marker` is the content of a control batch.
 
         Raises KafkaError: INVALID_PRODUCER_EPOCH, OUT_OF_ORDER_SEQUENCE_NUMBER (clients only), INVALID_TXN_STATE (a
         batch without a transaction while one is open), TRANSACTION_COORDINATOR_FENCED.
@@ -224,7 +224,7 @@ class ProducerState:
     # -- what else happens to a log -------------------------------------------------------------------------------
 
     def high_watermark_updated(self, high_watermark: int) -> None:
-        """Transactions whose markers are below it have become stable."""
+        """Transactions whose markers are below the high watermark become stable."""
         if self._unreplicated:
             stable = [first for first, marker in self._unreplicated.items() if marker < high_watermark]
             for first_offset in stable:

@@ -2,10 +2,10 @@
 
 What must stay true:
 - The log file holds whole batches only, in the order of their offsets, all at or above the base offset and within
-  2^31 of it. `size_bytes` is the end of the last whole batch, whatever lies behind it after a failed write.
-- The offset index gets an entry before an append when more than index.interval.bytes have gone by since the last.
-- Nothing is open that has not been used; a handle that a read off the loop may be using (`pin`) is closed only after
-  its `unpin`.
+  2^31 of it. `size_bytes` is the end of the last whole batch; a failed write may leave bytes behind it.
+- The offset index gets an entry before an append if more than index.interval.bytes were appended since the last entry.
+- A file is opened at its first use. A handle that a read off the loop may be using (`pin`) is closed only after its
+  `unpin`.
 
 Source: kafka.log.LogSegment.
 """
@@ -84,7 +84,7 @@ class LogSegment:
     # -- life -----------------------------------------------------------------------------------------------------
 
     def create_files(self) -> None:
-        """Makes the segment an empty one; whatever has its names is replaced."""
+        """Creates the files of an empty segment. Replaces files of the same names."""
         try:
             for path in self._paths()[:3]:
                 file = self._file_system.open(path, create=True)
@@ -103,11 +103,11 @@ class LogSegment:
         self._max_timestamp = NO_TIMESTAMP
 
     def open_existing(self) -> None:
-        """Attaches to a segment on disk; the loader reads the transaction index, the others are read when needed."""
+        """Attaches to a segment on disk. The loader reads the transaction index; the other indexes are read later."""
         self.size_bytes = self._file_system.size(self.path)
 
     def file(self) -> File:
-        """The log file, opened if need be."""
+        """The log file, opened if necessary."""
         self.was_used = True
         if self._file is None:
             if self.is_gone:
@@ -116,7 +116,7 @@ class LogSegment:
         return self._file
 
     def open_files(self) -> None:
-        """Opens all files that a cut changes."""
+        """Opens all files that `cut` changes."""
         self.load_indexes()
         self.file()
         self.offset_index.file.open()
@@ -143,7 +143,7 @@ class LogSegment:
         self.close_handles()
 
     def _write_largest_timestamp(self) -> None:
-        """What has been appended since the time index got an entry would otherwise be forgotten with this object."""
+        """Adds the largest timestamp to the time index, which otherwise lacks the appends since its last entry."""
         if self._max_timestamp is not None and self.time_index.is_loaded:
             self.time_index.maybe_append(self._max_timestamp, self._offset_of_max_timestamp)
 
@@ -164,28 +164,28 @@ class LogSegment:
             self._close_file()
 
     def release(self) -> None:
-        """Gives back memory and handles, until the next use."""
+        """Frees memory and handles until the next use."""
         self.transaction_index.file.close()
         try:
             self._write_largest_timestamp()
             self.offset_index.release()
             self.time_index.release()
         except OSError as error:
-            # Entries that the disk has no room for stay in memory.
+            # Entries for which the disk has no space stay in memory.
             if error.errno not in PASSING:
                 raise
         if not self._pins:
             self._close_file()
 
     def mark_deleted(self) -> list[str]:
-        """Renames the files to .deleted, closes them and returns the new paths. Reads under way go on."""
+        """Renames the files to .deleted, closes them and returns the new paths. Pending reads continue."""
         renamed = []
         for path in self._paths():
             self._unsynced.forget(path)
             if self._file_system.exists(path):
                 self._file_system.rename(path, path + DELETED_SUFFIX)
                 renamed.append(path + DELETED_SUFFIX)
-        # Should a machine crash bring them back after a truncation, they would contradict what is written next.
+        # Synced, because files that a machine crash brought back after a truncation would contradict newer records.
         self._unsynced.mark(self._directory)
         self.is_gone = True
         self.close_handles()
@@ -207,7 +207,7 @@ class LogSegment:
         return 0 <= offset - self.base_offset <= _MAX_RELATIVE_OFFSET
 
     def append(self, records: Buffer, last_offset: int, max_timestamp_ms: int, offset_of_max_timestamp: int) -> None:
-        """Writes whole batches at the end. When there is no room for them, the segment is what it was before."""
+        """Writes whole batches at the end. If the disk has no space, the segment is unchanged."""
         position = self.size_bytes
         self.load_indexes()
         max_timestamp = self.max_timestamp
@@ -231,7 +231,7 @@ class LogSegment:
         self._bytes_since_index_entry += len(records)
 
     def load_indexes(self) -> None:
-        """Reads the offset and time index if need be; makes them anew when they are missing or corrupt."""
+        """Reads the offset and time index if necessary. Rebuilds them if they are missing or corrupt."""
         if not self.offset_index.is_loaded or not self.time_index.is_loaded:
             try:
                 self.offset_index.load()
@@ -250,7 +250,7 @@ class LogSegment:
         segment_ms: int,
         segment_index_bytes: int,
     ) -> bool:
-        """Whether this append belongs into a new segment (log.roll.ms, segment.bytes, full index, offset range)."""
+        """Whether this append needs a new segment (log.roll.ms, segment.bytes, full index, offset range)."""
         if self.size_bytes > segment_bytes - appended_bytes or not self.holds_offset(last_offset):
             return True
         if self.size_bytes == 0:
@@ -274,7 +274,7 @@ class LogSegment:
 
     @property
     def max_timestamp(self) -> int:
-        """The largest timestamp of a record, in ms; -1 when none has one."""
+        """The largest timestamp of a record, in ms; -1 if no record has a timestamp."""
         if self._max_timestamp is None:
             self._read_max_timestamp()
         assert self._max_timestamp is not None
@@ -282,7 +282,7 @@ class LogSegment:
 
     @property
     def first_timestamp(self) -> int:
-        """The first batch's largest timestamp, in ms; -1 when it has none, or there is no batch."""
+        """The first batch's largest timestamp, in ms; -1 if there is no batch or it has no timestamp."""
         if self._first_timestamp is None and self.size_bytes:
             window = self.file().read(0, HEADER_SIZE_BYTES)
             self._first_timestamp = parse_header(window, available_bytes=self.size_bytes).max_timestamp
@@ -292,7 +292,7 @@ class LogSegment:
         return f"LogSegment(baseOffset={self.base_offset}, size={self.size_bytes})"
 
     def largest_timestamp(self) -> int:
-        """The age that retention goes by: the largest timestamp, or else when the file was last written, in ms."""
+        """The time that retention uses, in ms: the largest timestamp, or else the file's last modified time."""
         return self.max_timestamp if self.max_timestamp >= 0 else self._file_system.modified_time_ms(self.path)
 
     def _read_max_timestamp(self) -> None:
@@ -305,7 +305,7 @@ class LogSegment:
             self.rebuild_indexes()
 
     def next_offset(self) -> int:
-        """The offset after the last batch, found from the last index entry on.
+        """The offset after the last batch, found by a scan from the last index entry.
 
         Raises CorruptIndexError, KafkaError(CORRUPT_MESSAGE) when the log file is damaged there.
         """
@@ -324,9 +324,9 @@ class LogSegment:
     # -- cutting and rebuilding -----------------------------------------------------------------------------------
 
     def cut(self, position: int, offset: int, largest_timestamp: TimeEntry) -> None:
-        """Removes everything from the batch at `position` on; the segment ends at `offset` then.
+        """Removes everything from the batch at `position` on, so that the segment ends at `offset`.
 
-        `largest_timestamp`: of the batches that stay, and the offset that the time index names for it.
+        `largest_timestamp` is that of the batches that stay, with its offset in the time index.
         """
         self.load_indexes()
         self.offset_index.truncate_to(offset, position)
@@ -341,7 +341,7 @@ class LogSegment:
         self._max_timestamp, self._offset_of_max_timestamp = largest_timestamp
 
     def rebuild_indexes(self) -> None:
-        """Makes the offset and time index anew from the batches. Raises KafkaError(CORRUPT_MESSAGE)."""
+        """Rebuilds the offset and time index from the batches. Raises KafkaError(CORRUPT_MESSAGE)."""
         self._start_indexes_anew()
         last_offset = self.base_offset - 1
         for position, header in batch_scan.headers(self.file().read, 0, self.size_bytes):
@@ -352,10 +352,10 @@ class LogSegment:
         self.time_index.maybe_append(self.max_timestamp, self._offset_of_max_timestamp)
 
     def recover(self, each: Callable[[int, BatchHeader, memoryview], None]) -> str | None:
-        """Verifies every batch, makes the indexes anew and cuts the file at the first bad byte.
+        """Verifies every batch, rebuilds the indexes and cuts the file at the first bad byte.
 
-        `each` is called with position, header and bytes of each good batch, when the transaction index is empty again
-        up to there. Returns what was wrong where it was cut, None when all was good.
+        `each` is called with the position, header and bytes of each good batch, and fills the transaction index, which
+        is emptied first. Returns the damage at the cut, None if every batch was good.
         """
         self._start_indexes_anew()
         self.transaction_index.reset()

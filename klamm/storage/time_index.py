@@ -63,7 +63,7 @@ class TimeIndex:
         self.adopt([])
 
     def reset(self) -> None:
-        """Empties the index, to be built anew."""
+        """Empties the index before it is rebuilt."""
         self.start_empty()
         self.file.truncate(0)
 
@@ -114,7 +114,7 @@ class TimeIndex:
         self.file.truncate(count * ENTRY_SIZE_BYTES)
 
     def release(self) -> None:
-        """Drops entries and file handle until the next use; not while entries wait for space on the disk."""
+        """Drops the entries and the file handle until the next use, unless entries wait for space on the disk."""
         self.file.write_pending()
         self.file.close()
         self._entries = []

@@ -1,14 +1,14 @@
-"""The first record that is not older than a timestamp: the part of a log's reads that looks into batches.
+"""Finds the first record at or after a timestamp: the part of a log's reads that inspects batches.
 
-A batch is a candidate when its header names a timestamp that is late enough. Whether it has such a record, only a look
-into it tells; where the topic asks nothing of single records, a producer may have written any largest timestamp there.
+A batch is a candidate if its header has a timestamp that is late enough. Only an inspection shows whether the batch has
+such a record, because the producer may have written any largest timestamp into the header.
 
 What must stay true:
-- Headers are read in slices on the loop while they are in memory; large batches are looked into in the worker.
-- A batch whose header named more than its records have is remembered, so that the next lookup passes it by.
-- One lookup looks into no more than `MAX_LOOKS` such batches. Then it answers with the first record of the next one:
-  earlier than what was asked for, so that nobody who begins there misses a record.
-- Lookups for the same share one search, which ends with the last who waits for it.
+- Headers are read in slices on the loop while they are in memory; large batches are inspected in the worker.
+- A batch whose header has a later timestamp than its records is remembered, so that the next lookup skips it.
+- One lookup inspects at most `MAX_LOOKS` such batches. Then it returns the first record of the next candidate. That may
+  be too early a record, so a consumer that starts there misses nothing.
+- Lookups for the same timestamp share one search, which is cancelled when no lookup waits for it.
 """
 
 import asyncio
@@ -38,30 +38,30 @@ Found = tuple[int, int, int]
 
 
 class Look(NamedTuple):
-    """What a batch has: the (timestamp, offset) of the first record that is late enough, else its largest timestamp."""
+    """The result for a batch: (timestamp, offset) of the first record late enough, or else its largest timestamp."""
 
     match: tuple[int, int] | None
     max_timestamp_ms: int
 
 
 class TimestampLookup:
-    """What one log's lookups share and remember."""
+    """The state that one log's lookups share."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment
-        # By the base offset of the batch.
+        # Base offset of a batch -> its largest timestamp.
         self._true_maximums: dict[int, int] = {}
         self._searches: dict[tuple[int, ...], _Search] = {}
 
     def forget(self) -> None:
-        """The log has been truncated: there may be other batches at the offsets that are known."""
-        # A search under way goes on to write down in the former ones what it finds in the former batches.
+        """The log has been truncated: other batches may be at the remembered offsets."""
+        # A new dict: a pending search still writes its results for the old batches into the old one.
         self._true_maximums = {}
 
     async def share(
         self, key: tuple[int, ...], search: Callable[[], Coroutine[Any, Any, Found | None]]
     ) -> Found | None:
-        """What `search` finds, or what one with the same key is already about to find."""
+        """The result of `search`, or of a pending search with the same key."""
         shared = self._searches.get(key)
         if shared is None:
             shared = self._searches[key] = _Search(asyncio.get_running_loop().create_task(search()))
@@ -75,7 +75,7 @@ class TimestampLookup:
                 self._searches.pop(key, None)
 
     async def find_in(self, file: File, position: int, end: int, timestamp_ms: int, start_offset: int) -> Found | None:
-        """Of the batches in [position, end). Raises OSError, and KafkaError where they are damaged."""
+        """Searches the batches in [position, end). Raises OSError, and KafkaError if a batch is damaged."""
         looks_left, true_maximums = MAX_LOOKS, self._true_maximums
         while True:
             position, header = await self._next_candidate(
@@ -91,7 +91,7 @@ class TimestampLookup:
             except WorkerFailed as error:
                 raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, str(error)) from None
             except KafkaError:
-                # A producer wrote records that nobody can read; a lookup must not fail for that.
+                # The producer wrote unreadable records; a lookup must not fail because of them.
                 return _first_of(header, start_offset)
             if look.match is not None:
                 return *look.match, header.partition_leader_epoch
@@ -144,7 +144,7 @@ class TimestampLookup:
 
 
 class _Search:
-    """A search under way, and how many wait for it."""
+    """A pending search, and how many lookups wait for it."""
 
     def __init__(self, task: "asyncio.Task[Found | None]") -> None:
         self.task = task
@@ -152,7 +152,7 @@ class _Search:
 
 
 def look_into(batch: bytes, wanted: Wanted) -> Generator[int, None, Look]:
-    """A look into a batch, in steps. Raises KafkaError when it cannot be read."""
+    """Inspects a batch in steps. Raises KafkaError when the batch cannot be read."""
     header = parse_header(batch)
     max_bytes = max_decompressed_bytes(header)
     yield max_bytes

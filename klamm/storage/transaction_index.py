@@ -1,6 +1,6 @@
 """The aborted transactions whose markers lie in one segment, for consumers with isolation level read_committed.
 
-What must stay true: entries stand in the order of their markers. The file exists only once there is an entry.
+What must stay true: entries are in the order of their markers. The file exists only if there is an entry.
 
 File: entries of 34 bytes: version (i16, 0), producer id, first offset, offset of the marker, last stable offset
 when the marker was written (i64 each), big-endian.
@@ -61,13 +61,13 @@ class TransactionIndex:
         self.file.append(_ENTRY.pack(0, *entry))
 
     def reset(self) -> None:
-        """Empties the index, to be built anew."""
+        """Empties the index before it is rebuilt."""
         self._entries = []
         if self.file.exists():
             self.file.truncate(0)
 
     def truncate_to(self, offset: int) -> None:
-        """Keeps the transactions whose markers lie below `offset`."""
+        """Keeps the transactions whose markers are below `offset`."""
         kept = [entry for entry in self._entries if entry.last_offset < offset]
         if len(kept) != len(self._entries):
             self._entries = kept

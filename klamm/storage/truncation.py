@@ -1,17 +1,16 @@
-"""What a truncation has to know before it cuts: where, and what the log is like there.
+"""Prepares a truncation: finds the position of the cut, and the log's state at its new end.
 
-A cut is a few renames and one ftruncate. But the producer state at the new end comes from replaying the log since the
-last producer snapshot, and the largest timestamp may lie far before the cut: walking a full segment of small batches
-takes seconds, longer than a ZooKeeper session lasts. So the walk comes first, off the loop and in slices, and the cut
-follows in one step.
+A cut is a few renames and one ftruncate. But the producer state at the new end comes from a replay of the log since the
+last producer snapshot, and the largest timestamp may be far before the cut. A walk through a full segment of small
+batches takes seconds, longer than a ZooKeeper session timeout. So the walk comes first, off the loop and in slices, and
+the cut follows in one step.
 
 What must stay true:
-- Until the walk has ended nothing of the log is changed, so whatever ends it early (a deletion, a shutdown, a kill)
-  leaves the log as it was.
-- The result depends only on bytes below the cut, which nothing but another truncation changes; `Truncation.generation`
-  tells whether one has come in between.
-- The work that leaves the loop knows paths and positions only, opens its own handles, and changes only what its own
-  walk has made: it may go on after its caller has gone.
+- The walk changes nothing in the log, so a deletion, a shutdown or a kill during the walk leaves the log as it was.
+- The result depends only on bytes below the cut, which only another truncation changes. `Truncation.generation` shows
+  whether there was one in between.
+- The work off the loop gets only paths and positions, opens its own handles, and changes only its own objects. So it
+  may continue after its caller is gone.
 """
 
 import errno
@@ -31,12 +30,12 @@ from klamm.storage.producer_state import ProducerState
 from klamm.storage.segment import LogSegment
 from klamm.storage.time_index import TimeEntry
 
-# After so many batches the thread is free for others, and who waits for the walk may find that it is not wanted.
+# After this many batches the worker thread is free for other work, and the caller may abandon the walk.
 BATCHES_PER_SLICE = 20_000
 
 
 class Truncation(NamedTuple):
-    """A cut of `segment` at `position`, where the log ends at `end_offset` then."""
+    """A cut of `segment` at `position`, after which the log ends at `end_offset`."""
 
     offset: int
     generation: int
@@ -48,7 +47,7 @@ class Truncation(NamedTuple):
     producer_state: ProducerState
 
 
-# Yields work that may run off the loop, and is sent what it returns.
+# Yields work that may run off the loop, and is sent the work's result.
 Steps = Generator[Callable[[], Any], Any, Truncation]
 
 
@@ -62,9 +61,9 @@ def find_truncation(
     log_end_offset: int,
     has_producers: bool,
 ) -> Steps:
-    """How to cut a log at `offset`, which lies within it. Without producers their state need not be found.
+    """Finds how to cut a log at `offset`, which is within the log. Skips the producer state if there are no producers.
 
-    Raises OSError, KafkaError(CORRUPT_MESSAGE) when the log is damaged below the cut.
+    Raises OSError; KafkaError(CORRUPT_MESSAGE) when the log is damaged below the cut.
     """
     segment = segments.floor(offset)
     assert segment is not None
@@ -100,7 +99,7 @@ async def take_off_loop(steps: Steps, environment: Environment) -> Truncation:
 
 
 def take_at_once(steps: Steps) -> Truncation:
-    """Does the work of all steps here and now."""
+    """Does the work of all steps on the loop, without a pause."""
     try:
         work = next(steps)
         while True:
@@ -122,7 +121,7 @@ def _load_indexes(segment: LogSegment) -> Generator[Callable[[], Any], Any, None
                 entries = yield index.read_entries
             except (CorruptIndexError, FileNotFoundError):
                 break
-            # Meanwhile an append may have loaded it, and added to it.
+            # An append may have loaded the index meanwhile, and added to it.
             if not index.is_loaded:
                 index.adopt(entries)
     if segment.is_gone:
@@ -133,7 +132,7 @@ def _load_indexes(segment: LogSegment) -> Generator[Callable[[], Any], Any, None
 def _find_batch(
     file_system: FileSystem, path: str, start: int, end: int, offset: int
 ) -> tuple[bool, tuple[int, BatchHeader] | None]:
-    """(whether the index was right about `start`, the first batch that holds `offset` or a later one)."""
+    """(whether the index is right about `start`, the first batch that holds `offset` or a later one)."""
     file = file_system.open(path)
     try:
         try:
@@ -156,7 +155,7 @@ def _find_largest_timestamp(
 
 
 def _largest_timestamp(file_system: FileSystem, path: str, position: int, end: int) -> tuple[int, TimeEntry]:
-    """(where this slice ends, what it has found)."""
+    """(the position where this slice ends, the largest timestamp found)."""
     file = file_system.open(path)
     try:
         return batch_scan.largest_timestamp(file.read, position, end, max_batches=BATCHES_PER_SLICE)

@@ -1,8 +1,8 @@
-"""Which files hold writes that a machine crash would undo.
+"""The files with writes that a machine crash would undo.
 
-A log writes without waiting for the disk; before it moves its recovery point it makes everything that it has written
-until then durable. What must stay true: a path leaves this collection only after a sync that began after its last
-write, so that two flushes under way at once cannot take credit for each other's work.
+A log writes without waiting for the disk, and syncs all its writes before it moves its recovery point. What must stay
+true: a path leaves this collection only after a sync that began after the path's last write, so that two concurrent
+flushes cannot take credit for each other's work.
 """
 
 from klamm.environment import FileSystem
@@ -21,17 +21,17 @@ class UnsyncedFiles:
         self._versions[path] = self._version
 
     def forget(self, path: str) -> None:
-        """This file is gone, or on its way."""
+        """This file is removed, or about to be."""
         self._versions.pop(path, None)
 
     def pending(self) -> dict[str, int]:
-        """What a sync that begins now must cover; hand it to `sync`, and when that has returned to `settle`."""
+        """The paths that a sync must cover now. Pass them to `sync`, and then to `settle`."""
         return dict(self._versions)
 
     def settle(self, pending: dict[str, int], missing: list[str]) -> None:
-        """The sync of `pending` has succeeded, but for the `missing` files.
+        """The sync of `pending` has succeeded, except for the `missing` files.
 
-        Raises FileNotFoundError when a file that still counts was missing.
+        Raises FileNotFoundError when a missing file is still unsynced.
         """
         for path in missing:
             if path in self._versions:
@@ -42,7 +42,7 @@ class UnsyncedFiles:
 
 
 def sync(file_system: FileSystem, pending: dict[str, int]) -> list[str]:
-    """Syncs each path; safe off the loop. Returns those that do not exist (any more). Raises OSError."""
+    """Syncs each path. May run off the loop. Returns the paths that do not exist. Raises OSError."""
     missing = []
     for path in pending:
         try:
