@@ -1,7 +1,8 @@
-"""Where PySpark looks for data sources: packages named pyspark_* that have a `DefaultSource`.
+"""Makes `format("klamm")` known to PySpark, which looks for data sources in packages named pyspark_* for a
+`DefaultSource`.
 
-PySpark imports all of them before it looks for any one, so this must never fail: beside an older PySpark there is no
-`DefaultSource`, and other data sources work as before.
+PySpark imports all these packages before it looks for any one of them, so this import must never fail: with an older
+PySpark the package has no `DefaultSource`, and other data sources work as before.
 """
 
 import contextlib

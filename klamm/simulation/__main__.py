@@ -1,13 +1,13 @@
-"""`python -m klamm.simulation`: runs of a cluster under random faults, one for each seed.
+"""`python -m klamm.simulation`: runs a cluster under random faults, once for each seed.
 
     python -m klamm.simulation --seeds 100                      seeds 0 to 99, until one fails
     python -m klamm.simulation --seeds 2000 --jobs 2 --keep-going   all of them, on two cores
-    python -m klamm.simulation --first 17 --log                 seed 17 once more, with what the brokers log
-    python -m klamm.simulation --first 17 --trace F             and with the trace of the run in the file F
+    python -m klamm.simulation --first 17 --log                 seed 17 once more, with the log lines of the brokers
+    python -m klamm.simulation --first 17 --trace F             the same, with the trace of the run in the file F
     python -m klamm.simulation --brokers 3 --protocols 2.4,2.8  three brokers, of two protocol versions in turn
 
-The number of brokers, their protocols and what topics promise are drawn by each seed; options that force a choice leave
-the rest of the run as it is. The exit status is 1 when a run has failed; the last line then names the seeds.
+Each seed draws the number of brokers, their protocols and the guarantees of the topics; an option that forces a choice
+leaves the rest of the run unchanged. The exit status is 1 when a run has failed; the last line then names the seeds.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from klamm.simulation.process import CURRENT
 from klamm.simulation.random_faults import STEPS, random_faults
 from klamm.simulation.world import World
 
-# Virtual: the faults of a run, and the phases of three minutes after them.
+# Virtual time, for the faults of a run and the phases of three minutes after them.
 TIME_LIMIT_S = 3600.0
 
 
@@ -44,7 +44,7 @@ class _SimulatedLog(logging.Handler):
 
 
 class Outcome(NamedTuple):
-    """How a run ended, and what there is to say of it."""
+    """The result of a run, with its text."""
 
     seed: int
     went_well: bool
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
 
 
 def run_seed(arguments: argparse.Namespace, seed: int) -> Outcome:
-    """One run."""
+    """Runs one seed."""
     world = World(seed)
     root = logging.getLogger()
     root.handlers = [_SimulatedLog(world) if arguments.log else logging.NullHandler()]
@@ -80,7 +80,7 @@ def run_seed(arguments: argparse.Namespace, seed: int) -> Outcome:
 
 
 def _outcomes(arguments: argparse.Namespace) -> Iterator[Outcome]:
-    """In the order of the seeds."""
+    """The outcomes, in the order of the seeds."""
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     run = partial(run_seed, arguments)
     if arguments.jobs == 1:
@@ -95,17 +95,17 @@ def _outcomes(arguments: argparse.Namespace) -> Iterator[Outcome]:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m klamm.simulation", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=1, help="how many seeds to run")
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
-    parser.add_argument("--jobs", type=int, default=1, help="how many seeds to run at a time, each in a process")
+    parser.add_argument("--jobs", type=int, default=1, help="number of parallel runs, each in a process")
     parser.add_argument("--keep-going", action="store_true", help="run all seeds, also when some fail")
-    parser.add_argument("--brokers", type=int, help="how many brokers; by default each seed's own number")
-    parser.add_argument("--steps", type=int, default=STEPS, help="faults and pieces of operators' work in a run")
+    parser.add_argument("--brokers", type=int, help="number of brokers; by default each seed draws it")
+    parser.add_argument("--steps", type=int, default=STEPS, help="number of faults and operator actions in a run")
     parser.add_argument(
         "--protocols",
-        help="inter.broker.protocol.version; several are those of brokers in turn; by default each seed's own",
+        help="inter.broker.protocol.version; brokers take several versions in turn; by default each seed draws them",
     )
-    parser.add_argument("--log", action="store_true", help="print what the programs log")
+    parser.add_argument("--log", action="store_true", help="print the log lines of the simulated programs")
     parser.add_argument("--trace", help="file for the trace of the last run; not with several jobs")
     arguments = parser.parse_args()
     if arguments.jobs > 1 and (arguments.trace or arguments.log):

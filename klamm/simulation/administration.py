@@ -1,11 +1,12 @@
-"""What operators do while a cluster works and suffers: they move partitions, elect leaders, add partitions, change
-configurations, and create, use and delete topics.
+"""The work of operators during a run: they move partitions, elect leaders, add partitions, change configurations, and
+create, use and delete topics.
 
-Each piece of work asks once or for a few seconds, and takes whatever comes of it, as a script of an operator does that
-runs again another day. What an answer may say is in `PASSING` and beside each request; anything else ends the run.
+Each piece of work sends its request once or for a few seconds and accepts any allowed answer, like an operator's script
+that will run again another day. `PASSING` and the code beside each request list the allowed error codes; any other ends
+the run.
 
-What must stay true: nothing here allows a record to be lost that acks=all has promised. `unclean` is the one topic
-whose leaders may be elected from outside the ISR; `min.insync.replicas` never goes below the run's own.
+What must stay true: no operator action allows the loss of a record acknowledged with acks=all. `unclean` is the one
+topic whose leaders may be elected from outside the ISR; `min.insync.replicas` never goes below the run's own.
 """
 
 import asyncio
@@ -31,16 +32,16 @@ from klamm.znodes.topics import TopicAssignment
 
 REQUEST_TIMEOUT_MS = 5_000
 HASTY = RetryPolicy(deadline_ms=5_000)
-# How long topics are used: shorter and longer than a session, so that one is deleted while a broker has none.
+# How long topics are used: shorter and longer than a session, so some topics are deleted while a broker has no session.
 LIFETIMES_S = (0.0, 1.0, 8.0, 15.0)
 MAX_PARTITIONS = 6
 # Few names, so that topics are created again under the names of deleted ones.
 TOPIC_NAMES = ("passing-0", "passing-1", "passing-2")
-# They commit offsets in topics that come and go, and are never members of anything.
+# These groups commit offsets for short-lived topics and never have members.
 COMMITTING_GROUPS = tuple(f"reports-{number}" for number in range(8))
 FIND_GROUP = 0
 
-# What an answer may say at any time: it passes, or somebody else has changed what was asked about.
+# Error codes that are allowed at any time: they are transient, or another request has changed the topic meanwhile.
 PASSING = frozenset(
     {
         ErrorCode.NONE,
@@ -51,7 +52,8 @@ PASSING = frozenset(
     }
 )
 
-# What may be changed, and to what. None of it changes what is promised; `min.insync.replicas` is added by the run.
+# The configs that may be changed, and their values. They do not weaken any guarantee; the run adds
+# `min.insync.replicas`.
 TOPIC_CONFIGS = {
     "retention.ms": ("86400000", "604800000", "-1"),
     "segment.bytes": ("2048", "8192"),
@@ -69,7 +71,7 @@ SET, DELETE = 0, 1
 
 
 class Administrator:
-    """Does one piece of `work` at a time when asked; any number may be under way. Runs in the client's process.
+    """Starts one piece of work at each `begin`; any number may run at once. Runs in the client's process.
 
     `unclean` is the topic in which leaders may be elected from outside the ISR.
     """
@@ -112,7 +114,7 @@ class Administrator:
         self._under_way.append(self._cluster.world.node("client").run(do()))
 
     async def finish(self) -> None:
-        """Returns when all that was begun is done."""
+        """Returns when all work is done."""
         await asyncio.gather(*self._under_way)
 
     async def close(self) -> None:
@@ -122,7 +124,7 @@ class Administrator:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     async def _ask(self, answer: Awaitable[Any]) -> Any | None:
-        """The answer; None when there was none in time."""
+        """The answer; None when no answer came in time."""
         try:
             return await answer
         except (ClientError, KafkaError):
@@ -140,12 +142,12 @@ class Administrator:
     # -- replicas -----------------------------------------------------------------------------------------------------
 
     def _topic(self) -> str | None:
-        """A topic by chance, of those that have been created."""
+        """A random topic of those that have been created."""
         topics = self._state.topics()
         return self._random.choice(topics) if topics else None
 
     async def _reassign(self) -> None:
-        """To any brokers, as those do that balance a cluster by numbers."""
+        """Moves partitions to random brokers, like a tool that balances a cluster."""
         topic = self._topic()
         if topic is None:
             return
@@ -156,7 +158,7 @@ class Administrator:
         await self._alter(topic, {number: self._random.sample(brokers, count) for number in chosen})
 
     async def _evacuate(self) -> None:
-        """Away from a broker that is not there; if all are there, to any."""
+        """Moves partitions away from a broker that is down; if all are up, to random brokers."""
         gone = [broker_id for broker_id in self._cluster.brokers if broker_id not in self._state.live_brokers()]
         if not gone:
             return await self._reassign()
@@ -173,7 +175,7 @@ class Administrator:
             await self._alter(topic, wanted)
 
     async def _cancel(self) -> None:
-        """Of one topic that is being reassigned, or of one that is not."""
+        """Cancels the reassignments of a topic, which may have none."""
         topics = [topic for topic in self._state.topics() if _reassigned(self._state.assignment(topic))]
         topic = self._random.choice(topics) if topics else self._topic()
         if topic is not None:
@@ -201,7 +203,7 @@ class Administrator:
 
     async def _grow(self) -> None:
         topic = self._topic()
-        # Which group belongs to which partition depends on how many there are.
+        # The number of partitions decides which partition a group belongs to.
         if topic is None or topic == GROUP_METADATA_TOPIC_NAME or len(self._state.replicas(topic)) >= MAX_PARTITIONS:
             return
         struct = CreatePartitionsRequest.CreatePartitionsTopic
@@ -238,7 +240,7 @@ class Administrator:
         )
         if answer is not None:
             codes = [one.error_code for result in answer.replica_election_results for one in result.partition_result]
-            # The latter of a topic that is being deleted.
+            # The second code is the answer for a topic that is being deleted.
             also = (ErrorCode.ELECTION_NOT_NEEDED, ErrorCode.INVALID_TOPIC_EXCEPTION)
             self._check(answer, [answer.error_code, *codes], also)
 
@@ -250,7 +252,7 @@ class Administrator:
             await self._configure(ConfigResourceType.TOPIC, topic, self._topic_configs, self._client.send_to_any)
 
     async def _configure_brokers(self) -> None:
-        """All brokers, or one of them, which alone takes a change of its own configuration."""
+        """Configures all brokers, or one broker, which must get the request for its own configuration itself."""
         broker_id = self._random.choice((None, *self._cluster.brokers))
         if broker_id is None:
             await self._configure(ConfigResourceType.BROKER, "", BROKER_CONFIGS, self._client.send_to_any)
@@ -266,7 +268,7 @@ class Administrator:
     ) -> None:
         struct = IncrementalAlterConfigsRequest.AlterConfigsResource
         key = self._random.choice(list(configs))
-        # What is taken back is what the topic inherits, which may be less than what the run promises.
+        # A deleted config falls back to the inherited value, which may be less than the run's guarantee.
         operation = DELETE if key != "min.insync.replicas" and self._random.random() < 0.3 else SET
         value = self._random.choice(configs[key]) if operation == SET else None
         change = struct.AlterableConfig(name=key, config_operation=operation, value=value)
@@ -283,14 +285,14 @@ class Administrator:
     # -- topics that come and go --------------------------------------------------------------------------------------
 
     async def _use_topic(self) -> None:
-        """Creates a topic, commits offsets in it, and deletes it, maybe: one that is left stays until the name is used
-        again."""
+        """Creates a topic, commits offsets for it, and sometimes deletes it. A topic that is left stays until its
+        name is used again."""
         free = [name for name in TOPIC_NAMES if name not in self._in_use]
         if not free:
             return
         name = self._random.choice(free)
         self._in_use[name] = None
-        # With one replica there are brokers that a deletion need not wait for, whatever is wrong with them.
+        # With one replica, the deletion does not depend on the other brokers, whatever their faults.
         replication_factor = self._random.randint(1, self._cluster.replication_factor)
         await create_topic(
             self._patient,

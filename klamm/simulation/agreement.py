@@ -1,17 +1,18 @@
-"""What brokers and the controller believe, compared with what the znodes say.
+"""Compares the state of brokers and the controller with the znodes.
 
-A healed cluster comes to agree with its znodes: `disagreements` then is empty, and `converge` waits for that. It looks
-into the brokers, since the worst of these faults show themselves to nobody who asks the right broker: one that goes on
-leading what another leads answers only those clients who still believe it.
+A healed cluster comes to agree with its znodes: `disagreements` then returns no line, and `converge` waits for that.
+The checks look into the brokers, because clients may not see the worst of these faults: a broker that goes on leading a
+partition after another leader was elected answers only clients with old metadata.
 
 What must come true in a healed cluster:
-- Nobody leads a partition unless its state znode says so, and then in its epoch, with its ISR and its version; every
-  other replica copies from that leader, in that epoch. Who is no replica neither leads nor copies; the data may stay.
-- Metadata caches hold what the znodes hold, and nothing else; there are no offsets of topics that do not exist.
-- Topics and brokers run with the configurations that are stored.
-- The broker that /controller names acts as the controller, and no other. It knows what the znodes say, and has nothing
-  left to do: no event, no request, no reassignment, no deletion.
-- What a leader has committed, its followers have committed.
+- A broker leads a partition only if the state znode says so, with the znode's epoch, ISR and version; every other
+  replica copies from that leader, in that epoch. A broker that is no replica neither leads nor copies; its data may
+  stay.
+- Metadata caches equal the znodes; there are no offsets of topics that do not exist.
+- Topics and brokers run with the stored configurations.
+- The broker that /controller names acts as the controller, and no other broker does. Its context equals the znodes, and
+  no work is left: no event, no request, no reassignment, no deletion.
+- Offsets committed by a leader are committed by its followers.
 """
 
 from collections.abc import Collection, Iterator, Mapping
@@ -38,13 +39,13 @@ from klamm.znodes.requests import (
 )
 from klamm.znodes.topics import NO_LEADER, LeaderAndIsr, TopicPartition
 
-# What somebody has asked for, or reported, and nobody has dealt with.
+# Znodes of requests and notifications that the controller has not handled yet.
 REQUEST_PATHS = (DELETE_TOPICS_PATH, ISR_CHANGES_PATH, LOG_DIR_EVENTS_PATH)
 REQUESTS = (REASSIGN_PARTITIONS_PATH, PREFERRED_REPLICA_ELECTION_PATH)
 
 
 def disagreements(cluster: SimulatedCluster) -> list[str]:
-    """One line for each thing that somebody believes and the znodes do not say; brokers that are down are left out."""
+    """One line for each difference between a broker's state and the znodes; brokers that are down are left out."""
     state = cluster.state
     found = [*_unfinished_requests(state), *_active_controllers(cluster)]
     for one in cluster.brokers.values():
@@ -58,7 +59,7 @@ def disagreements(cluster: SimulatedCluster) -> list[str]:
 
 
 def leftovers(cluster: SimulatedCluster) -> list[str]:
-    """What waits in brokers for clients; nothing should when all clients have been gone for a while."""
+    """The work in brokers that waits for clients; must be empty some time after all clients have gone."""
     found = []
     for one in cluster.brokers.values():
         if one.broker is not None:
@@ -119,7 +120,7 @@ def _of_broker(state: StateChecker, broker: Broker, services: Services) -> Itera
 def _replica(
     hosted: Partition | None, followed: tuple[int, int] | None, truth: LeaderAndIsr, broker_id: int
 ) -> str | None:
-    """What is wrong with a replica of a partition; None if nothing is."""
+    """The fault of a replica of a partition; None if it is correct."""
     if hosted is None:
         return "does not host"
     if (hosted.leader_id, hosted.leader_epoch) != (truth.leader, truth.leader_epoch):
@@ -134,7 +135,7 @@ def _replica(
 
 
 def _stranger(hosted: Partition | None, followed: tuple[int, int] | None, broker_id: int) -> str | None:
-    """What is wrong with the part in a partition of a broker that is none of its replicas."""
+    """The fault of a broker that acts for a partition without being a replica; None if it does not act."""
     if hosted is not None and hosted.leader_id == broker_id:
         return "leads, and is no replica of"
     return None if followed is None else "copies, and is no replica of"
@@ -157,7 +158,7 @@ def _metadata(
     }
     yield from _different("takes", cached, true)
     ids = {topic: topic_id for topic in state.topics() if (topic_id := state.assignment(topic).topic_id) is not None}
-    # What the controller of an older protocol has told has no ids.
+    # A controller with an older protocol sends no topic ids.
     told = {topic: topic_id for topic, topic_id in snapshot.topic_ids.items() if topic_id is not None}
     yield from _different("knows as the id of", told, {topic: ids.get(topic) for topic in told})
     if list(snapshot.brokers) != state.live_brokers():
@@ -254,7 +255,7 @@ def _unfinished(context: ControllerContext) -> Iterator[str]:
 
 
 def uncommitted(cluster: SimulatedCluster) -> list[str]:
-    """Replicas whose high watermark is not where the leader's log ends; to be asked when nobody produces any more."""
+    """Replicas whose high watermark is not the end of the leader's log; call it when no producer runs any more."""
     found = []
     for (topic, number), truth in cluster.state.partitions().items():
         if truth.leader == NO_LEADER:
@@ -270,6 +271,6 @@ def uncommitted(cluster: SimulatedCluster) -> list[str]:
 
 
 def hosted_partition(cluster: SimulatedCluster, broker_id: int, key: TopicPartition) -> Partition | None:
-    """What a broker has of a partition; None if it hosts nothing of it, or is down."""
+    """A broker's hosted partition; None if the broker does not host it or is down."""
     broker = cluster.brokers[broker_id].broker
     return None if broker is None else broker.parts.replica_manager.hosted_partition(key)

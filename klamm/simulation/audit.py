@@ -1,8 +1,8 @@
-"""Watches what a linter cannot see: while a world runs, klamm's code may not touch the real machine.
+"""Enforces at run time what a linter cannot: while a world runs, klamm's code may not touch the real machine.
 
-Python reports files, sockets, threads and processes to audit hooks. A hook can never be removed, so there is one for
-the whole process, armed only while a world runs. It judges by the innermost frame of klamm's own code: the simulator
-and the tests may do what they like, and so may Python when it loads a module or prints a traceback.
+Python reports files, sockets, threads and processes to audit hooks. A hook can never be removed, so the process has one
+hook, armed only while a world runs. The hook judges by the innermost frame of klamm's own code: the simulator and the
+tests may use the real machine, and so may Python when it loads a module or prints a traceback.
 """
 
 import sys
@@ -25,7 +25,7 @@ _installed = False
 
 @contextmanager
 def armed(fail: Callable[[str], None]) -> Iterator[None]:
-    """Inside, forbidden events raise SimulationFailure where they happen, and are told to `fail`."""
+    """Inside this context, forbidden events raise SimulationFailure where they happen, and are reported to `fail`."""
     global _fail, _installed  # noqa: PLW0603  # the hook is one for the whole process, whatever we do
     if not _installed:
         sys.addaudithook(_hook)

@@ -11,7 +11,7 @@ Machines are called `zookeeper`, `broker-0` and so on, and what the scenario ask
 
 What must stay true:
 - A broker that ends by itself fails the run, unless its disk is at fault (`disk_is_faulty`). A broker that cannot
-  start, because ZooKeeper is away or its id is still taken, is tried again, as a supervisor does.
+  start, because ZooKeeper is unavailable or its id is still taken, is started again, as a supervisor does.
 - Every transaction of ZooKeeper is in the trace and has been checked (`StateChecker`).
 """
 
@@ -59,7 +59,7 @@ PROPERTIES = {
 
 
 class SimulatedZooKeeper:
-    """The ZooKeeper machine and its server. `lag` says which brokers are served by a member that lags behind."""
+    """The ZooKeeper machine and its server. `lag` names the brokers that a lagging member serves."""
 
     def __init__(self, world: World, checker: StateChecker) -> None:
         self.node = world.node("zookeeper")
@@ -69,7 +69,7 @@ class SimulatedZooKeeper:
         self._transaction = asyncio.Event()
 
     async def start(self) -> None:
-        """Starts the server, after `kill` in a new process."""
+        """Starts the server; after `kill`, in a new process."""
         node = self.node
         if not node.process.alive:
             node.restart()
@@ -89,7 +89,7 @@ class SimulatedZooKeeper:
         self.node.crash(machine=machine)
 
     async def until_transaction(self) -> None:
-        """Returns when something has been written."""
+        """Returns after the next transaction."""
         self._transaction.clear()
         await self._transaction.wait()
 
@@ -125,7 +125,7 @@ class SimulatedBroker:
         return self._wanted.is_set()
 
     def start(self) -> None:
-        """Has the supervisor keep the broker running from now on."""
+        """Makes the supervisor keep the broker running from now on."""
         self._wanted.set()
 
     async def until_up(self) -> None:
@@ -135,12 +135,12 @@ class SimulatedBroker:
             await self._changed.wait()
 
     def kill(self, *, machine: bool = False) -> None:
-        """kill -9, with `machine` a power failure. It stays down until `start`."""
+        """kill -9, or with `machine` a power failure. The broker stays down until `start`."""
         self._wanted.clear()
         self._exit(machine=machine)
 
     async def stop(self) -> None:
-        """Stops the broker as an operator does. It stays down until `start`; if it dies meanwhile that is all right."""
+        """Stops the broker as an operator does. The broker stays down until `start`; it may die during the stop."""
         broker, process = self.broker, self.node.process
         self.broker = None
         self._wanted.clear()
@@ -164,12 +164,12 @@ class SimulatedBroker:
             self.node.disk.fail(operation, f"{directory}/*", error_number, times=None)
 
     def fill_disk(self) -> None:
-        """No room is left on the disk until `mend_disk`."""
+        """The disk is full until `mend_disk`."""
         self.disk_is_faulty = True
         self.node.disk.capacity_bytes = self.node.disk.used_bytes()
 
     def exhaust_descriptors(self) -> None:
-        """The broker can open no file below its log directories until `free_descriptors`; it needs no restart then."""
+        """The broker can open no file below its log directories until `free_descriptors`; it needs no restart after."""
         self.is_short_of_descriptors = True
         for directory in LOG_DIRS:
             self.node.disk.exhaust_descriptors(directory)
@@ -179,7 +179,7 @@ class SimulatedBroker:
         self.node.disk.free_descriptors()
 
     def mend_disk(self) -> None:
-        """The disk works again. What failed stays offline in the running broker; only a restart brings it back."""
+        """The disk works again. A failed directory stays offline in the running broker until its restart."""
         self.disk_is_faulty = False
         self.node.disk.mend()
 
@@ -195,7 +195,7 @@ class SimulatedBroker:
             except (BrokerStartError, ZooKeeperError) as error:
                 self._world.trace.add(self.node.name, "start-failed", type(error).__name__)
             except (OSError, KafkaError):
-                # For want of descriptors a broker may fail to start, but one that runs goes on.
+                # Without descriptors a broker may fail to start, but a running broker goes on.
                 if not (self.disk_is_faulty or (self.is_short_of_descriptors and self.broker is None)):
                     raise
                 self._world.trace.add(self.node.name, "disk-failed")
@@ -204,7 +204,7 @@ class SimulatedBroker:
             await asyncio.sleep(RESTART_DELAY_S)
 
     async def _live(self) -> None:
-        """Raises what ends the broker."""
+        """Runs the broker; raises the error that ends it."""
         broker = WitnessedBroker(self._config, self.node.environment, self._faulty)
         await self.node.run(broker.start())
         self.broker = broker
@@ -279,19 +279,19 @@ class SimulatedCluster:
         await asyncio.gather(*[broker.until_up() for broker in self.brokers.values()])
 
     async def close(self) -> None:
-        """Ends the supervisors; everything else ends with the world."""
+        """Ends the supervisors; all other tasks end with the world."""
         for broker in self.brokers.values():
             await broker.close()
 
     def client(self, retry: RetryPolicy = PATIENT) -> ClusterClient:
-        """A client, a patient one by default, that asks the brokers in an order of its own. Its connections are those
-        of the process that uses it."""
+        """A client (patient by default) with its own order of brokers. Its connections belong to the process that uses
+        it."""
         bootstrap: list[Address] = [(broker.node.name, BROKER_PORT) for broker in self.brokers.values()]
         self.world.random.shuffle(bootstrap)
         return ClusterClient(bootstrap, CLIENT_OPTIONS, retry)
 
     def controller_id(self) -> int:
-        """The broker that ZooKeeper names controller; -1 when there is none."""
+        """The controller's id in ZooKeeper; -1 when there is no controller."""
         return self.state.controller_id()
 
     async def until(self, condition: Callable[[], bool]) -> None:
@@ -314,18 +314,18 @@ class SimulatedCluster:
         )
 
     def leader(self, topic: str, partition: int) -> int:
-        """The leader as ZooKeeper names it; -1 when there is none."""
+        """The partition's leader in ZooKeeper; -1 when it has no leader."""
         return self.state.partition(topic, partition).leader
 
     def coordinator(self, group_id: str) -> int:
-        """The broker that leads the group's partition, as ZooKeeper names it; -1 when there is none. KeyError while
-        there is no topic for the offsets."""
+        """The leader of the group's partition in ZooKeeper; -1 when it has no leader. KeyError while the topic
+        __consumer_offsets does not exist."""
         return self.leader(
             GROUP_METADATA_TOPIC_NAME, partition_for(group_id, len(self.state.replicas(GROUP_METADATA_TOPIC_NAME)))
         )
 
     def isr(self, topic: str, partition: int) -> tuple[int, ...]:
-        """The in-sync replicas as ZooKeeper names them."""
+        """The partition's in-sync replicas in ZooKeeper."""
         return self.state.partition(topic, partition).isr
 
     def isolate(self, broker_id: int, *, from_zookeeper: bool = False, from_brokers: bool = False) -> None:
@@ -339,7 +339,7 @@ class SimulatedCluster:
                     self.world.network.cut(name, other.node.name)
 
     async def heal(self) -> None:
-        """Everything that is broken works again, and everything that is down or stalled runs."""
+        """Ends all faults of disks and links, and starts or resumes all programs that are down or stalled."""
         self.world.network.heal_all()
         zookeeper = self.zookeeper.node
         if not zookeeper.process.alive:

@@ -1,11 +1,11 @@
-"""Whether a coordinator that is told of a deleted topic forgets the offsets that were committed for it.
+"""Checks that a coordinator forgets the committed offsets of a deleted topic.
 
-What must stay true: when a broker has taken an UpdateMetadata that says that a partition is deleted, no group that it
-coordinates has an offset of that partition which was committed before. It holds whatever the broker knew of the
-partition, and however often it was told: a new topic of that name would be read from where the old one ended.
+What must stay true: after a broker has handled an UpdateMetadata that says that a partition is deleted, no group that
+it coordinates has an offset of that partition from before. This holds for any earlier state of the broker's metadata,
+and for repeated requests; otherwise a new topic of that name would be read from where the old topic ended.
 
-The tombstones that make it so for the next coordinator are not waited for (see `klamm.coordinator`), so this looks at
-the moment, and not at the end of a run.
+The coordinator does not wait for the tombstones that tell the next coordinator (see `klamm.coordinator`), so the check
+runs right after each request, not at the end of a run.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ LOAD_CHECK_INTERVAL_S = 0.05
 
 
 class WitnessedBroker(Broker):
-    """A broker as it is. `on_stale` hears of offsets that should be gone."""
+    """A broker with unchanged behaviour that calls `on_stale` for offsets that should be gone."""
 
     def __init__(self, config: BrokerConfig, environment: Environment, on_stale: OnFailure) -> None:
         super().__init__(config, environment)
@@ -64,7 +64,7 @@ def _deleted(request: UpdateMetadataRequest) -> list[TopicPartition]:
 
 
 def _terms(services: Services) -> dict[int, int]:
-    """The partitions of __consumer_offsets that this broker leads, and since which epoch."""
+    """The partitions of __consumer_offsets that this broker leads, with the leader epoch."""
     return {
         number: partition.leading_since_epoch
         for (topic, number), partition in services.replica_manager.partitions.items()
@@ -73,7 +73,7 @@ def _terms(services: Services) -> dict[int, int]:
 
 
 async def _check(services: Services, deleted: list[TopicPartition]) -> None:
-    """Looks at the groups that this broker coordinates now, those that it is loading as soon as they are loaded."""
+    """Checks the groups that this broker coordinates now; groups that are still loading, as soon as they are loaded."""
     told_at_ms, terms = services.environment.now_ms(), _terms(services)
     coordinator = services.group_coordinator
     error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS

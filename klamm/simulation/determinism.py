@@ -24,7 +24,7 @@ class NotDeterministic(AssertionError):
 def assert_same_trace(scenario: str, seed: int) -> list[str]:
     """Runs `FILE.py:FUNCTION` twice and compares the traces byte for byte; prints their length and hash.
 
-    Returns the trace. NotDeterministic shows where the two part, or how one of them failed.
+    Returns the trace. NotDeterministic shows where the two differ, or how one of them failed.
     """
     traces = [_lines(scenario, seed, process) for process in [_start(scenario, seed, each) for each in HASH_SEEDS]]
     difference = first_difference(*traces)

@@ -1,14 +1,14 @@
-"""The in-memory disk: what a machine keeps when a process or the machine itself dies.
+"""The in-memory disk, which decides what survives the death of a process or of its machine.
 
 Contents are durable once `File.sync` has returned, names (creations, renames, removals) once `sync_directory` of their
-directory has. The death of a process loses neither: the kernel still holds what was written. The death of the machine
-keeps what is durable and a seeded choice of the rest:
+directory has. The death of a process loses neither: the kernel still holds the writes. The death of the machine keeps
+all durable data and a seeded choice of the rest:
 
-- Names come from a journal, as on every journaling file system: some beginning of the changes that are not durable yet
+- Names come from a journal, as on every journaling file system: a prefix of the changes that are not durable yet
   survives, and each change (a rename too) survives as a whole or not at all.
 - The unsynced writes of a file survive up to some byte, or page by page, or all, or none; pages lost below a surviving
-  one read as zeros or as what stood there before.
-- What a failed sync should have made durable never will be, as on Linux.
+  page read as zeros or as their earlier contents.
+- Writes that a failed sync should have made durable never become durable, as on Linux.
 
 What must stay true: every call of a dead process raises; every change of the disk is in the trace.
 """
@@ -71,7 +71,7 @@ class _Directory:
 
 _Node = _Inode | _Directory
 _Change = tuple[int, bytes | None]
-# What one operation does to names, as a whole or not at all: directory, name, and what it names then.
+# The changes of names by one operation, applied as a whole or not at all: directory, name, and the name's new node.
 _NameChange = list[tuple[_Directory, str, _Node | None]]
 
 
@@ -94,7 +94,7 @@ class Disk:
         self.trace = trace
         self.now_ms = now_ms
         self.capacity_bytes: int | None = None
-        # Of the loop on which the programs of this machine run.
+        # The meter of the loop on which the programs of this machine run.
         self.meter: StepMeter | None = None
         self._root = _Directory(now_ms())
         self._journal: list[_NameChange] = []
@@ -113,7 +113,7 @@ class Disk:
         self.capacity_bytes = None
 
     def exhaust_descriptors(self, directory: str) -> None:
-        """Nothing more below this directory can be opened, until `free_descriptors`."""
+        """No file below this directory can be opened until `free_descriptors`."""
         for operation in ("open", "list_directory", "sync_directory", "lock"):
             for pattern in (directory, f"{directory}/*"):
                 self.fail(operation, pattern, errno.EMFILE, times=None)
@@ -126,7 +126,7 @@ class Disk:
         return sum(len(inode.content) for _, inode in self._files(self._root, "/"))
 
     def crash(self, *, lose_unsynced: bool) -> None:
-        """A process death changes nothing but the locks; a machine's death loses what is not durable."""
+        """A process death only releases the locks; a machine's death loses data that is not durable."""
         self.trace.add(self.name, "disk-crash", "unsynced-lost" if lose_unsynced else "all-kept")
         if not lose_unsynced:
             for _, inode in self._files(self._root, "/"):
@@ -158,7 +158,7 @@ class Disk:
     # -- for the file system ----------------------------------------------------------------------------------------
 
     def touched(self, operation: str, path: str) -> None:
-        """Counts the operation. OSError when a fault is injected here."""
+        """Counts the operation. Raises OSError for an injected fault."""
         if self.meter is not None:
             self.meter.operation(operation)
         for fault in self._faults:
@@ -170,7 +170,7 @@ class Disk:
                 raise _error(fault.error_number, path)
 
     def find(self, path: str) -> _Node:
-        """FileNotFoundError when there is nothing, NotADirectoryError when a parent is a file."""
+        """The node at a path. FileNotFoundError without one, NotADirectoryError when a parent is a file."""
         node: _Node = self._root
         for part in _parts(path):
             if not isinstance(node, _Directory):
@@ -194,7 +194,7 @@ class Disk:
         self._journal.append(changes)
 
     def sync_names(self, directory: _Directory) -> None:
-        """Makes the changes of this directory durable, and with them whatever they build on."""
+        """Makes the changes of this directory durable, with all changes that they depend on."""
         directories = [directory]
         durable: list[_NameChange] = []
         kept: list[_NameChange] = []
@@ -243,7 +243,7 @@ class SimulatedFile(File):
             self._check("write")
             self._check_space(position + len(data))
         except OSError:
-            # Any part of it may have been written.
+            # Any part of the data may have been written.
             part = data[: self._disk.random.randint(0, len(data))]
             if part and not self._closed and self._grown(position + len(part)) == 0:
                 self._inode.change(position, part, self._disk.now_ms())
@@ -280,7 +280,7 @@ class SimulatedFile(File):
         self._disk.touched(operation, self.path)
 
     def _grown(self, end: int) -> int:
-        """By how many bytes the disk would be over its capacity if the file ended there."""
+        """How many bytes over its capacity the disk would be if the file ended there."""
         capacity_bytes = self._disk.capacity_bytes
         if capacity_bytes is None:
             return 0
@@ -423,7 +423,7 @@ def _parts(path: str) -> list[str]:
 
 
 def _error(number: int, path: str) -> OSError:
-    # OSError makes the subclass that belongs to the number.
+    # OSError picks the subclass that belongs to the number.
     return OSError(number, os.strerror(number), path)
 
 
@@ -448,7 +448,7 @@ def _apply(content: bytearray, position: int, data: bytes | None) -> None:
         content[position : position + len(data)] = data
 
 
-# -- what of the unsynced changes of a file survives ----------------------------------------------------------------
+# -- which unsynced changes of a file survive -----------------------------------------------------------------------
 
 
 def _none(pending: list[_Change], chance: random.Random) -> list[_Change]:
@@ -470,7 +470,7 @@ def _torn(pending: list[_Change], chance: random.Random) -> list[_Change]:
 
 
 def _scattered(pending: list[_Change], chance: random.Random) -> list[_Change]:
-    """Each page for itself."""
+    """Each page survives or not by itself."""
     survivors: list[_Change] = []
     for position, data in pending:
         if data is None:

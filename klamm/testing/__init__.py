@@ -28,7 +28,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    # Imported when first used: pytest imports this package with the plugin in every run, also where nobody needs it.
+    # Imported at first use: pytest imports this package with the plugin in every run, even if no test uses it.
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)

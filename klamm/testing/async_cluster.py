@@ -1,4 +1,4 @@
-"""The cluster's methods as coroutines: each runs in a thread, so that the test's event loop goes on meanwhile."""
+"""The cluster's methods as coroutines: each runs in a thread, so the test's event loop keeps running."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from klamm.znodes.topics import TopicPartition
 
 
 async def open_in_thread(cluster: Cluster) -> "AsyncCluster":
-    """Opens a cluster. When it is cancelled, the cluster is closed again."""
+    """Opens a cluster. A cancellation closes the cluster again."""
     opening = asyncio.ensure_future(asyncio.to_thread(cluster.open))
     try:
         await asyncio.shield(opening)
@@ -31,7 +31,7 @@ async def close_in_thread(cluster: Cluster, error: BaseException | None = None) 
 
 
 class AsyncCluster:
-    """A running cluster; what `async with Cluster(...) as c` gives. See Cluster for what each method does."""
+    """A running cluster, from `async with Cluster(...) as c`. Cluster documents each method."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -124,7 +124,7 @@ class AsyncCluster:
         return await asyncio.to_thread(self.cluster.add_broker, properties)
 
     async def until(self, condition: Callable[[], Awaitable[Any] | Any], timeout: float = TIMEOUT_S) -> Any:  # noqa: ASYNC109
-        """As Cluster.until; the condition may be a coroutine function, as it must be to ask this object."""
+        """As Cluster.until; the condition may be a coroutine function, which a condition on this object needs."""
         wait = Wait(condition, timeout, self.describe)
         while True:
             with wait.look() as look:

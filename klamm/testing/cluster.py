@@ -6,8 +6,8 @@
         c.until(lambda: c.leader("orders", 0) is not None)
 
 What must stay true:
-- Ready means ready: when a method that starts something returns, every running broker knows it.
-- Nothing is left behind, however the test ends; kill -9 of the test's process included.
+- Ready means ready: when a method that starts a server returns, every running broker knows that server.
+- No process or temporary file is left behind, however the test ends; kill -9 of the test's process included.
 - Addresses do not change while the cluster lives, and no other program gets its ports meanwhile.
 """
 
@@ -42,16 +42,16 @@ Server = int | Literal["zookeeper"]
 """A broker by its id, or the cluster's own ZooKeeper."""
 
 TIMEOUT_S = 30.0
-# Set by the cluster for each broker; something else would break it.
+# The cluster sets these for each broker; other values would break it.
 OWN_PROPERTIES = ("broker.id", "zookeeper.connect", "log.dirs", "log.dir", "listeners", "advertised.listeners")
 
-# Of this process, for the pytest plugin.
+# The running clusters of this process, for the pytest plugin.
 running_clusters: "weakref.WeakSet[Cluster]" = weakref.WeakSet()
 
 
 @dataclass(frozen=True)
 class Broker:
-    """One broker at the moment it was asked for. `running`: it has a process, which may be `paused`."""
+    """One broker at the moment of the call. `running`: it has a process, which may be `paused`."""
 
     id: int
     host: str
@@ -70,13 +70,13 @@ class Cluster:
     """A cluster with `brokers` brokers (ids from 0) for the time of a `with` block.
 
     - `properties`: broker properties for all brokers, by Kafka's names; `broker_properties`: for single brokers, by id.
-      A property that no broker has is a ValueError.
+      An unknown property raises ValueError.
     - `zookeeper`: the connect string of a ZooKeeper to use instead of one of its own.
     - `zookeeper_session_timeout_ms`: how soon a killed or paused broker counts as dead. Kafka's default is 18,000.
     - `directory`: where data and logs are kept, instead of a temporary directory that is removed. A cluster that starts
-      in the directory of an earlier one has its data.
-    - `keep_on_failure`: a temporary directory stays when the block ends with an error, which then tells where it is.
-    - `helper`: shared by clusters that follow each other, each of which then starts half a second faster.
+      in the directory of an earlier cluster has its data.
+    - `keep_on_failure`: a temporary directory stays when the block ends with an error; the error names the directory.
+    - `helper`: shared by several clusters; each of them then starts half a second faster.
 
     `async with Cluster(...) as c` gives an AsyncCluster: the same methods as coroutines.
     """
@@ -132,7 +132,7 @@ class Cluster:
         await close_in_thread(self, error)
 
     def open(self) -> None:
-        """Starts the cluster and returns when it is ready; what `with` does. Raises ClusterError."""
+        """Starts the cluster and returns when it is ready, as `with` does. Raises ClusterError."""
         if self._processes is not None:
             raise ClusterError("the cluster is open already")
         directory = self._wanted_directory or Path(tempfile.mkdtemp(prefix="klamm-cluster-"))
@@ -146,7 +146,7 @@ class Cluster:
             raise
 
     def _start_all(self) -> None:
-        # Python's time for this is the helper's for its own imports.
+        # This process imports while the helper does its own imports.
         load_messages()
         if self._external_zookeeper is None:
             self._reserve(ZOOKEEPER)
@@ -162,9 +162,9 @@ class Cluster:
         self._wait_ready()
 
     def close(self, error: BaseException | None = None) -> None:
-        """Ends the cluster; `error` is what the test failed with. Idempotent.
+        """Ends the cluster; `error` is the test's own failure. Idempotent.
 
-        Raises ClusterError when a server had died by itself and the test did not fail anyway.
+        Raises ClusterError when a server had died by itself and the test has no failure of its own.
         """
         processes, self._processes = self._processes, None
         if processes is None:
@@ -179,7 +179,7 @@ class Cluster:
         if self._wanted_directory is None and self._external_zookeeper is None:
             processes.kill()
         else:
-            # What stays behind, files or znodes, is left in order.
+            # Files or znodes outlive this cluster, so its brokers stop cleanly.
             brokers = [server for name, server in processes.servers.items() if name != ZOOKEEPER]
             processes.close(together=brokers)
         if self._loop is not None:
@@ -190,11 +190,11 @@ class Cluster:
         if died and error is None:
             raise ClusterError("died by itself: " + "; ".join(died))
 
-    # -- what there is ----------------------------------------------------------------------------------------------
+    # -- servers ----------------------------------------------------------------------------------------------------
 
     @property
     def bootstrap(self) -> str:
-        """The addresses of all brokers, for clients' `bootstrap.servers`; those that do not run included."""
+        """The addresses of all brokers, running or not, for clients' `bootstrap.servers`."""
         return ",".join(broker.address for broker in self.brokers)
 
     @property
@@ -206,7 +206,7 @@ class Cluster:
 
     @property
     def servers(self) -> list[Server]:
-        """All brokers, and ZooKeeper if it is the cluster's own: what can be killed, stopped, paused."""
+        """All servers that a test can kill, stop or pause: the brokers, and ZooKeeper if it is the cluster's own."""
         return list(self._ports)
 
     @property
@@ -239,21 +239,21 @@ class Cluster:
         return self._open.directory
 
     def data_directory(self, server: Server) -> Path:
-        """A server's data; Kafka's own format (and Kafka's name for the directory of a partition: topic-0)."""
+        """A server's data directory, in Kafka's own format (a partition's directory is topic-0, for example)."""
         return self.directory / _name(server)
 
     def log(self, server: Server, lines: int = 50) -> str:
-        """The last lines that a server has logged since it was started."""
+        """The last lines of a server's log since its start."""
         return self._server(server).log_tail(lines)
 
     def describe(self) -> str:
-        """Which servers run, in one line each: for messages."""
+        """The state of each server, one line each, for messages."""
         return "\n".join(_described(server) for server in self._open.servers.values())
 
     # -- its state ------------------------------------------------------------------------------------------------
 
     def controller_id(self) -> int | None:
-        """The broker that is the controller, None when there is none."""
+        """The id of the controller, None when the cluster has no controller."""
         answer = self._run(self._observing.controller_id())
         note("controller_id", answer=answer)
         return answer
@@ -265,7 +265,7 @@ class Cluster:
         return answer
 
     def leader(self, topic: str, partition: int = 0) -> int | None:
-        """The leader of a partition, None when it has none. Raises ClusterError when there is no such partition."""
+        """The leader of a partition, None when it has no leader. Raises ClusterError for an unknown partition."""
         state = self._state(topic, partition)
         answer = None if state is None or state.leader == NO_LEADER else state.leader
         note("leader", topic, partition, answer=answer)
@@ -286,7 +286,7 @@ class Cluster:
         return answer
 
     def under_replicated(self) -> list[TopicPartition]:
-        """The partitions of all topics of which some replica is not in sync."""
+        """The partitions of all topics with a replica that is not in sync."""
         replicas, states = self._run(self._replicas_and_states())
         answer = [
             partition
@@ -324,9 +324,9 @@ class Cluster:
         self._run(wait_for_topic(brokers, name, TIMEOUT_S, self._alive(brokers)))
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic and returns when neither ZooKeeper nor a running broker has it any more.
+        """Deletes a topic and returns when neither ZooKeeper nor a running broker has the topic any more.
 
-        That needs every broker with a replica of it. Raises KafkaError.
+        Every broker with a replica of the topic must run. Raises KafkaError.
         """
         self._run(delete_topic(self._reachable(), name))
         brokers = self._reachable()
@@ -364,11 +364,11 @@ class Cluster:
         self.start(server, properties)
 
     def pause(self, server: Server) -> None:
-        """Stops the process in its tracks (SIGSTOP): its connections stay open and silent."""
+        """Stops the process with SIGSTOP; its connections stay open and silent."""
         self._running(server).pause()
 
     def resume(self, server: Server) -> None:
-        """Lets a paused server go on."""
+        """Continues a paused server."""
         self._running(server).resume()
 
     def add_broker(self, properties: Mapping[str, object] | None = None) -> int:
@@ -468,7 +468,7 @@ class Cluster:
             zookeeper=self.zookeeper,
             overrides={
                 "zookeeper.session.timeout.ms": str(self._session_timeout_ms),
-                # Leaders move only when the test moves them; the controller's own check would come 5 s after the start.
+                # Leaders move only when the test moves them: the controller's own check would run 5 s after the start.
                 "auto.leader.rebalance.enable": "false",
                 **self._properties,
                 **self._broker_properties.get(broker, {}),
@@ -486,7 +486,7 @@ class Cluster:
         }
 
     def _alive(self, brokers: Iterable[int]) -> Callable[[], None]:
-        """A check that raises ServerFailed when one of these has died."""
+        """A check that raises ServerFailed when one of these brokers has died."""
         servers = [self._server(broker) for broker in brokers]
 
         def check() -> None:
@@ -497,15 +497,15 @@ class Cluster:
         return check
 
     def _wait_ready(self) -> None:
-        """Waits until every broker that can answer knows all of them and the controller."""
+        """Waits until every broker that can answer knows all such brokers and the controller."""
         brokers = self._reachable()
         self._run(wait_until_ready(brokers, TIMEOUT_S, self._alive(brokers)))
 
 
 def _broker_texts(properties: Mapping[str, object]) -> dict[str, str]:
-    """Properties of a broker as they stand in a file.
+    """Properties of a broker, as text for a properties file.
 
-    Raises ValueError for those that are the cluster's own, and for those that no broker has.
+    Raises ValueError for a property that the cluster sets itself, and for an unknown property.
     """
     own = [key for key in OWN_PROPERTIES if key in properties]
     if own:
@@ -517,7 +517,7 @@ def _broker_texts(properties: Mapping[str, object]) -> dict[str, str]:
 
 
 def _texts(properties: Mapping[str, object]) -> dict[str, str]:
-    """Properties as they stand in a file."""
+    """Properties as text for a properties file."""
     return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in properties.items()}
 
 
@@ -545,7 +545,7 @@ def _described(server: ServerProcess) -> str:
 
 @contextlib.contextmanager
 def _told() -> Iterator[None]:
-    """Errors of the tools below as ClusterErrors."""
+    """Turns errors of the packages below into ClusterErrors."""
     try:
         yield
     except (ServerFailed, NotReady) as error:

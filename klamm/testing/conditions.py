@@ -1,7 +1,7 @@
-"""Waiting for a condition, and saying what was seen when it does not come true.
+"""Waits for a condition; if it does not come true, the message says what the condition saw.
 
-While a condition is looked at, every question that it puts to a cluster is noted with its answer. So the message for a
-condition as `lambda: c.leader("orders", 0) == 2` tells who the leader was, not only that something was false.
+While a condition is evaluated, each of its calls to a cluster is noted with the result. So the message for a condition
+such as `lambda: c.leader("orders", 0) == 2` names the actual leader, not only that the condition was false.
 """
 
 import linecache
@@ -20,7 +20,7 @@ LONGEST_PAUSE_S = 0.1
 
 @dataclass
 class Look:
-    """One look at a condition: its value or its error, and the questions that it asked."""
+    """One evaluation of a condition: its value or its error, and its calls to the cluster."""
 
     value: Any = None
     error: Exception | None = None
@@ -35,14 +35,14 @@ _current: ContextVar[Look | None] = ContextVar("klamm_look", default=None)
 
 
 def note(question: str, *arguments: object, answer: object) -> None:
-    """Notes a question and its answer for whoever waits for a condition."""
+    """Notes a call and its result for the `Wait` that evaluates a condition, if any."""
     look = _current.get()
     if look is not None:
         look.noted[f"{question}({', '.join(map(repr, arguments))})"] = repr(answer)
 
 
 class Wait:
-    """One wait for a condition. `explain` tells what else may say why it does not come true.
+    """One wait for a condition. `explain` returns more text for the message when the condition does not come true.
 
     wait = Wait(condition, timeout_s, explain)
     while True:
@@ -63,7 +63,7 @@ class Wait:
 
     @contextmanager
     def look(self) -> Iterator[Look]:
-        """Around one look; an assertion that fails, or a cluster that cannot answer, means: not yet."""
+        """The context of one evaluation. A failed assertion, or a cluster that cannot answer, counts as false."""
         self._last = look = Look()
         token = _current.set(look)
         try:
@@ -74,7 +74,7 @@ class Wait:
             _current.reset(token)
 
     def pause_s(self) -> float:
-        """How long to wait before the next look. Raises NotInTime when the time is over."""
+        """The pause before the next evaluation. Raises NotInTime when the time is over."""
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
             message = f"not within {self._timeout_s:g} s: {_source(self._condition)}\nlast seen: {self._last}"
@@ -84,7 +84,7 @@ class Wait:
 
 
 def _source(condition: Callable[[], Any]) -> str:
-    """The condition as it stands in the source: a function's name, a lambda's line."""
+    """The condition as the message shows it: a function's name, or a lambda's source line."""
     name = getattr(condition, "__qualname__", repr(condition))
     code = getattr(condition, "__code__", None)
     if code is None or not name.endswith("<lambda>"):

@@ -1,8 +1,8 @@
-"""What goes wrong with a cluster under test."""
+"""Errors of a cluster under test."""
 
 
 class ClusterError(Exception):
-    """The cluster is not in the state that was asked for; the message says what was found instead."""
+    """The cluster is not in the requested state; the message describes the actual state."""
 
 
 class NotInTime(ClusterError, AssertionError):

@@ -1,7 +1,7 @@
-"""Questions to a running cluster, from whatever thread or event loop a test runs in.
+"""Reads the state of a running cluster, from any thread or event loop of a test.
 
-What must stay true: the cluster's state (controller, leaders, ISRs) is read from ZooKeeper, where it is decided, so
-that the answers to two questions never go back in time.
+What must stay true: the cluster's state (controller, leaders, ISRs) is read from ZooKeeper, where it is decided, so a
+later read never returns an older state.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ ANSWER_TIMEOUT_S = 10.0
 
 
 class LoopThread:
-    """An event loop in a thread of its own, to which any thread can give coroutines."""
+    """An event loop in a thread of its own; any thread can run coroutines on it."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -37,7 +37,7 @@ class LoopThread:
         self._thread.start()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """The coroutine's result, or its error. When the caller is interrupted, the coroutine is cancelled."""
+        """Runs a coroutine and returns its result or raises its error. An interrupt of the caller cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
             return future.result()
@@ -53,7 +53,7 @@ class LoopThread:
 
 
 class Observer:
-    """One cluster, asked through its ZooKeeper and its brokers. Every method belongs to one running loop.
+    """Reads one cluster's ZooKeeper and asks its brokers. All methods belong to one running loop.
 
     Raises ClusterError when ZooKeeper does not answer.
     """
@@ -66,7 +66,7 @@ class Observer:
         self._store: KafkaZooKeeper | None = None
 
     async def controller_id(self) -> int | None:
-        """The broker that /controller names; None when there is none."""
+        """The broker that /controller names; None when that znode does not exist."""
 
         async def read(store: KafkaZooKeeper) -> int | None:
             try:
@@ -95,7 +95,7 @@ class Observer:
         return await self._read(read)
 
     async def states(self, topic: str | None = None) -> dict[TopicPartition, LeaderAndIsr | None]:
-        """Leader and ISR of each partition of a topic, or of all topics; None where no controller has decided yet."""
+        """Leader and ISR of each partition of a topic, or of all topics; None for a partition without a state yet."""
         partitions = list(await self.replicas(topic))
         found = await self._read(lambda store: store.partition_states(partitions))
         states: dict[TopicPartition, LeaderAndIsr | None] = {}
@@ -109,7 +109,7 @@ class Observer:
     async def close(self) -> None:
         """Ends the ZooKeeper session."""
         if self._store is not None:
-            # A ZooKeeper that is gone or paused lets the session expire.
+            # If ZooKeeper is gone or paused, the session expires later.
             try:
                 async with asyncio.timeout(0.2):
                     await self._store.client.close()
@@ -141,7 +141,7 @@ class Observer:
 
 
 def load_messages() -> None:
-    """Imports the message classes that asking a cluster needs (a fifth of a second, once)."""
+    """Imports the message classes for requests to a cluster (a fifth of a second, once)."""
     for api_key in (ApiKey.API_VERSIONS, ApiKey.METADATA, ApiKey.CREATE_TOPICS):
         request_class(api_key)
 
@@ -190,7 +190,7 @@ async def _ask_controller(
     brokers: Mapping[int, Address], api_key: ApiKey, build: Callable[[int], Any], errors_of: Callable[[Any], list[int]]
 ) -> Any:
     def passing(response: Any) -> list[int]:
-        # A topic that is unknown now will still be unknown.
+        # An unknown topic stays unknown, so a retry does not help.
         return [code for code in errors_of(response) if code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 
     if not brokers:

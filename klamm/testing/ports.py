@@ -1,4 +1,4 @@
-"""Ports of this machine that a cluster keeps for as long as it lives, also while nobody listens on them."""
+"""Ports of this machine that a cluster keeps for its whole life, also while no server listens on them."""
 
 import socket
 
@@ -6,8 +6,8 @@ import socket
 class ReservedPort:
     """A free port of `host`, chosen by the system.
 
-    The socket is bound and never listens. The system gives its port to nobody who asks for any free one, and to no
-    outgoing connection; a server that names it (and sets SO_REUSEADDR, as servers do) gets it.
+    The socket is bound and never listens. The system gives its port to no program that asks for any free port, and to
+    no outgoing connection; a server that names the port (and sets SO_REUSEADDR, as servers do) gets it.
     """
 
     def __init__(self, host: str) -> None:

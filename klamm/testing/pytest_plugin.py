@@ -1,7 +1,7 @@
 """The pytest plugin: fixtures that give a test a cluster of its own, and the cluster's logs when the test fails.
 
-Registered under pytest's entry point, so it is loaded by every pytest run where klamm is installed: what it needs it
-imports when a fixture is used.
+Every pytest run loads this plugin where klamm is installed (by pytest's entry point), so the plugin imports the rest of
+klamm only when a fixture is used.
 """
 
 import sys
@@ -26,21 +26,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--klamm-keep",
         action="store_true",
-        help="keep data and logs of the clusters of failed tests, and say where they are",
+        help="keep data and logs of the clusters of failed tests, and report their directories",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers",
-        "klamm(brokers=3, properties={...}, ...): what the fixture klamm_cluster gives this test;"
+        "klamm(brokers=3, properties={...}, ...): the cluster that the fixture klamm_cluster gives this test;"
         " the arguments are those of klamm.testing.Cluster. A function's marker is added to its class's and module's.",
     )
 
 
 @pytest.fixture(scope="session")
 def klamm_helper() -> "Iterator[Helper]":
-    """What all clusters of the session are started from, so that each but the first starts in a tenth of a second."""
+    """The helper process that starts all clusters of the session; each but the first starts in a tenth of a second."""
     from klamm.tools.helper import Helper
 
     with Helper() as helper:
@@ -49,7 +49,7 @@ def klamm_helper() -> "Iterator[Helper]":
 
 @pytest.fixture
 def klamm_cluster_factory(request: pytest.FixtureRequest, klamm_helper: "Helper") -> "Iterator[Callable[..., Cluster]]":
-    """Makes as many clusters as a test wants, with the arguments of klamm.testing.Cluster; they end with the test."""
+    """Starts any number of clusters, with the arguments of klamm.testing.Cluster; they end with the test."""
     from klamm.testing.cluster import Cluster
 
     clusters: list[Cluster] = []
@@ -70,7 +70,7 @@ def klamm_cluster_factory(request: pytest.FixtureRequest, klamm_helper: "Helper"
 
 @pytest.fixture
 def klamm_cluster(request: pytest.FixtureRequest, klamm_cluster_factory: "Callable[..., Cluster]") -> "Cluster":
-    """A cluster for this test alone: three brokers, or what its marker `klamm` says."""
+    """A cluster for this test alone: three brokers, or the arguments of its marker `klamm`."""
     options: dict[str, Any] = {}
     for marker in reversed(list(request.node.iter_markers("klamm"))):
         if marker.args:
@@ -81,7 +81,7 @@ def klamm_cluster(request: pytest.FixtureRequest, klamm_cluster_factory: "Callab
 
 @pytest.fixture
 def klamm_async_cluster(klamm_cluster: "Cluster") -> "AsyncCluster":
-    """The same for tests that are coroutines, whatever plugin runs them."""
+    """The same cluster for tests that are coroutines, with any plugin that runs them."""
     from klamm.testing.async_cluster import AsyncCluster
 
     return AsyncCluster(klamm_cluster)
@@ -91,7 +91,7 @@ def klamm_async_cluster(klamm_cluster: "Cluster") -> "AsyncCluster":
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Adds to the report of a failed test what every cluster that runs at this moment has logged."""
+    """Adds the logs of all running clusters to the report of a failed test."""
     report = yield
     if report.failed and call.excinfo is not None:
         item.stash[_failed] = call.excinfo.value
