@@ -750,3 +750,5 @@ def compile_init(struct_class: type[Struct]) -> None:
         writer.add("return None")
     made: Any = struct_class
     made.__init__ = writer.function(f"{struct_class.__name__}.__init__")
+    # Errors about arguments show it.
+    made.__init__.__qualname__ = f"{struct_class.__qualname__}.__init__"

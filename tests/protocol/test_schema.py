@@ -57,7 +57,7 @@ def test_default_lists_are_not_shared() -> None:
 
 
 def test_fields_are_given_by_name() -> None:
-    with pytest.raises(TypeError, match="colour"):
+    with pytest.raises(TypeError, match=r"Item.__init__\(\) got an unexpected keyword argument 'colour'"):
         Item(name="tea", colour="green")  # type: ignore[call-arg]
     with pytest.raises(AttributeError):
         Item(name="tea").colour = "green"  # type: ignore[attr-defined]
