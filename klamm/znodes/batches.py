@@ -1,15 +1,15 @@
-"""Many writes in few requests, each only while one controller epoch lasts.
+"""Writes many znodes in few requests, guarded by the controller epoch.
 
 A batch is one `multi`: a check of /controller_epoch's version, then the operations. It is bounded
 (`MAX_BATCH_OPERATIONS`, `MAX_BATCH_BYTES`), since a multi counts as one request against the server's limit of 1 MB.
 
 What must stay true:
-- With a guard, nothing is written once another controller was elected: the check fails, `ControllerMoved` is raised.
+- With a guard, nothing is written once another controller is elected: the check fails and raises `ControllerMoved`.
 - Every operation gets its own result. A multi is atomic, so when it fails on one operation, its operations are done
   one by one, each with its own check.
-- An operation that is larger than a server takes is not sent; RequestTooLarge is its result.
-- A batch whose answer was lost with the connection is not sent again blindly: as it is atomic, one of its znodes tells
-  whether it was done (`_was_done`).
+- An operation larger than servers accept is not sent; its result is RequestTooLarge.
+- A batch whose answer was lost with the connection is not sent again blindly. A batch is atomic, so one of its znodes
+  shows whether it was done (`_was_done`).
 """
 
 import asyncio
@@ -28,7 +28,7 @@ Result = MultiResult | ZooKeeperError
 
 
 class ControllerMoved(Exception):
-    """Another controller was elected: the one that wrote under the old epoch must resign."""
+    """Another controller was elected. The controller that wrote under the old epoch must resign."""
 
 
 async def write(
@@ -36,8 +36,8 @@ async def write(
 ) -> list[Result]:
     """Does the operations in order, batched and pipelined; returns each one's result or error.
 
-    `guard`: the version that /controller_epoch must have; None writes without a check. Raises ControllerMoved, and what
-    ends a session (SessionExpired, AuthFailed, ClientClosed): then any of the operations may have been done.
+    `guard`: the version that /controller_epoch must have; None writes without a check. Raises ControllerMoved, and the
+    errors that end a session (SessionExpired, AuthFailed, ClientClosed). Any operation may have been done then.
     """
     check = [] if guard is None else [Check(CONTROLLER_EPOCH_PATH, guard)]
     answers = await asyncio.gather(
@@ -47,8 +47,8 @@ async def write(
 
 
 async def write_together(client: ZooKeeperClient, operations: Sequence[MultiOperation], guard: int) -> None:
-    """Does all of a few operations, or none. Raises ControllerMoved, and the error of the operation that cannot be
-    done; after ConnectionLoss nobody knows."""
+    """Does all of a few operations, or none of them. Raises ControllerMoved, and the error of the operation that cannot
+    be done. After ConnectionLoss the outcome is unknown."""
     try:
         await client.multi([Check(CONTROLLER_EPOCH_PATH, guard), *operations])
     except BadVersion as error:
@@ -67,7 +67,7 @@ def _batches(operations: Sequence[MultiOperation], chroot_bytes: int = 0) -> Ite
         operation_bytes = _OVERHEAD_BYTES + chroot_bytes + len(operation.path)
         if isinstance(operation, Create | SetData):
             operation_bytes += len(operation.data or b"")
-        # One place is for the check.
+        # One operation of each batch is the check.
         if index > start and (index - start >= MAX_BATCH_OPERATIONS - 1 or size + operation_bytes > MAX_BATCH_BYTES):
             yield operations[start:index]
             start, size = index, 0
@@ -102,21 +102,21 @@ async def _after_failure(
         if isinstance(error, BadVersion):
             raise _moved(check[0].version)
         raise error
-    if error.index is None:  # Not about one znode: the session, or the request as a whole.
+    if error.index is None:  # The error concerns the session or the whole request.
         raise error
     if len(operations) == 1:
-        return [error_for(error.code, error.path)]  # As if it had been done alone.
+        return [error_for(error.code, error.path)]  # The same error as from a single operation.
     answers = await asyncio.gather(*(_write_batch(client, [operation], check) for operation in operations))
     return [answer[0] for answer in answers]
 
 
 async def _was_done(client: ZooKeeperClient, operations: Sequence[MultiOperation], zxid: int) -> list[Result] | None:
-    """The results of a batch whose answer was lost, None if it was not done. `zxid`: the newest one seen before it.
+    """The results of a batch whose answer was lost; None if it was not done. `zxid` is the newest zxid seen before it.
 
-    By the time that the session is back and `sync` has returned, nothing of the lost connection is under way any more.
-    The znode of a conditional set is the best witness: it has the next version, and our data. A created one has our
-    data, and is newer than anything seen before the batch. A batch that has neither (only deletions and unconditional
-    sets) may as well be done twice.
+    Once the session is back and `sync` has returned, no request of the lost connection is pending. The znode of a
+    conditional set is the best evidence: if the batch was done, it has the next version and our data. A created znode
+    has our data and is newer than `zxid`. A batch with neither (only deletions and unconditional sets) may be done
+    twice.
     """
     conditional = next((o for o in operations if isinstance(o, SetData) and o.version >= 0), None)
     created = next((o for o in operations if isinstance(o, Create)), None)
@@ -135,9 +135,9 @@ async def _was_done(client: ZooKeeperClient, operations: Sequence[MultiOperation
 
 
 async def _results_of(client: ZooKeeperClient, operations: Sequence[MultiOperation]) -> list[Result]:
-    """What the multi has answered, as far as the znodes still tell: others may have changed them since.
+    """The multi's results, rebuilt from the znodes, which others may have changed since.
 
-    Their versions must be those of our write, so that the next conditional one notices such a change.
+    The versions must be those of our write, so that our next conditional write detects such a change.
     """
     stats = await retrying(lambda: asyncio.gather(*(client.submit_exists(operation.path) for operation in operations)))
     results: list[Result] = []

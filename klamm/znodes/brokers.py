@@ -1,7 +1,7 @@
 """/brokers/ids/N: a live broker, its listeners, rack and features (Kafka's BrokerIdZNode, EndPoint). Pure.
 
-Written are version 5 and, while inter.broker.protocol.version is older than 2.7, 4. Read are 1 (host and port only), 2
-(endpoints), 3 (rack), 4 (listener names that are not security protocols) and 5 (features).
+Brokers write version 5, or version 4 while inter.broker.protocol.version is older than 2.7. They read versions 1 (host
+and port only), 2 (endpoints), 3 (rack), 4 (listener names that are not security protocols) and 5 (features).
 """
 
 import re
@@ -14,7 +14,7 @@ from klamm.znodes.fields import INT32_MAX, Fields
 
 BROKER_IDS_PATH = "/brokers/ids"
 FEATURES_SINCE = 5
-# The longest text that fits into Kafka's requests. A controller cannot tell anybody of a broker whose rack is longer.
+# The longest string that fits into Kafka's requests. A controller cannot send the metadata of a longer rack.
 MAX_TEXT_BYTES = 2**15 - 1
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
@@ -26,14 +26,14 @@ def broker_path(broker_id: int) -> str:
 
 
 def broker_ids(names: Iterable[str]) -> list[int]:
-    """Those of the children of /brokers/ids that can be brokers: the others are none that Kafka could have made."""
+    """The broker ids among the children of /brokers/ids. Kafka makes no other children."""
     numbers = [int(name) for name in names if name.isascii() and name.isdigit() and len(name) <= 10]
     return [number for number in numbers if number <= INT32_MAX]
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One listener as clients reach it. `host` is "" when it says nothing about the host."""
+    """One listener as clients reach it. `host` is "" when the endpoint has no host."""
 
     listener_name: str
     host: str
@@ -48,7 +48,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class SupportedVersions:
-    """The range of a feature's versions that a broker can do."""
+    """The range of a feature's versions that a broker supports."""
 
     min_version: int
     max_version: int
@@ -56,9 +56,9 @@ class SupportedVersions:
 
 @dataclass(frozen=True, slots=True)
 class BrokerRegistration:
-    """What a broker says about itself. `timestamp_ms`: when it registered; -1 when a foreign program left it out.
+    """A broker's registration. `timestamp_ms` is the time of the registration; -1 if the znode does not have it.
 
-    `version` is the znode's, 4 or 5 to be written; before 5 there are no features in it.
+    `version` is the znode's version: 4 or 5 when written. Versions before 5 have no features.
     """
 
     broker_id: int
@@ -70,7 +70,7 @@ class BrokerRegistration:
     version: int = field(default=FEATURES_SINCE, compare=False)
 
     def encode(self) -> bytes:
-        # Host and port are there for clients that know nothing but plain text.
+        # Host and port are for clients that know only PLAINTEXT.
         plain = next((endpoint for endpoint in self.endpoints if endpoint.security_protocol == "PLAINTEXT"), None)
         registration: dict[str, object] = {
             "version": self.version,

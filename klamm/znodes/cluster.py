@@ -1,4 +1,4 @@
-"""The znodes that a cluster has one of: controller, controller epoch, cluster id, producer id block, features. Pure.
+"""The znodes that exist once in a cluster: controller, controller epoch, cluster id, producer id block, features. Pure.
 
 Kafka's classes: ControllerZNode, ControllerEpochZNode, ClusterIdZNode, BrokerSequenceIdZNode, ProducerIdBlockZNode
 (with ProducerIdManager), FeatureZNode.
@@ -37,12 +37,12 @@ PERSISTENT_PATHS = (
     "/config/brokers",
     "/config/ips",
 )
-"""What every broker creates when it starts, in this order."""
+"""The znodes that every broker creates when it starts, in this order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Controller:
-    """/controller: which broker is the controller, since when (milliseconds since 1970)."""
+    """/controller: the controller's broker id, and the time of its election in milliseconds since 1970."""
 
     broker_id: int
     timestamp_ms: int
@@ -103,7 +103,7 @@ class ProducerIdBlock:
 
     @staticmethod
     def after(block: "ProducerIdBlock | None", broker_id: int, size: int) -> "ProducerIdBlock":
-        """The block that follows (None: no block was ever taken). ZnodeError when all ids are used up."""
+        """The block after `block` (None: no block was ever taken). Raises ZnodeError when all ids are used up."""
         first = 0 if block is None else block.last + 1
         if first + size - 1 > INT64_MAX:
             raise ZnodeError(PRODUCER_ID_BLOCK_PATH, f"no block of {size} producer ids is left after {first - 1}")
@@ -164,7 +164,7 @@ class FinalizedFeatures(NamedTuple):
 def incompatible_features(
     finalized: Mapping[str, FinalizedVersions], supported: Mapping[str, SupportedVersions]
 ) -> list[str]:
-    """The finalized features that a broker which supports these cannot do, or not in all their versions."""
+    """The finalized features that a broker with these supported versions does not fully support."""
     return [
         name
         for name, levels in finalized.items()

@@ -1,7 +1,7 @@
 """/config: dynamic configurations and the notifications of their change. Pure.
 
 Kafka's classes: ConfigEntityZNode, ConfigEntityChangeNotificationSequenceZNode, DynamicConfigManager. An *entity path*
-is what stands behind /config/: `topics/T`, `brokers/1`, `brokers/<default>`, `users/U/clients/C`.
+is the path below /config/: `topics/T`, `brokers/1`, `brokers/<default>`, `users/U/clients/C`.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def topic_entity(topic: str) -> str:
 
 
 def broker_entity(broker_id: int | None) -> str:
-    """None: what all brokers of the cluster have by default."""
+    """The entity path of a broker; None stands for the cluster's default."""
     return f"brokers/{DEFAULT_ENTITY if broker_id is None else broker_id}"
 
 

@@ -1,10 +1,9 @@
-"""What only the controller reads and writes in ZooKeeper (Kafka's KafkaZkClient, the controller's part).
+"""The controller's own reads and writes in ZooKeeper (the controller's part of Kafka's KafkaZkClient).
 
 What must stay true:
-- Every write but the election's is guarded: nothing is written once another controller was elected (`ControllerMoved`).
-- A write may be repeated: what is deleted may be gone already, and what is set is set at the version that was read.
-- A znode that nobody can understand concerns only the topic, broker or notification that it stands for: it is logged
-  and left out.
+- Every write but the election's is guarded: nothing is written once another controller is elected (`ControllerMoved`).
+- A write may be repeated: a znode to delete may be gone already, and a set names the version that was read.
+- A malformed znode affects only its own topic, broker or notification: it is logged and left out.
 """
 
 import asyncio
@@ -44,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class ControllerNode(NamedTuple):
-    """/controller: the broker in it (NO_CONTROLLER when nobody can read it), and the session that it ends with."""
+    """/controller: its broker id (NO_CONTROLLER when it is malformed), and the session that owns it."""
 
     broker_id: int
     session_id: int
@@ -63,7 +62,7 @@ class ControllerStore(KafkaZooKeeper):
     # -- election ---------------------------------------------------------------------------------------------------
 
     async def controller(self, watch: Callable[[], None] | None = None) -> ControllerNode | None:
-        """Who is the controller, None when nobody is; `watch` is called once when that changes."""
+        """The current controller; None if there is none. `watch` is called once when it changes."""
         if await retrying(self.client.exists, cluster.CONTROLLER_PATH, notice(watch)) is None:
             return None
         try:
@@ -77,13 +76,13 @@ class ControllerStore(KafkaZooKeeper):
             return ControllerNode(NO_CONTROLLER, stat.ephemeral_owner)
 
     async def register_controller_and_increment_epoch(self, broker_id: int, now_ms: int) -> ControllerEpoch:
-        """Makes this broker the controller, in one multi that nobody else can do with the same epoch.
+        """Makes this broker the controller, in one multi that only one broker can complete for an epoch.
 
-        A /controller that this session owns already is replaced. Raises ControllerMoved when another broker was faster,
-        ZnodeError when the epoch cannot be read. Its own work, when the answer to it was lost, is recognized by the
-        session and the epoch.
+        A /controller that this session already owns is replaced. Raises ControllerMoved when another broker was faster;
+        ZnodeError when the epoch is malformed. After a lost answer, the session and the epoch show whether this
+        election was done.
         """
-        # The epoch is read first: whoever is elected after this changes its version.
+        # The epoch is read first: any later election changes its version.
         current = await self._controller_epoch()
         node = await self.controller()
         new_epoch = current.epoch + 1
@@ -101,7 +100,7 @@ class ControllerStore(KafkaZooKeeper):
             return await self._own_election(new_epoch)
 
     async def _own_election(self, new_epoch: int) -> ControllerEpoch:
-        """The election that this session has won with this epoch; ControllerMoved when it has not."""
+        """The election that this session won with this epoch. Raises ControllerMoved if it did not win."""
         node = await self.controller()
         if node is not None and node.session_id == self.client.session_id:
             found = await self._controller_epoch()
@@ -119,7 +118,7 @@ class ControllerStore(KafkaZooKeeper):
                 await self._create_unless_there(cluster.CONTROLLER_EPOCH_PATH, first)
 
     async def delete_controller(self, guard: int) -> None:
-        """Gives the controllership up, so that everybody elects anew."""
+        """Gives the controllership up, so that the brokers elect a new controller."""
         await self._delete_all([cluster.CONTROLLER_PATH], guard)
 
     # -- brokers and features ---------------------------------------------------------------------------------------
@@ -127,7 +126,7 @@ class ControllerStore(KafkaZooKeeper):
     async def watched_broker(
         self, broker_id: int, on_modification: Callable[[int], None]
     ) -> "LiveBroker | ZnodeError | None":
-        """One broker, like `live_brokers`; None when it is gone, the error when it cannot be understood."""
+        """One broker, as in `live_brokers`; None if it is gone, the error if its znode is malformed."""
         found = await self._get_all({broker_id: brokers.broker_path(broker_id)}, on_modification)
         if broker_id not in found:
             return None
@@ -138,9 +137,9 @@ class ControllerStore(KafkaZooKeeper):
             return error
 
     async def set_up_features(self, is_enabled: bool, guard: int) -> None:
-        """Gives /feature the status that the inter-broker protocol asks for (KIP-584).
+        """Gives /feature the status that inter.broker.protocol.version implies (KIP-584).
 
-        Enabled features stay as they are; whatever is switched, on or off, has no finalized features.
+        Features that stay enabled are unchanged. A change of the status removes all finalized features.
         """
         status = FeatureStatus.ENABLED if is_enabled else FeatureStatus.DISABLED
         while True:
@@ -164,7 +163,7 @@ class ControllerStore(KafkaZooKeeper):
     async def update_features(self, features: Mapping[str, FinalizedVersions], version: int, guard: int) -> int | None:
         """Replaces the finalized features if /feature has this version; returns their epoch.
 
-        None when the znode has another version, or is not there.
+        None if the znode has another version or does not exist.
         """
         write = SetData(cluster.FEATURE_PATH, Features(FeatureStatus.ENABLED, features).encode(), version)
         [written] = await batches.write(self.client, [write], guard)
@@ -180,16 +179,16 @@ class ControllerStore(KafkaZooKeeper):
     async def partition_states_and_zxids(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, "tuple[LeaderAndIsr | ZnodeError, int]"]:
-        """Like `partition_states`, each with the zxid of the transaction that wrote it last."""
+        """Like `partition_states`, each with the zxid of its last write."""
         found = await self._get_all({key: topics.partition_state_path(*key) for key in partitions})
         return {key: (decode_state(key, data, stat.version), stat.mzxid) for key, (data, stat) in found.items()}
 
     async def add_topic_ids(
         self, assignments: Mapping[str, TopicAssignment], new_id: Callable[[], UUID], guard: int
     ) -> dict[str, TopicAssignment]:
-        """Gives an id to each of these topics that has none, and returns all of them as they then are.
+        """Assigns an id to each of these topics without an id, and returns all their current assignments.
 
-        A topic that has vanished meanwhile is left out; one whose znode has no room for an id stays without.
+        A topic that is deleted meanwhile is left out. A topic whose znode has no space for an id stays without one.
         """
         result = dict(assignments)
         missing = {topic: assignment for topic, assignment in result.items() if assignment.topic_id is None}
@@ -213,7 +212,7 @@ class ControllerStore(KafkaZooKeeper):
                 else:
                     assert written.stat is not None
                     result[topic] = replace(assignment, zk_version=written.stat.version)
-            # Somebody has added partitions, or an id, since it was read.
+            # Partitions, or an id, were added since the read.
             again = await self.topic_assignments(changed)
             result = {
                 topic: again.get(topic, old) for topic, old in result.items() if topic in again or topic not in changed
@@ -229,9 +228,9 @@ class ControllerStore(KafkaZooKeeper):
     async def update_partition_assignments(
         self, assignments: Mapping[TopicPartition, Reassigned], guard: int
     ) -> set[str]:
-        """Gives these partitions these (replicas, adding and removing replicas); returns the topics that are gone.
+        """Sets the replicas, adding and removing replicas of these partitions. Returns the topics that are gone.
 
-        Everything else in a topic's znode stays as it is, also what somebody writes there at the same time.
+        Everything else in a topic's znode stays as it is, including concurrent changes.
         """
         gone: set[str] = set()
         changes: dict[str, dict[int, Reassigned]] = {}
@@ -258,11 +257,11 @@ class ControllerStore(KafkaZooKeeper):
         return gone
 
     async def delete_topic_guarded(self, topic: str, guard: int) -> None:
-        """Removes a topic. First goes what is below its znode; then the znode, the configuration and the mark for
-        deletion go in one multi.
+        """Removes a topic: first the znodes below the topic's znode; then that znode, the configuration and the mark
+        for deletion, in one multi.
 
-        A mark without its topic, left behind by a controller that dies, would delete the next topic of that name. And
-        while the znode is there, nobody can create that one: what is removed here is the old topic's.
+        A mark without its topic, left by a controller that died, would delete the next topic of that name. While the
+        topic's znode exists, no such topic can be created, so everything removed here belongs to the old topic.
         """
         last = {
             configs.config_path(configs.topic_entity(topic)): None,
@@ -281,13 +280,13 @@ class ControllerStore(KafkaZooKeeper):
                     raise
                 del last[error.path]
             except NotEmpty:
-                continue  # Somebody has put something below one of them.
+                continue  # A znode was created below one of them meanwhile.
             except ConnectionLoss:
                 if stat is not None and await self._is_gone(path, stat.czxid):
-                    return  # It was done, and there may be another topic of that name already.
+                    return  # The multi was done; another topic of that name may exist already.
 
     async def _is_gone(self, path: str, czxid: int) -> bool:
-        """Whether the znode that was created by this transaction is there no more."""
+        """Whether the znode that this transaction created is gone."""
         await retrying(self.client.sync)
         stat = await retrying(self.client.exists, path)
         return stat is None or stat.czxid != czxid
@@ -311,16 +310,15 @@ class ControllerStore(KafkaZooKeeper):
         return found
 
     async def delete_topic_deletions(self, names: Iterable[str], guard: int) -> None:
-        """Takes the marks for deletion from these topics."""
+        """Removes these topics' marks for deletion."""
         await self._delete_all([requests.delete_topic_path(name) for name in names], guard)
 
     # -- preferred replica elections --------------------------------------------------------------------------------
 
     async def preferred_replica_election(self, watch: Callable[[], None]) -> list[TopicPartition] | None:
-        """The partitions in /admin/preferred_replica_election, None when it is not there.
+        """The partitions in /admin/preferred_replica_election; None if it does not exist.
 
-        `watch` is called once when it comes, changes or goes. Nothing is elected for a znode that nobody can
-        understand: it has no partitions.
+        `watch` is called once when the znode comes, changes or goes. A malformed znode has no partitions.
         """
         path = requests.PREFERRED_REPLICA_ELECTION_PATH
         if await retrying(self.client.exists, path, notice(watch)) is None:
@@ -342,7 +340,7 @@ class ControllerStore(KafkaZooKeeper):
     async def partition_reassignment(self, watch: Callable[[], None]) -> dict[TopicPartition, tuple[int, ...]]:
         """The replicas that /admin/reassign_partitions asks for; `watch` is called once when it changes.
 
-        A znode that cannot be understood asks for nothing and is logged.
+        A malformed znode is logged and asks for nothing.
         """
         if await retrying(self.client.exists, requests.REASSIGN_PARTITIONS_PATH, notice(watch)) is None:
             return {}
@@ -351,7 +349,7 @@ class ControllerStore(KafkaZooKeeper):
     async def remove_partition_reassignments(
         self, is_finished: Callable[[TopicPartition, tuple[int, ...]], bool], guard: int
     ) -> None:
-        """Takes the partitions of which this is true out of /admin/reassign_partitions; the last one takes it away."""
+        """Removes finished partitions from /admin/reassign_partitions, and the znode once it is empty."""
         path = requests.REASSIGN_PARTITIONS_PATH
         while True:
             listed, version = await self._partition_reassignment()
@@ -376,7 +374,7 @@ class ControllerStore(KafkaZooKeeper):
     # -- notifications ----------------------------------------------------------------------------------------------
 
     async def isr_changes(self, watch: Callable[[], None]) -> list[str]:
-        """The names of the notifications of ISR changes, in order; `watch` is called once when there are others."""
+        """The names of the notifications of ISR changes, in order. `watch` is called once when they change."""
         return await retrying(self.client.children, requests.ISR_CHANGES_PATH, notice(watch))
 
     async def isr_change_partitions(self, names: Sequence[str]) -> list[TopicPartition]:
@@ -415,7 +413,7 @@ class ControllerStore(KafkaZooKeeper):
     # -- the same for all -------------------------------------------------------------------------------------------
 
     async def _delete_all(self, paths: Sequence[str], guard: int) -> bool:
-        """Deletes the znodes that are there; whether one was left because it has children."""
+        """Deletes the znodes that exist. Returns whether one was left because it has children."""
         return await self._write_unless([Delete(path) for path in paths], guard, (NotEmpty,), ignored=(NoNode,))
 
     async def _write_unless(
@@ -425,7 +423,7 @@ class ControllerStore(KafkaZooKeeper):
         expected: tuple[type[ZooKeeperError], ...],
         ignored: tuple[type[ZooKeeperError], ...] = (),
     ) -> bool:
-        """Writes; whether one of the `expected` errors has stopped an operation. Any other error is raised."""
+        """Writes. Returns whether one of the `expected` errors stopped an operation. Raises any other error."""
         has_failed = False
         for result in await batches.write(self.client, operations, guard):
             if isinstance(result, expected):
@@ -436,7 +434,7 @@ class ControllerStore(KafkaZooKeeper):
 
 
 def _reassigned(assignment: TopicAssignment, changes: Mapping[int, Reassigned]) -> TopicAssignment:
-    """The assignment of a topic with these of its partitions changed."""
+    """A topic's assignment with the changes of these partitions."""
     maps = dict(assignment.partitions), dict(assignment.adding_replicas), dict(assignment.removing_replicas)
     for number, change in changes.items():
         for replicas, of_partition in zip(maps, change, strict=True):

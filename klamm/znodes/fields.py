@@ -11,7 +11,7 @@ INT64_MAX = 2**63 - 1
 
 
 class ZnodeError(Exception):
-    """A znode's content is not what Kafka writes there; the message is for a person."""
+    """A znode's content is not what Kafka writes there. The message is for operators."""
 
     def __init__(self, path: str, problem: str) -> None:
         super().__init__(f"znode {path}: {problem}")
@@ -20,7 +20,7 @@ class ZnodeError(Exception):
 
 
 class Fields:
-    """A JSON object inside the znode `path`; `where` leads to it from the top ("" there)."""
+    """A JSON object inside the znode `path`. `where` is its place in the znode, "" for the top."""
 
     def __init__(self, path: str, value: object, where: str = "") -> None:
         if not isinstance(value, dict):
@@ -59,7 +59,7 @@ class Fields:
     def integers(self, key: str, minimum: int = 0) -> tuple[int, ...]:
         values = self._list(key)
         for index, value in enumerate(values):
-            # There are hundreds of thousands of them in the assignments of a large cluster.
+            # The assignments of a large cluster have hundreds of thousands of integers.
             if type(value) is not int or not minimum <= value <= INT32_MAX:
                 self._checked_integer(f"{self._name(key)}[{index}]", value, minimum, INT32_MAX)
         return tuple(values)
@@ -83,11 +83,11 @@ class Fields:
             yield Fields(self.path, value, f"{self._name(key)}[{index}]")
 
     def has(self, key: str) -> bool:
-        """Whether the field is there and not null."""
+        """Whether the field exists and is not null."""
         return self.values.get(key) is not None
 
     def version(self, minimum: int = 1) -> int:
-        """The `version` field; readers accept any that is not older than `minimum`, as Kafka's do."""
+        """The `version` field. As in Kafka, readers accept every version from `minimum` on."""
         return self.integer("version", minimum)
 
     def _name(self, key: str) -> str:

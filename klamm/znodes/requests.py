@@ -1,4 +1,4 @@
-"""The znodes by which brokers and tools ask the controller for something. Pure.
+"""The znodes through which brokers and tools send requests to the controller. Pure.
 
 Kafka's classes: DeleteTopicsZNode, ReassignPartitionsZNode, PreferredReplicaElectionZNode,
 IsrChangeNotificationSequenceZNode, LogDirEventNotificationSequenceZNode.
@@ -26,7 +26,7 @@ def delete_topic_path(topic: str) -> str:
 
 
 def encode_partitions(partitions: Iterable[TopicPartition]) -> bytes:
-    """For a preferred replica election and for a notification of ISR changes."""
+    """The content of a preferred replica election and of a notification of ISR changes."""
     return orjson.dumps(
         {"version": 1, "partitions": [{"topic": topic, "partition": number} for topic, number in partitions]}
     )
@@ -51,7 +51,7 @@ def encode_reassignment(replicas: Mapping[TopicPartition, Sequence[int]]) -> byt
 
 
 def decode_reassignment(data: bytes) -> dict[TopicPartition, tuple[int, ...]]:
-    """The replicas that each partition is to have."""
+    """The target replicas of each partition."""
     fields = Fields.parse(REASSIGN_PARTITIONS_PATH, data)
     return {_partition(entry): entry.integers("replicas") for entry in fields.each("partitions")}
 
@@ -61,7 +61,7 @@ def encode_log_dir_event(broker_id: int) -> bytes:
 
 
 def decode_log_dir_event(path: str, data: bytes) -> int:
-    """The broker one of whose log directories failed."""
+    """The broker that has a failed log directory."""
     return Fields.parse(path, data).integer("broker")
 
 

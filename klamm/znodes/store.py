@@ -1,16 +1,16 @@
-"""What a broker reads and writes in ZooKeeper, typed: the znodes of Kafka over one client session.
+"""A broker's reads and writes in ZooKeeper, typed: Kafka's znodes over one client session.
 
 What must stay true:
-- A read is repeated after a lost connection. A write is repeated only where doing it twice does no harm, or where the
-  outcome of the first try can be told: each method says how.
-- A watch is left before the data is read, and its callback gets no data: whoever is told reads again.
-- A read shows what this session's server knows, and that may be less than what others know already. Who reads because
-  somebody else has said something calls `sync` first. docs/architecture.md lists which reads do.
-- Reads of many znodes are pipelined; a znode that is not there is left out of the result. The assignments of very many
-  partitions are decoded in slices, so that the loop serves others in between.
+- A read is repeated after a lost connection. A write is repeated only if doing it twice does no harm, or if the outcome
+  of the first try can be determined: each method says how.
+- A watch is set before the data is read, and its callback gets no data: the caller reads again.
+- A read shows what this session's server knows, which may be older than what other brokers know. A caller that reads
+  because of another broker's message calls `sync` first. docs/architecture.md lists these reads.
+- Reads of many znodes are pipelined. A znode that does not exist is left out of the result. The assignments of very
+  many partitions are decoded in slices, so that the loop does other work in between.
 
-Errors: ZooKeeperErrors are raised as they come. A KafkaError is something that a client of the broker can cause.
-A ZnodeError is a znode that holds what Kafka never writes.
+Errors: a ZooKeeperError is passed on unchanged. A KafkaError is an error that a client of the broker can cause. A
+ZnodeError means that a znode's content is not what Kafka writes.
 """
 
 import asyncio
@@ -49,15 +49,15 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 PRODUCER_ID_BLOCK_SIZE = 1000
-# A ZooKeeper server takes requests of 1,048,575 bytes (jute.maxbuffer); something is left for all but the data. What
-# brokers create stays below that, so that a few hundred partitions at a time of the largest topic can be reassigned.
+# A ZooKeeper server accepts requests of 1,048,575 bytes (jute.maxbuffer), including headers. Znodes that brokers create
+# stay smaller, so that a few hundred partitions at a time of the largest topic can be reassigned.
 MAX_ZNODE_BYTES = 1_000_000
 MAX_REASSIGNED_ZNODE_BYTES = 1_040_000
-# So many fit into a znode with the longest names of topics.
+# This many partitions fit into a znode even with the longest topic names.
 MAX_PARTITIONS_OF_ISR_CHANGE = 3_000
 # How many of its own session's time-outs a broker waits for the end of a former session.
 EXPIRIES_WAITED_FOR = 3
-# The assignments of so many partitions are decoded, or encoded, in some milliseconds.
+# The assignments of this many partitions are decoded or encoded in some milliseconds.
 PARTITIONS_PER_SLICE = 1_000
 
 
@@ -70,7 +70,7 @@ class LiveBroker(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Notice:
-    """A watch that calls `callback` with fixed arguments. Two that are equal are armed once."""
+    """A watch that calls `callback` with fixed arguments. Two equal watches are armed once."""
 
     callback: Callable[..., None]
     arguments: tuple[Any, ...] = ()
@@ -88,7 +88,7 @@ def _id_taken(broker_id: int, session_id: int) -> KafkaError:
 
 
 def notice(callback: Callable[..., None] | None, *arguments: Any) -> Watch | None:
-    """The watch that calls `callback(*arguments)`, whatever has happened."""
+    """A watch that calls `callback(*arguments)` for any event."""
     return None if callback is None else _Notice(callback, arguments)
 
 
@@ -99,19 +99,19 @@ class KafkaZooKeeper:
         self.client = client
 
     async def sync(self) -> None:
-        """Returns when this session's server knows everything that anybody has written before the call."""
+        """Returns when this session's server knows every write that was completed before the call."""
         await retrying(self.client.sync)
 
     # -- the cluster and this broker's place in it ------------------------------------------------------------------
 
     async def create_persistent_paths(self) -> None:
-        """Creates the chroot and the znodes that every broker expects; those that exist stay as they are."""
+        """Creates the chroot and the znodes that every broker expects. Existing znodes stay as they are."""
         await retrying(self.client.ensure_chroot)
         # Pipelined: they reach the server in this order, and share its syncs of the disk.
         await asyncio.gather(*(retrying(self.client.ensure_path, path) for path in cluster.PERSISTENT_PATHS))
 
     async def cluster_id(self) -> str | None:
-        """The cluster's id; None when there is no cluster here yet."""
+        """The cluster's id; None if there is no cluster yet."""
         try:
             data, _ = await retrying(self.client.get, cluster.CLUSTER_ID_PATH)
         except NoNode:
@@ -119,7 +119,7 @@ class KafkaZooKeeper:
         return cluster.decode_cluster_id(data)
 
     async def get_or_create_cluster_id(self, proposed: str) -> str:
-        """The cluster's id; `proposed` becomes it when there is none yet. Safe to repeat: the first one stays."""
+        """The cluster's id. `proposed` becomes the id if there is none yet. Safe to repeat: the first id stays."""
         while True:
             cluster_id = await self.cluster_id()
             if cluster_id is not None:
@@ -128,7 +128,7 @@ class KafkaZooKeeper:
             await self._create_unless_there(cluster.CLUSTER_ID_PATH, cluster.encode_cluster_id(proposed))
 
     async def generate_broker_id(self, reserved_broker_max_id: int = 1000) -> int:
-        """A broker id that nobody has, above the reserved ones. A repeated write only skips an id."""
+        """An unused broker id, above the reserved ids. A repeated write only skips an id."""
         path = cluster.BROKER_SEQUENCE_ID_PATH
         try:
             stat = await retrying(self.client.set, path, b"")
@@ -138,12 +138,12 @@ class KafkaZooKeeper:
         return reserved_broker_max_id + stat.version
 
     async def wait_for_expiry(self, broker_id: int, session_ids: Sequence[int]) -> None:
-        """Returns when the broker's registration is not that of one of these dead sessions: at once, or when that has
-        expired. Raises KafkaError DUPLICATE_BROKER_REGISTRATION when it should have, and has not."""
+        """Returns once none of these dead sessions owns the broker's registration: at once, or when the session has
+        expired. Raises KafkaError DUPLICATE_BROKER_REGISTRATION if it does not expire in time."""
         path = brokers.broker_path(broker_id)
         owner = None
         try:
-            # A server that has been started anew gives every session its whole time again.
+            # A restarted server gives every session its whole time-out again.
             async with asyncio.timeout(EXPIRIES_WAITED_FOR * self.client.session_timeout_ms / 1000):
                 while True:
                     has_changed = asyncio.Event()
@@ -164,10 +164,10 @@ class KafkaZooKeeper:
     async def register_broker(self, registration: BrokerRegistration, previous_session_ids: Sequence[int] = ()) -> int:
         """Creates the broker's ephemeral znode; returns the broker's epoch.
 
-        A znode that this session owns is a repeated write of ours. One that one of our `previous_session_ids`
-        owns is a leftover of that session (ZOOKEEPER-2985) and replaced. When another session owns it, raises
+        A znode of this session is an earlier try of this write. A znode of one of our `previous_session_ids` is a
+        leftover of that session (ZOOKEEPER-2985) and is replaced. If another session owns the znode, this raises
         KafkaError DUPLICATE_BROKER_REGISTRATION at once: a second broker with this id must not wait until the first
-        one dies.
+        broker dies.
         """
         path = brokers.broker_path(registration.broker_id)
         # Two operations, so that the znode's version is 1, as Kafka's brokers leave it.
@@ -191,7 +191,7 @@ class KafkaZooKeeper:
             await self._delete_if_there(path)
 
     async def controller_id(self) -> int | None:
-        """The broker that is the controller; None when there is none."""
+        """The controller's broker id; None if there is no controller."""
         try:
             data, _ = await retrying(self.client.get, cluster.CONTROLLER_PATH)
         except NoNode:
@@ -199,9 +199,9 @@ class KafkaZooKeeper:
         return cluster.Controller.decode(data).broker_id
 
     async def delete_leftover_controller(self, previous_session_ids: Sequence[int]) -> None:
-        """Removes /controller if one of our previous sessions owns it, so that nobody waits for that one to expire.
+        """Removes /controller if one of our previous sessions owns it, so that no broker waits for its expiry.
 
-        The check of the controller epoch, read first, keeps the znode of a controller that is elected meanwhile.
+        The controller epoch is read first and checked, so the znode of a controller elected meanwhile stays.
         """
         try:
             _, epoch = await retrying(self.client.get, cluster.CONTROLLER_EPOCH_PATH)
@@ -223,7 +223,7 @@ class KafkaZooKeeper:
         await retrying(self.client.create, requests.LOG_DIR_EVENT_PREFIX, event, sequential=True)
 
     async def update_broker(self, registration: BrokerRegistration) -> None:
-        """Replaces what the registered broker says about itself. NoNode when it is not registered."""
+        """Replaces the broker's registration. Raises NoNode when the broker is not registered."""
         path = brokers.broker_path(registration.broker_id)
         await retrying(self.client.set, path, registration.encode())
 
@@ -232,10 +232,10 @@ class KafkaZooKeeper:
         on_change: Callable[[], None] | None = None,
         on_modification: Callable[[int], None] | None = None,
     ) -> dict[int, LiveBroker]:
-        """All live brokers by id, ascending; one that cannot be understood is left out and logged.
+        """All live brokers by id, ascending. A broker with a malformed znode is logged and left out.
 
-        `on_change` is called once when one comes or goes, `on_modification(broker_id)` once when what one says about
-        itself changes.
+        `on_change` is called once when a broker comes or goes, `on_modification(broker_id)` once when a broker's
+        registration changes.
         """
         names = await retrying(self.client.children, brokers.BROKER_IDS_PATH, notice(on_change))
         paths = {id_: brokers.broker_path(id_) for id_ in sorted(brokers.broker_ids(names))}
@@ -250,7 +250,7 @@ class KafkaZooKeeper:
     async def finalized_features(self, watch: Callable[[], None] | None = None) -> FinalizedFeatures | None:
         """The finalized features (KIP-584); `watch` is called once when they change.
 
-        None when feature versioning is off, and when the znode is not there or cannot be understood.
+        None if feature versioning is off, or the znode does not exist or is malformed.
         """
         try:
             return await self.readable_finalized_features(watch)
@@ -259,7 +259,7 @@ class KafkaZooKeeper:
             return None
 
     async def readable_finalized_features(self, watch: Callable[[], None] | None = None) -> FinalizedFeatures | None:
-        """The same for whoever changes them: ZnodeError when the znode cannot be understood."""
+        """As `finalized_features`, for a caller that changes them: raises ZnodeError when the znode is malformed."""
         if await retrying(self.client.exists, cluster.FEATURE_PATH, notice(watch)) is None:
             return None
         try:
@@ -272,7 +272,7 @@ class KafkaZooKeeper:
     async def allocate_producer_id_block(self, broker_id: int) -> tuple[int, int]:
         """Takes the next block of producer ids, (first, last), both inclusive.
 
-        A repeated write that finds its own first try done has this block; at worst a block is left unused.
+        If the first try of the write was done, its repetition finds and returns that block. At worst a block is unused.
         """
         path = cluster.PRODUCER_ID_BLOCK_PATH
         while True:
@@ -290,17 +290,17 @@ class KafkaZooKeeper:
     # -- topics -----------------------------------------------------------------------------------------------------
 
     async def topic_names(self, watch: Callable[[], None] | None = None) -> list[str]:
-        """All topics, sorted; `watch` is called once when one comes or goes."""
+        """All topics, sorted. `watch` is called once when a topic comes or goes."""
         return await retrying(self.client.children, topics.TOPICS_PATH, notice(watch))
 
     async def existing_topics(self, names: Iterable[str]) -> dict[str, None]:
-        """Those of the names that topics have. None is missed because this server had not heard of it yet."""
+        """The names that are existing topics. Syncs first, so no topic is missed."""
         await self.sync()
         existing = dict.fromkeys(await self.topic_names())
         return {name: None for name in names if name in existing}
 
     async def topic_exists(self, topic: str) -> bool:
-        """Whether the topic has a znode, whatever that holds."""
+        """Whether the topic has a znode, even a malformed one."""
         return await retrying(self.client.exists, topics.topic_path(topic)) is not None
 
     async def topic_assignment(self, topic: str) -> TopicAssignment | None:
@@ -314,9 +314,9 @@ class KafkaZooKeeper:
     async def topic_assignments(
         self, names: Sequence[str], watch: Callable[[str], None] | None = None
     ) -> dict[str, TopicAssignment]:
-        """The assignments of these topics; `watch(topic)` is called once when one changes or is deleted.
+        """The assignments of these topics. `watch(topic)` is called once when a topic changes or is deleted.
 
-        A topic whose znode cannot be understood is left out and logged: the others must stay available.
+        A topic with a malformed znode is logged and left out, so that the other topics stay available.
         """
         found = await self._get_all({name: topics.topic_path(name) for name in names}, watch)
         assignments = {}
@@ -335,7 +335,7 @@ class KafkaZooKeeper:
         self, topic: str, replicas: Replicas, topic_id: UUID | None, config: Mapping[str, str]
     ) -> None:
         """Creates a topic's configuration and the topic. KafkaErrors TOPIC_ALREADY_EXISTS, and INVALID_REQUEST when
-        they are more than ZooKeeper takes.
+        they are too large for ZooKeeper.
 
         Both in one multi, so that a creation that loses the race does not leave its configuration behind. Safe to
         repeat: a topic with exactly this content, `topic_id` included, is the one created by the first try.
@@ -351,8 +351,8 @@ class KafkaZooKeeper:
                 raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic}' already exists.") from None
 
     async def add_partitions(self, topic: str, replicas: Replicas) -> None:
-        """Adds partitions to a topic. KafkaErrors UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS when one of these is
-        there with other replicas, and INVALID_REQUEST when they are more than ZooKeeper takes. Safe to repeat."""
+        """Adds partitions to a topic. KafkaErrors UNKNOWN_TOPIC_OR_PARTITION, INVALID_PARTITIONS when one of these
+        exists with other replicas, and INVALID_REQUEST when the result is too large for ZooKeeper. Safe to repeat."""
         while True:
             existing = await self.topic_assignment(topic)
             if existing is None:
@@ -373,8 +373,8 @@ class KafkaZooKeeper:
     async def mark_topic_for_deletion(self, topic: str) -> None:
         """Asks the controller to delete a topic. KafkaError UNKNOWN_TOPIC_OR_PARTITION. Safe to repeat.
 
-        One multi: a mark that outlives its topic would delete the next one of that name. And the server that takes the
-        writes knows a topic that this session's server may not have heard of yet.
+        One multi, because a mark that outlives its topic would delete the next topic of that name. The multi also sees
+        a topic that this session's server does not know yet.
         """
         operations: list[MultiOperation] = [
             Check(topics.topic_path(topic), -1),
@@ -390,7 +390,7 @@ class KafkaZooKeeper:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{topic}' does not exist.") from None
 
     async def topic_deletions(self, watch: Callable[[], None] | None = None) -> list[str]:
-        """The topics marked for deletion, sorted; `watch` is called once when that list changes."""
+        """The topics marked for deletion, sorted. `watch` is called once when the list changes."""
         return await retrying(self.client.children, requests.DELETE_TOPICS_PATH, notice(watch))
 
     # -- partition states -------------------------------------------------------------------------------------------
@@ -398,10 +398,10 @@ class KafkaZooKeeper:
     async def partition_states(
         self, partitions: Iterable[TopicPartition], watch: Callable[[TopicPartition], None] | None = None
     ) -> dict[TopicPartition, "LeaderAndIsr | ZnodeError"]:
-        """Leader and ISR of those partitions that have them; the error where they cannot be understood.
+        """The leader and ISR of each partition that has a state; the error if the state is malformed.
 
-        To take such a state for absent would begin the partition's leader epochs anew. `watch(partition)` is called
-        once when a state changes.
+        If a malformed state counted as absent, the partition's leader epochs would start again from 0.
+        `watch(partition)` is called once when a state changes.
         """
         found = await self._get_all({key: topics.partition_state_path(*key) for key in partitions}, watch)
         return {key: decode_state(key, data, stat.version) for key, (data, stat) in found.items()}
@@ -409,7 +409,7 @@ class KafkaZooKeeper:
     async def update_partition_states(
         self, states: Mapping[TopicPartition, LeaderAndIsr], guard: int | None
     ) -> dict[TopicPartition, "int | ZooKeeperError"]:
-        """Writes each state if its znode has the version `zk_version`; returns the new version, or the error, of each.
+        """Writes each state if its znode has the version `zk_version`. Returns the new version, or the error, of each.
 
         `guard` is the version that /controller_epoch must have. Raises `batches.ControllerMoved`.
         """
@@ -421,12 +421,12 @@ class KafkaZooKeeper:
         return {key: _version(result) for key, result in zip(states, results, strict=True)}
 
     async def update_leader_and_isr(self, states: Mapping[TopicPartition, LeaderAndIsr]) -> dict[TopicPartition, int]:
-        """Writes what leaders before 2.7 decide by themselves: each state if its znode has the version `zk_version`.
+        """Writes states for leaders before 2.7, which change their ISRs themselves: each if its znode has `zk_version`.
 
-        Returns the new version of each that is there now. The others have been changed by somebody else, or deleted. A
-        repeated write is told by its content.
+        Returns the new version of each state that was written. Other states were changed by another writer or deleted.
+        An earlier try of the same write is recognized by its content.
         """
-        # To ZooKeeper, -1 stands for any version.
+        # To ZooKeeper, -1 means any version.
         legal = {key: state for key, state in states.items() if state.zk_version >= 0}
         versions: dict[TopicPartition, int] = {}
         doubtful = []
@@ -443,7 +443,7 @@ class KafkaZooKeeper:
         return versions
 
     async def propagate_isr_changes(self, partitions: Sequence[TopicPartition]) -> None:
-        """Tells the controller that these have other ISRs now. A repeated write tells it twice."""
+        """Tells the controller that these partitions' ISRs have changed. A repeated write tells it twice."""
         for start in range(0, len(partitions), MAX_PARTITIONS_OF_ISR_CHANGE):
             data = requests.encode_partitions(partitions[start : start + MAX_PARTITIONS_OF_ISR_CHANGE])
             await retrying(self.client.create, requests.ISR_CHANGE_PREFIX, data, sequential=True)
@@ -451,7 +451,7 @@ class KafkaZooKeeper:
     async def create_partition_states(
         self, states: Mapping[TopicPartition, LeaderAndIsr], guard: int | None
     ) -> dict[TopicPartition, "int | ZooKeeperError"]:
-        """Creates each state's znode, with the two above it; like `update_partition_states`. NodeExists, NoNode."""
+        """Creates each state's znode and the two znodes above it; as `update_partition_states`. NodeExists, NoNode."""
         names = dict.fromkeys(topic for topic, _ in states)
         parents: list[MultiOperation] = [Create(topics.partitions_path(topic), None) for topic in names]
         above = await batches.write(self.client, parents, guard)
@@ -467,7 +467,7 @@ class KafkaZooKeeper:
     # -- configurations ---------------------------------------------------------------------------------------------
 
     async def topic_configs(self, names: Sequence[str]) -> "dict[str, dict[str, str] | ZnodeError]":
-        """What is configured for these topics; {} for one without a configuration."""
+        """The configurations of these topics; {} for a topic without a configuration."""
         entities = {name: configs.topic_entity(name) for name in names}
         found = await self._get_all({name: configs.config_path(entity) for name, entity in entities.items()})
         return {
@@ -475,13 +475,13 @@ class KafkaZooKeeper:
         }
 
     async def config(self, entity_path: str) -> dict[str, str]:
-        """An entity's configuration (`topics/T`, `brokers/1` ...); {} for one without. ZnodeError when it cannot be
-        understood."""
+        """The configuration of an entity (`topics/T`, `brokers/1` ...); {} if it has none. Raises ZnodeError when it is
+        malformed."""
         data, _ = await self._config_data(entity_path)
         return configs.decode_config(entity_path, data)
 
     async def _config_data(self, entity_path: str) -> tuple[bytes, int | None]:
-        """What the entity's znode holds, and its version: None when there is no znode."""
+        """The content of the entity's znode and its version; the version is None if there is no znode."""
         try:
             data, stat = await retrying(self.client.get, configs.config_path(entity_path))
         except NoNode:
@@ -489,20 +489,20 @@ class KafkaZooKeeper:
         return data, stat.version
 
     async def update_config(self, entity_path: str, change: Callable[[dict[str, str]], Mapping[str, str]]) -> None:
-        """Changes an entity's configuration from what it is to what `change` makes of that, and tells all brokers.
+        """Replaces an entity's configuration by the result of `change`, and notifies all brokers.
 
-        Nobody else's change is overwritten unseen: `change` is then called again. What it raises is raised. ZnodeError
-        when what is stored cannot be understood: a part of it cannot be changed without losing the rest.
+        `change` gets the current configuration, and is called again after a concurrent change. Its errors are raised.
+        Raises ZnodeError when the stored configuration is malformed: a change would lose the rest of it.
         """
         await self._write_config(entity_path, lambda data: change(configs.decode_config(entity_path, data)))
 
     async def replace_config(self, entity_path: str, config: Mapping[str, str]) -> None:
-        """Gives an entity this configuration, whatever it had, and tells all brokers."""
+        """Replaces an entity's configuration unconditionally, and notifies all brokers."""
         await self._write_config(entity_path, lambda _data: config)
 
     async def _write_config(self, entity_path: str, change: Callable[[bytes], Mapping[str, str]]) -> None:
-        """KafkaError INVALID_REQUEST when the result is more than ZooKeeper takes. A repeated write is told by its
-        content."""
+        """Raises KafkaError INVALID_REQUEST when the result is too large for ZooKeeper. An earlier try of the same
+        write is recognized by its content."""
         path = configs.config_path(entity_path)
         written: bytes | None = None
         while True:
@@ -527,21 +527,21 @@ class KafkaZooKeeper:
                     raise
 
     async def config_changes(self, watch: Callable[[], None] | None = None) -> list[str]:
-        """The names of the notifications of changed configurations; `watch` is called once when one comes or goes."""
+        """The names of the notifications of changed configurations. `watch` is called once when they change."""
         return await retrying(self.client.children, configs.CONFIG_CHANGES_PATH, notice(watch))
 
     async def read_config_changes(self, names: Sequence[str]) -> dict[str, tuple[bytes, int]]:
-        """The content of those notifications that are (still) there, and when each was created, in milliseconds."""
+        """The content of each notification that still exists, and its creation time in milliseconds."""
         found = await self._get_all({name: configs.config_change_path(name) for name in names})
         return {name: (data, stat.ctime_ms) for name, (data, stat) in found.items()}
 
     async def delete_config_changes(self, names: Sequence[str]) -> None:
-        """Removes those that another broker has not removed yet, and what somebody has put below. Safe to repeat."""
+        """Removes the notifications that still exist, and any znodes below them. Safe to repeat."""
         paths = map(configs.config_change_path, names)
         await asyncio.gather(*(retrying(self.client.delete_recursive, path) for path in paths))
 
     async def _write_config_and(self, path: str, config: Mapping[str, str], also: Create) -> None:
-        """Sets or creates a configuration and does `also`, both or neither. Raises what `also` raises."""
+        """Sets or creates a configuration and does `also`, both or neither. Raises the errors of `also`."""
         data = configs.encode_config(config)
         exists = False
         while True:
@@ -560,7 +560,7 @@ class KafkaZooKeeper:
     async def _get_all(
         self, paths: Mapping[K, str], watch: Callable[[K], None] | None = None
     ) -> dict[K, tuple[bytes, Stat]]:
-        """The data and stat of those znodes that exist, read in one go."""
+        """The data and stat of the znodes that exist, read in one pipeline."""
         pending = dict(paths)
         found: dict[K, tuple[bytes, Stat]] = {}
         while pending:
@@ -589,7 +589,7 @@ class KafkaZooKeeper:
 
 
 def _check_size(name: str, size_bytes: int) -> None:
-    """A server answers a write over its limit by closing the connection, and each new try would end in the same way."""
+    """Raises KafkaError for a znode over the server's limit: the server would close the connection at every try."""
     if size_bytes > MAX_ZNODE_BYTES:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
@@ -605,7 +605,7 @@ def _decode_config(entity_path: str, data: bytes) -> "dict[str, str] | ZnodeErro
 
 
 def decode_state(key: TopicPartition, data: bytes, zk_version: int) -> "LeaderAndIsr | ZnodeError":
-    """A partition's state, or why it cannot be understood."""
+    """A partition's state, or the error if it is malformed."""
     try:
         return LeaderAndIsr.decode(*key, data, zk_version)
     except ZnodeError as error:
@@ -615,5 +615,5 @@ def decode_state(key: TopicPartition, data: bytes, zk_version: int) -> "LeaderAn
 def _version(result: batches.Result) -> "int | ZooKeeperError":
     if isinstance(result, ZooKeeperError):
         return result
-    # A multi's creation answers no stat; a new znode has version 0.
+    # A creation in a multi returns no stat; a new znode has version 0.
     return 0 if result.stat is None else result.stat.version

@@ -28,7 +28,7 @@ _LEGAL_NAME = re.compile(rf"[a-zA-Z0-9._-]{{1,{MAX_TOPIC_NAME_LENGTH}}}")
 
 
 def is_legal_topic_name(name: str) -> bool:
-    """Whether clients could have created a topic of this name; that of anything else may not even be a directory's."""
+    """Whether a client may create a topic of this name. Other names may not even be valid for a directory."""
     return _LEGAL_NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
@@ -58,7 +58,7 @@ class TopicAssignment:
     """/brokers/topics/T: the replicas of each partition, the preferred leader first.
 
     `adding_replicas` and `removing_replicas` name only partitions under reassignment. `topic_id` is None when the topic
-    was made by a broker older than 2.8. `zk_version` is the znode's version when this was read, no part of its content.
+    was made by a broker older than 2.8. `zk_version` is the znode's version at the read and not part of its content.
     """
 
     partitions: Replicas
@@ -92,11 +92,11 @@ class TopicAssignment:
 
 
 ENVELOPE_BYTES = 110
-"""What an encoded assignment takes besides its partitions, with an id."""
+"""The size of an encoded assignment without its partitions, with an id."""
 
 
 def assignment_bytes(partition: int, *replicas: Sequence[int]) -> int:
-    """What one partition takes in an encoded assignment, with its replicas, adding and removing replicas."""
+    """The size of one partition in an encoded assignment, with its replicas, adding and removing replicas."""
     name_bytes = len(f'"{partition}":[],')
     return sum(name_bytes + sum(len(f"{broker_id},") for broker_id in ids) for ids in replicas if ids)
 
@@ -106,7 +106,7 @@ def _replicas_json(replicas: Replicas) -> dict[str, list[int]]:
 
 
 def _replicas(fields: Fields | None) -> dict[int, tuple[int, ...]]:
-    """In ascending order of partitions, whatever the order in the znode."""
+    """The replicas of each partition, ascending by partition, whatever the order in the znode."""
     if fields is None:
         return {}
     replicas = {}
@@ -126,10 +126,10 @@ def _topic_id(fields: Fields) -> UUID:
 
 @dataclass(frozen=True, slots=True)
 class LeaderAndIsr:
-    """/brokers/topics/T/partitions/P/state: who leads a partition (NO_LEADER: nobody) and who is in sync.
+    """/brokers/topics/T/partitions/P/state: a partition's leader (or NO_LEADER) and its ISR.
 
-    `controller_epoch` is that of the controller that decided it, or of the one that made this leader leader.
-    `zk_version` is the znode's version when this was read; not part of its content.
+    `controller_epoch` is the epoch of the controller that wrote the state or elected the leader. `zk_version` is the
+    znode's version at the read and not part of its content.
     """
 
     leader: int
@@ -139,7 +139,7 @@ class LeaderAndIsr:
     zk_version: int = field(default=-1, compare=False)
 
     def encode(self) -> bytes:
-        # By hand: a controller writes tens of thousands at once, and a dict for each costs more than all the rest.
+        # Formatted by hand: a controller writes tens of thousands at once, and a dict for each would dominate the cost.
         isr = ",".join(map(str, self.isr))
         return (
             f'{{"version":1,"leader":{self.leader},"leader_epoch":{self.leader_epoch},"isr":[{isr}],'

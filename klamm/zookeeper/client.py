@@ -1,17 +1,17 @@
-"""A ZooKeeper client: one session, kept alive over as many connections as it takes.
+"""A ZooKeeper client: one session, kept alive over as many connections as necessary.
 
 Theory of operation
 - The server alone decides that a session has expired. Losing the connection is *disconnection*: calls that were made
-  fail with ConnectionLoss (they may or may not have been done), calls made from then on wait, and the client tries the
-  servers in turn until one takes the session back. When a server says that the session is gone, that is *expiry*: every
-  call fails with SessionExpired and this object is finished; its owner makes a new one.
+  fail with ConnectionLoss (they may or may not have been done), later calls wait, and the client tries the servers in
+  turn until one accepts the session again. When a server says that the session is gone, that is *expiry*: every call
+  fails with SessionExpired and this object is finished; its owner makes a new one.
 - Calls are pipelined: `submit_...` sends and returns a future, and the server does and answers them in that order.
   The awaiting forms are the same followed by `await`.
 - A watch that a read leaves is armed once the read has succeeded (for `exists` also when the znode is absent), fires
   once, and survives disconnections. Callbacks of watches and listeners run in a turn of the loop of their own, after
   the results that came before them.
-- A request that is larger than a server takes (`jute.MAX_REQUEST_BYTES`) is never sent: `RequestTooLarge` is raised.
-- Paths are the user's: the chroot is put in front of them on the way out and cut off on the way in.
+- A request larger than servers accept (`jute.MAX_REQUEST_BYTES`) is never sent: `RequestTooLarge` is raised.
+- Callers use paths without the chroot: the client prepends it to requests and removes it from responses.
 
 | state        | meaning                                                        | next states                          |
 |--------------|----------------------------------------------------------------|--------------------------------------|
@@ -71,11 +71,11 @@ DEFAULT_PORT = 2181
 FIRST_BACK_OFF_SECONDS = 0.025
 MAX_BACK_OFF_SECONDS = 0.5
 HEALTHY_SECONDS = 1.0
-"""A connection that lived as long ends a row of failures; one that did not counts as another."""
+"""A connection that lasted this long resets the back-off; a shorter one counts as a failure."""
 
 MIN_ATTEMPTS = 3
-"""So many attempts, and one on each server, fit into a session's time-out, even if no server answers the handshake:
-ZooKeeper may accept a connection while it starts and then forget it for ten seconds."""
+"""At least this many attempts, and one on each server, fit into a session time-out, even if no server answers the
+handshake: ZooKeeper may accept a connection while it starts and then forget it for ten seconds."""
 
 
 class State(Enum):
@@ -92,7 +92,7 @@ _FINAL_ERRORS: dict[State, type[ZooKeeperError]] = {
     State.AUTH_FAILED: AuthFailed,
     State.CLOSED: ClientClosed,
 }
-"""The final states, and what calls fail with in them."""
+"""The final states, and the error that calls raise in each."""
 
 _NEXT_STATES: dict[State, tuple[State, ...]] = {
     State.CONNECTING: (State.CONNECTED, *_FINAL_ERRORS),
@@ -107,14 +107,14 @@ StateListener = Callable[[State], None]
 
 
 class ConnectString(NamedTuple):
-    """`zookeeper.connect`: the servers and, "" or beginning with a slash, the chroot."""
+    """`zookeeper.connect`: the servers and the chroot, which is "" or begins with a slash."""
 
     servers: tuple[tuple[str, int], ...]
     chroot: str
 
 
 def parse_connect_string(text: str) -> ConnectString:
-    """From `host1:2181,host2,[::1]:2183/chroot`. ValueError says what is wrong."""
+    """Parses `host1:2181,host2,[::1]:2183/chroot`. Raises ValueError that names the invalid part."""
     hosts, slash, chroot = text.partition("/")
     chroot = (slash + chroot).rstrip("/")
     if "//" in chroot or any(part in (".", "..") for part in chroot.split("/")):
@@ -134,16 +134,16 @@ def _parse_server(server: str, text: str) -> tuple[str, int]:
 
 
 _HOST = re.compile(r"[0-9A-Za-z_-]{1,63}(\.[0-9A-Za-z_-]{1,63})*\.?|[0-9A-Fa-f]*:[0-9A-Fa-f:.]+(%[0-9A-Za-z_.-]+)?")
-"""A host's name or an address of IPv4 or IPv6."""
+"""A host name, or an IPv4 or IPv6 address."""
 _PORT = re.compile("[0-9]{1,5}")
 
 
 class ZooKeeperClient:
     """See the module. Every method but the constructor belongs to one running loop.
 
-    `connect`: the connect string. `session_timeout_ms`: wanted, the server may grant another. `max_in_flight`: how many
-    calls may wait for their reply at once (None: any number); more are queued. `session`: the id and password of a
-    session to take over, instead of a new one.
+    `connect`: the connect string. `session_timeout_ms`: the requested time-out; the server may grant another.
+    `max_in_flight`: how many calls may wait for their reply at once (None: any number); more are queued. `session`: the
+    id and password of a session to take over instead of a new one.
     """
 
     def __init__(
@@ -185,27 +185,27 @@ class ZooKeeperClient:
 
     @property
     def chroot(self) -> str:
-        """Put in front of every path; "" or beginning with a slash."""
+        """The prefix of every path: "", or a path that begins with a slash."""
         return self._chroot
 
     @property
     def session_id(self) -> int:
-        """The server's name for the session; the `ephemeral_owner` of its znodes. 0 before the first connection."""
+        """The session's id, and the `ephemeral_owner` of its znodes. 0 before the first connection."""
         return self._session_id
 
     @property
     def session_password(self) -> bytes:
-        """With the id it lets another client take the session over."""
+        """Another client needs it, with the id, to take the session over."""
         return self._password
 
     @property
     def session_timeout_ms(self) -> int:
-        """What the server has granted (before the first connection: what was asked for)."""
+        """The time-out that the server has granted; before the first connection, the requested time-out."""
         return self._granted_timeout_ms
 
     @property
     def last_zxid(self) -> int:
-        """The newest transaction that this client has heard of."""
+        """The zxid of the newest transaction that this client knows of."""
         return self._last_zxid if self._connection is None else max(self._last_zxid, self._connection.last_zxid)
 
     def add_listener(self, listener: StateListener) -> None:
@@ -213,10 +213,10 @@ class ZooKeeperClient:
         self._listeners.append(listener)
 
     async def start(self, timeout_ms: int | None = None) -> None:
-        """Connects. When it fails or is cancelled, the client is finished.
+        """Connects. If this fails or is cancelled, the client is finished.
 
-        Raises ConnectionLoss when no server took the session within `timeout_ms`, AuthFailed, SessionExpired (only when
-        a session was to be taken over).
+        Raises ConnectionLoss when no server accepted the session within `timeout_ms`; AuthFailed; SessionExpired (only
+        when it was to take a session over).
         """
         self._loop = asyncio.get_running_loop()
         self._settled = self._loop.create_future()
@@ -239,7 +239,7 @@ class ZooKeeperClient:
     async def close(self) -> None:
         """Ends the session, with its ephemeral znodes and watches, after the calls already made. Idempotent.
 
-        When no server is connected the session is left to expire.
+        Without a connection the session is left to expire.
         """
         if self._connection is not None:
             try:
@@ -298,7 +298,7 @@ class ZooKeeperClient:
         ephemeral: bool = False,
         sequential: bool = False,
     ) -> "asyncio.Future[tuple[str, Stat]]":
-        """Creates a znode; the answer's path has the sequence number. NodeExists, NoNode (the parent), InvalidACL,
+        """Creates a znode. The returned path has the sequence number. NodeExists, NoNode (the parent), InvalidACL,
         NoChildrenForEphemerals."""
         full = self._full_path(path, sequential=sequential)
         flags = (CreateMode.EPHEMERAL if ephemeral else 0) | (CreateMode.PERSISTENT_SEQUENTIAL if sequential else 0)
@@ -337,7 +337,7 @@ class ZooKeeperClient:
         await self.submit_delete(path, version)
 
     def submit_multi(self, operations: Sequence[MultiOperation]) -> "asyncio.Future[list[MultiResult]]":
-        """Does all of the operations or none. Raises the failed operation's error, with its `index`."""
+        """Does all of the operations or none of them. Raises the failed operation's error, with its `index`."""
         paths = [operation.path for operation in operations]
         full_paths = [self._full_path(operation.path, sequential=_is_sequential(operation)) for operation in operations]
         if self._chroot:
@@ -371,12 +371,12 @@ class ZooKeeperClient:
         return await self._submit(jute.SetAcl(full, tuple(acl), version), path, full, _stat)
 
     async def sync(self, path: str = "/") -> None:
-        """Returns when this server knows everything that was written, anywhere, before the call."""
+        """Returns when this server knows every write that any client completed before the call."""
         full = self._full_path(path)
         await self._submit(jute.Sync(full), path, full, _nothing)
 
     async def ensure_path(self, path: str, acl: Sequence[Acl] = OPEN_ACL) -> None:
-        """Creates a znode and its parents, without data; those that exist stay as they are."""
+        """Creates a znode and its parents, without data. Existing znodes stay as they are."""
         await self._ensure_full_path(self._full_path(path), acl)
 
     async def ensure_chroot(self, acl: Sequence[Acl] = OPEN_ACL) -> None:
@@ -385,7 +385,7 @@ class ZooKeeperClient:
             await self._ensure_full_path(self._chroot, acl)
 
     async def delete_recursive(self, path: str) -> None:
-        """Deletes a znode and everything below it, also what others put there meanwhile; no error if it is absent."""
+        """Deletes a znode and everything below it, including znodes created meanwhile. It need not exist."""
         while True:
             levels = [[path]]
             while levels[-1]:
@@ -420,14 +420,14 @@ class ZooKeeperClient:
             *(self._submit(jute.Create(level, None, tuple(acl)), level, level, _nothing) for level in levels),
             return_exceptions=True,
         )
-        # A parent that we may not create can still be there: the last level's answer decides.
+        # A parent that this session may not create can still exist, so only the last level's answer decides.
         if answers and isinstance(answers[-1], BaseException) and not isinstance(answers[-1], NodeExists):
             raise next(a for a in answers if isinstance(a, BaseException) and not isinstance(a, NodeExists))
 
     # Paths.
 
     def _full_path(self, path: str, *, sequential: bool = False) -> str:
-        """What the server is asked for; it checks the rest of the path's rules."""
+        """The path with the chroot. The server checks the remaining rules for paths."""
         if not path.startswith("/") or (path.endswith("/") and path != "/" and not sequential):
             raise BadArguments(path, "a path begins with a slash and does not end with one")
         if not self._chroot:
@@ -482,7 +482,7 @@ class ZooKeeperClient:
             self._loop.call_soon(listener, state)
 
     def _finish(self, state: State, reason: str) -> None:
-        """Enters a final state: every call fails, nothing is sent any more. No effect when finished already."""
+        """Enters a final state: every call fails, and nothing more is sent. Does nothing in a final state."""
         if self._state in _FINAL_ERRORS:
             return
         self._failure = reason
@@ -506,7 +506,7 @@ class ZooKeeperClient:
     # Connecting.
 
     async def _keep_connected(self) -> None:
-        """Tries the servers in turn, for ever; cancelled when the client is finished."""
+        """Tries the servers in turn until it is cancelled, when the client is finished."""
         failures = 0
         for host, port in itertools.cycle(self._servers):
             started = self._loop.time()
@@ -518,7 +518,7 @@ class ZooKeeperClient:
                 await asyncio.sleep(longest * self._random.uniform(0.5, 1))
 
     async def _serve(self, host: str, port: int) -> bool:
-        """Connects to one server and returns when the connection is gone; whether it took the session."""
+        """Connects to one server until the connection is gone. Returns whether the server accepted the session."""
         hello = ConnectRequest(self._last_zxid, self._wanted_timeout_ms, self._session_id, self._password)
         connection = self._attempt = Connection(self, hello, self._max_in_flight)
         try:
@@ -601,15 +601,15 @@ class ZooKeeperClient:
 
 
 def _raise_program_error(task: "asyncio.Task[None]") -> None:
-    """The task that keeps the client connected ends by cancellation only: anything else goes to the loop's handler."""
+    """The task that keeps the client connected ends only by cancellation. Other errors go to the loop's handler."""
     if not task.cancelled():
         task.result()
 
 
 async def retrying(call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Awaits `call(...)` again until it does not end with ConnectionLoss. Only for what may be done twice, as reads.
+    """Repeats `call(...)` while it raises ConnectionLoss. Only for calls that may be done twice, such as reads.
 
-    Every new try waits for the connection, so this does not spin; it ends with the session.
+    Every new try waits for the connection, so this does not spin. It ends with the session.
     """
     while True:
         try:
@@ -643,7 +643,7 @@ def _is_sequential(operation: MultiOperation) -> bool:
 
 
 def _raise_failure(results: Sequence[MultiResult], paths: Sequence[str]) -> None:
-    """Raises the error of the operation because of which the multi failed."""
+    """Raises the error of the operation that made the multi fail."""
     failed = [index for index, result in enumerate(results) if result.op == OpCode.ERROR and result.error]
     if not failed:
         return

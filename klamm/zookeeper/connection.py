@@ -1,17 +1,17 @@
-"""One connection of a ZooKeeper client: handshake, pipelined calls, keep-alive. It ends and is never reused.
+"""One connection of a ZooKeeper client: handshake, pipelined calls, keep-alive. A connection is never reused.
 
 What must stay true:
 - Replies are matched to calls in order, by xid. Anything else (a wrong xid, bytes that `jute` refuses) closes the
-  connection: nothing that the server says after that can be trusted.
-- Every call handed to `send` is completed by its reply, or stands in `unanswered()` when the connection is lost.
-- `last_zxid` only counts transactions whose notifications have all come. A reply shows that: a server sends it behind
-  the notifications of everything that it can show. A notification does not, although those of ZooKeeper 3.9 carry a
-  zxid: the same transaction may fire more watches. Nor does any reply before the last SetWatches of this connection is
-  answered, since what the others missed is told only then.
-- Within one turn of the loop, everything written leaves in one piece.
-- A ping goes out when nothing was sent for about a third of the session's time-out; the peer is dead when nothing
-  came for about two thirds of it. This is counted in ticks and not read from the clock, so that a process that was
-  stopped for a while finds the bytes waiting for it before it gives up on the server.
+  connection, because nothing after it can be trusted.
+- Every call given to `send` is completed by its reply, or is in `unanswered()` when the connection is lost.
+- `last_zxid` only counts transactions whose notifications have all come. A reply shows that: a server sends a reply
+  after the notifications of all transactions that the reply can show. A notification does not show it, although
+  notifications of ZooKeeper 3.9 carry a zxid: the same transaction may fire more watches. Replies before the answer to
+  this connection's last SetWatches do not show it either: only then has the server sent the missed notifications.
+- All writes within one turn of the loop leave in one piece.
+- A ping is sent when nothing was sent for about a third of the session time-out. The peer counts as dead when nothing
+  came for about two thirds of it. Both are counted in ticks and not read from the clock, so that a process that was
+  stopped for a while reads the waiting bytes before it gives up on the server.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ from klamm.zookeeper.jute import ConnectRequest, ConnectResponse, JuteError, OpC
 from klamm.zookeeper.watches import Watch
 
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
-"""Servers do not limit what they answer: the children of a znode can take megabytes."""
+"""Servers do not limit their responses: the children of a znode can take megabytes."""
 
 TICKS_PER_TIMEOUT = 6
 IDLE_TICKS_BEFORE_PING = TICKS_PER_TIMEOUT // 3
@@ -33,9 +33,9 @@ SILENT_TICKS_BEFORE_DEATH = TICKS_PER_TIMEOUT * 2 // 3
 
 
 class Call:
-    """A request that waits for its reply; `future` gets what `convert` makes of the response.
+    """A request that waits for its reply. `future` gets the response as `convert` returns it.
 
-    `absent` is the result (in a tuple) in place of a NoNode error, where a caller takes absence for an answer.
+    `absent` is the result, in a tuple, that replaces a NoNode error if the caller expects absent znodes.
     """
 
     __slots__ = ("absent", "convert", "frame", "full_path", "future", "op", "path", "watch", "xid")
@@ -63,8 +63,8 @@ class Call:
         self.absent = absent
 
     def complete(self, error: int, response: jute.Response) -> None:
-        """Hands the reply to whoever waits. `convert` may raise a ZooKeeperError, which then is the outcome."""
-        if self.future.done():  # Cancelled: nobody waits.
+        """Completes the future with the reply. A ZooKeeperError that `convert` raises becomes the result."""
+        if self.future.done():  # The caller was cancelled.
             return
         if error == ZooKeeperErrorCode.NO_NODE and self.absent is not None:
             self.future.set_result(self.absent[0])
@@ -82,10 +82,10 @@ class Call:
 
 
 class ConnectionOwner(Protocol):
-    """What a connection tells the client; all of it while a received chunk of bytes is being read."""
+    """The events that a connection reports to its client, all of them while it reads received bytes."""
 
     def attached(self, connection: "Connection", response: ConnectResponse) -> None:
-        """The handshake is over; the session may have expired. JuteError refuses the response."""
+        """The handshake is over; the session may have expired. Raises JuteError to refuse the response."""
 
     def notified(self, event: WatcherEvent) -> None: ...
 
@@ -93,14 +93,14 @@ class ConnectionOwner(Protocol):
         """The server has answered the oldest `Auth` request not yet answered on this connection."""
 
     def watch_left(self, call: Call, error: int) -> None:
-        """The reply to a call with a watch has come; just before the call's future gets it."""
+        """The reply to a call with a watch has come. Called just before the call's future gets it."""
 
     def lost(self, connection: "Connection", reason: str) -> None:
-        """The connection is gone. The last that it says, and said exactly once if it ever was made."""
+        """The connection is gone. The last event, exactly once for each connection that was made."""
 
 
 class Connection(asyncio.Protocol):
-    """See the module. `handshake` says whether it succeeded; `closed` is done when the connection is gone."""
+    """See the module. `handshake` ends with its outcome; `closed` is done when the connection is gone."""
 
     def __init__(self, owner: ConnectionOwner, hello: ConnectRequest, max_in_flight: int | None) -> None:
         self._loop = asyncio.get_running_loop()
@@ -116,7 +116,7 @@ class Connection(asyncio.Protocol):
         self._in_flight: deque[Call] = deque()
         self._queued: deque[Call] = deque()  # Not yet sent; empty unless max_in_flight calls are in flight.
         self._outgoing: list[bytes] = []
-        self._reason = ""  # Why it ends; from then on nothing that comes in counts.
+        self._reason = ""  # Why the connection ends; received bytes are ignored from then on.
         self._tick_seconds = 0.0
         self._ticker: asyncio.TimerHandle | None = None
         self._idle_ticks = 0
@@ -125,7 +125,7 @@ class Connection(asyncio.Protocol):
     # What the client asks.
 
     def send(self, call: Call) -> None:
-        """Sends the request, or queues it behind the bound of calls in flight."""
+        """Sends the request, or queues it while `max_in_flight` calls are in flight."""
         if self._max_in_flight is not None and len(self._in_flight) >= self._max_in_flight:
             self._queued.append(call)
         else:
@@ -139,7 +139,7 @@ class Connection(asyncio.Protocol):
         self._outgoing.append(frame)
 
     def set_watches(self, requests: Iterable[jute.SetWatches]) -> None:
-        """Arms on this connection what the client waits for; to be called once, before anything is sent."""
+        """Arms the client's watches on this connection. To be called once, before anything is sent."""
         for request in requests:
             self._unanswered_set_watches += 1
             self.write(jute.encode_request(jute.XID_SET_WATCHES, request))
@@ -150,7 +150,7 @@ class Connection(asyncio.Protocol):
         return self._reason
 
     def unanswered(self) -> Iterable[Call]:
-        """Takes the calls that no reply has come for, in the order they were made."""
+        """Removes and returns the calls without a reply, in the order in which they were made."""
         calls = [*self._in_flight, *self._queued]
         self._in_flight.clear()
         self._queued.clear()
@@ -237,7 +237,7 @@ class Connection(asyncio.Protocol):
             wanted = f"the next is {self._in_flight[0].xid}" if self._in_flight else "nothing was asked"
             raise JuteError(f"a reply with xid {xid}; {wanted}")
         call = self._in_flight[0]
-        # Decode first: a call whose reply is garbage stays in flight, and is lost with the connection.
+        # Decoded first: a call with an invalid reply stays in flight and is lost with the connection.
         response = None if error else jute.decode_response(call.op, frame)
         self._in_flight.popleft()
         if self._queued:

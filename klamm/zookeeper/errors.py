@@ -9,7 +9,7 @@ from typing import ClassVar
 
 
 class ZooKeeperErrorCode(IntEnum):
-    """The codes that a server can answer, and those (-4, -7) that only a client finds out."""
+    """The codes of servers, and the codes -4 and -7, which only clients set."""
 
     OK = 0
     SYSTEM_ERROR = -1
@@ -46,10 +46,9 @@ class ZooKeeperErrorCode(IntEnum):
 
 
 class ZooKeeperError(Exception):
-    """An operation failed. `code` is a `ZooKeeperErrorCode`, or a plain int that this table does not know.
+    """An operation failed. `code` is a `ZooKeeperErrorCode`, or a plain int if the code is unknown.
 
-    `path` is the znode concerned ("" where there is none). `index` is set when the operation was part of a multi:
-    its position there.
+    `path` is the affected znode, or "". `index` is the operation's position in a multi, or None.
     """
 
     default_code: ClassVar[ZooKeeperErrorCode] = ZooKeeperErrorCode.SYSTEM_ERROR
@@ -96,8 +95,8 @@ class BadArguments(ZooKeeperError):
 
 
 class RequestTooLarge(BadArguments):
-    """The request is larger than a server takes, and was not sent: the server would close the connection, and each new
-    try would end in the same way."""
+    """The request is larger than servers accept and was not sent: the server would close the connection at every
+    try."""
 
 
 class NoNode(ZooKeeperError):
@@ -179,7 +178,7 @@ class QuotaExceeded(ZooKeeperError):
 
 
 class ClientClosed(ZooKeeperError):
-    """The client was closed by its owner; nothing can be asked of it any more. Not a code of the protocol's own."""
+    """The client was closed by its owner and accepts no more calls. The protocol has no such code."""
 
     default_code = ZooKeeperErrorCode.SESSION_EXPIRED
 

@@ -1,4 +1,4 @@
-"""ZooKeeper's wire format, both directions: bytes in, values out. Pure; client and embedded server share it.
+"""ZooKeeper's wire format: encodes and decodes frames. Pure; client and embedded server share it.
 
 A connection carries frames: a 4-byte length, then the content. The first frame each way is `ConnectRequest` and
 `ConnectResponse`, without a header. After that every request is `xid, operation, body` and every reply is
@@ -8,8 +8,8 @@ with `XID_NOTIFICATION` is not a reply but a `WatcherEvent`.
 What must stay true:
 - Every function that takes bytes accepts any bytes: it returns a value or raises `JuteError`, nothing else. Bytes left
   over after a value are an error too.
-- What is encoded decodes to the same value. A null byte string and an empty one are told apart (`None`, `b""`); a null
-  list or a null string reads as an empty one.
+- Every encoded value decodes to the same value. A null byte string and an empty byte string differ (`None`, `b""`); a
+  null list or a null string decodes as an empty one.
 
 Source: `zookeeper.jute`, `MultiOperationRecord`, `MultiResponse` of Apache ZooKeeper.
 """
@@ -28,7 +28,7 @@ XID_AUTH = -4
 XID_SET_WATCHES = -8
 
 MAX_REQUEST_BYTES = 0xFFFFF
-"""What a server accepts unless told otherwise (`jute.maxbuffer`), without the length in front."""
+"""The largest request that a server accepts by default (`jute.maxbuffer`), without its length prefix."""
 LENGTH_BYTES = 4
 
 
@@ -284,7 +284,7 @@ class CloseSession:
 
 @dataclass(frozen=True, slots=True)
 class UnknownRequest:
-    """A request whose operation this codec does not know; its body is not looked at. To be answered UNIMPLEMENTED."""
+    """A request of an operation unknown to this codec. Its body is not decoded; the reply is UNIMPLEMENTED."""
 
     op: int
 
@@ -311,7 +311,7 @@ Request = (
 )
 
 
-# Responses. An operation that is not named here answers nothing (None) or, for SYNC, the path.
+# Responses. An operation that is not named here has an empty response (None); that of SYNC is the path.
 
 
 class CreateResponse(NamedTuple):
@@ -345,11 +345,11 @@ class GetChildrenResponse(NamedTuple):
 
 
 class MultiResult(NamedTuple):
-    """What became of one operation of a multi.
+    """The result of one operation of a multi.
 
     `op` is the operation, or ERROR with its code in `error`: the operation that failed has its own code, those before
     it OK and those after it RUNTIME_INCONSISTENCY. A create answers `path` (and, unless CREATE, `stat`), SET_DATA
-    answers `stat`. Apache ZooKeeper takes a CREATE2 in a multi for a CREATE, and answers as such.
+    answers `stat`. Apache ZooKeeper treats a CREATE2 in a multi as a CREATE.
     """
 
     op: OpCode
@@ -537,7 +537,7 @@ def _write_set_watches(parts: Parts, request: SetWatches) -> None:
 
 
 def _write_nothing(parts: Parts, request: Ping | CloseSession) -> None:
-    """The header says it all."""
+    """The request or response has no body."""
 
 
 _REQUEST_WRITERS: dict[type, Callable[..., None]] = {
@@ -724,7 +724,7 @@ class _Reader:
             raise JuteError(f"a string is not UTF-8: {error}") from None
 
     def _count(self, least_bytes_each: int) -> int:
-        """A list's length, refused if the frame is too short for so many: a length alone must not cost memory."""
+        """A list's length. Refused if the frame is too short for it, so that a length alone costs no memory."""
         count = self.int32()
         if count < -1:
             raise JuteError(f"negative count {count}")
@@ -937,9 +937,9 @@ class FrameSplitter:
         """No frame can be complete before this many bytes are buffered."""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The frames that are complete with `data`. Raises JuteError for a negative or oversized length.
+        """The frames that `data` completes. Raises JuteError for a negative or oversized length.
 
-        After a JuteError the stream cannot be understood any more.
+        After a JuteError the rest of the stream is undecodable.
         """
         self._chunks.append(data)
         self._buffered += len(data)

@@ -1,9 +1,9 @@
-"""The znode tree: what a ZooKeeper server knows, as a pure state machine. No IO, no clock, no chance.
+"""The znode tree: the state of a ZooKeeper server, as a pure state machine. No IO, no clock, no chance.
 
-A write happens in two steps. `ZnodeTree.prepare` judges a request against the tree and answers with a change (or raises
-the error that the client gets); `ZnodeTree.apply` carries a change out under a zxid and a time. The transaction log
-holds changes only, so replaying it never judges anything again and always ends in the same tree. Sessions are part of
-the tree's state, because they own ephemeral znodes.
+A write happens in two steps. `ZnodeTree.prepare` checks a request against the tree and returns a change, or raises the
+error that the client gets. `ZnodeTree.apply` applies a change under a zxid and a time. The transaction log holds only
+changes, so a replay checks nothing again and always ends in the same tree. Sessions are part of the tree's state,
+because they own ephemeral znodes.
 
 What must stay true:
 - `prepare` changes nothing. A change is applied right after it was prepared, before anything else is prepared.
@@ -79,7 +79,7 @@ class CreateSessionTxn(NamedTuple):
 class CloseSessionTxn(NamedTuple):
     """Ends a session and deletes the ephemeral znodes that it owns, all in one transaction.
 
-    It does not name them: they can be more than fit into a record of the log, and the tree knows them.
+    It does not name the znodes: they may not fit into one record of the log, and the tree knows them.
     """
 
     session_id: int
@@ -96,7 +96,7 @@ Txn: TypeAlias = NodeTxn | CreateSessionTxn | CloseSessionTxn | MultiTxn
 
 
 class Identity(NamedTuple):
-    """What a connection has proven to be: scheme `ip`, `digest` or `super`."""
+    """A proven identity of a connection: scheme `ip`, `digest` or `super`."""
 
     scheme: str
     id: str
@@ -106,7 +106,7 @@ WriteRequest: TypeAlias = jute.Create | jute.Delete | jute.SetData | jute.SetAcl
 
 
 class Caller(NamedTuple):
-    """Who asks: the session, and what its connection has proven to be (`ip`, `digest`, `super` identities)."""
+    """The caller: its session and the identities that its connection has proven."""
 
     session_id: int
     identities: Sequence[Identity]
@@ -134,8 +134,8 @@ class Event(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """What a change did: for each operation the znode's stat after it (None for a delete, check or session), and the
-    events for the watches, in order."""
+    """The result of a change: for each operation the znode's stat after it (None for a delete, check or session), and
+    the events for the watches, in order."""
 
     stats: list[Stat | None]
     events: list[Event]
@@ -195,7 +195,7 @@ class _Node:
 
 
 class _DraftNode:
-    """What the operations of a multi, as far as they are prepared, will have made of a znode."""
+    """A znode as it will be after the operations of a multi that are prepared so far."""
 
     __slots__ = ("acl", "aversion", "child_count", "cversion", "ephemeral_owner", "version")
 
@@ -227,7 +227,7 @@ class _Draft:
         return self._drafts[path] if path in self._drafts else self._nodes.get(path)
 
     def note(self, change: NodeTxn) -> None:
-        """Takes a prepared operation into account."""
+        """Adds a prepared operation."""
         match change:
             case SetDataTxn():
                 self._draft(change.path).version = change.version
@@ -306,7 +306,7 @@ def _ip_address(text: str) -> int | None:
 
 
 def _ip_network(text: str) -> tuple[int, int] | None:
-    """The address, and how many of its last bits do not matter, of `1.2.3.4` or `1.2.3.4/24`."""
+    """The address in `1.2.3.4` or `1.2.3.4/24`, and the number of its low bits that are ignored."""
     address_text, slash, bits_text = text.partition("/")
     address = _ip_address(address_text)
     if address is None:
@@ -334,7 +334,7 @@ _IS_VALID_ID: Final[dict[str, Callable[[str], bool]]] = {
 
 
 def _expand_acl(path: str, acl: Sequence[Acl], identities: Sequence[Identity]) -> tuple[Acl, ...]:
-    """The ACL to store: without repetitions, and with `auth` replaced by what the caller has authenticated as.
+    """The ACL to store: without repetitions, and with `auth` replaced by the caller's authenticated identities.
 
     Raises InvalidACL if it is empty or an entry is not usable (PrepRequestProcessor.fixupACL).
     """
@@ -369,7 +369,7 @@ _EPHEMERAL: Final = (CreateMode.EPHEMERAL, CreateMode.EPHEMERAL_SEQUENTIAL)
 def _existing(look: _Look, path: str) -> _Node | _DraftNode:
     node = look(path)
     if node is None:
-        # ZooKeeper judges the path before it looks; a znode that exists has a valid path, so only this case is left.
+        # ZooKeeper validates the path first. An existing znode has a valid path, so only this case is left.
         if not is_valid_path(path):
             raise errors.BadArguments(path)
         raise errors.NoNode(path)
@@ -500,7 +500,7 @@ class ZnodeTree:
     # -- writes
 
     def prepare(self, request: WriteRequest, caller: Caller) -> Txn:
-        """Judges a write. Raises the ZooKeeperError that the client is to get, or MultiFailed for a multi."""
+        """Checks a write. Raises the ZooKeeperError for the client, or MultiFailed for a multi."""
         if isinstance(request, jute.Multi):
             return self._prepare_multi(request, caller)
         return _PREPARE[type(request)](request, self._nodes.get, caller)
@@ -521,7 +521,7 @@ class ZnodeTree:
         return MultiTxn(tuple(txns))
 
     def prepare_delete_containers(self) -> list[DeleteTxn]:
-        """The removal of the container znodes that had children and have none any more (ContainerManager)."""
+        """The removal of the container znodes that have lost all their children (ContainerManager)."""
         empty = []
         for path in self._containers:
             node = self._nodes[path]
@@ -530,7 +530,7 @@ class ZnodeTree:
         return empty
 
     def apply(self, txn: Txn, zxid: int, time_ms: int) -> Applied:
-        """Carries out a transaction that was prepared against this tree."""
+        """Applies a transaction that was prepared against this tree."""
         if zxid != self.zxid + 1:
             raise ValueError(f"transaction {zxid} cannot follow {self.zxid}")
         self.zxid = zxid
@@ -646,7 +646,7 @@ class ZnodeTree:
         return list(node.children or ()), node.stat()
 
     def get_acl(self, path: str, caller: Caller) -> tuple[tuple[Acl, ...], Stat]:
-        """Raises NoNode, NoAuth. Who may read but not administer sees no digests of passwords."""
+        """Raises NoNode, NoAuth. A caller that may read but not administer sees no digests of passwords."""
         node = self._node(path)
         _require(Permission.READ | Permission.ADMIN, node, caller, path)
         acl = node.acl
@@ -663,7 +663,7 @@ class ZnodeTree:
     # -- snapshots
 
     def capture(self) -> "Capture":
-        """Begins to read out the tree as it is now, while transactions go on. One capture at a time."""
+        """Begins to read the current tree out while transactions continue. One capture at a time."""
         assert self._capture is None
         self._capture = Capture(self.zxid, self.last_session_id, dict(self.sessions), dict(self._nodes))
         return self._capture

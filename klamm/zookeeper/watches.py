@@ -1,9 +1,9 @@
 """The watches that a client waits for. Pure.
 
 A watch is a callback that fires once. There are three kinds, as ZooKeeper's server tells them apart: *data* (left by a
-get or an exists of a znode that is there), *exists* (left by an exists of one that is not) and *children*. The server
-forgets them with the connection, therefore the client keeps them here and hands them to the next one (`set_watches`).
-Registered twice for the same path and kind, a callback fires once.
+get or an exists of an existing znode), *exists* (left by an exists of an absent znode) and *children*. The server
+forgets them with the connection, so the client keeps them here and arms them on the next connection (`set_watches`). A
+callback that is registered twice for the same path and kind fires once.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,7 +12,7 @@ from enum import Enum
 from klamm.zookeeper.jute import EventType, JuteError, SetWatches, WatcherEvent
 
 Watch = Callable[[WatcherEvent], None]
-"""Gets the event, its path as the client's user names it (without the chroot)."""
+"""Called with the event. The event's path is without the chroot."""
 
 SET_WATCHES_BYTES = 128 * 1024
 """The size of a SetWatches request, so that thousands of watches stay below the server's limit (ZOOKEEPER-706)."""
