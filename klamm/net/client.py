@@ -6,12 +6,12 @@ What must stay true:
 - Requests leave in the order of the calls of `send`; at most `max_in_flight` wait for their responses, and while the
   broker does not read, no further request is written.
 - Every request ends: with its response, or with a `ClientError` that says why. A connection that ends for any reason
-  fails all of its requests. A request that times out ends its connection, because responses come in order and the ones
-  behind it would wait just as long.
-- What a broker sends is checked like what a client sends: a response that is not exactly one closes the connection.
-- A broker that must not be spoken to, or that refuses who we are, is `AuthenticationFailed`: it is found out before the
-  first request, and no repetition helps.
-- Where sessions end (KIP-368) the client authenticates again before that, between two requests.
+  fails all of its requests. A request that times out ends its connection, because responses come in order and the later
+  ones would wait just as long.
+- Responses are checked as strictly as requests: a malformed response closes the connection.
+- A broker that is not trusted, or that refuses the client's identity, raises `AuthenticationFailed` before the first
+  request; a retry does not help.
+- Where sessions expire (KIP-368) the client authenticates again before the expiry, between two requests.
 """
 
 import asyncio
@@ -46,17 +46,17 @@ from klamm.slices import in_slices
 # How long a closed connection may take to send what was written before it is cut off.
 CLOSE_TIMEOUT_MS = 1_000
 
-# Of a session's life; then the client authenticates again. The rest is for what may be in the way (KIP-368).
+# The client authenticates again after this share of a session's life. The rest is a margin for delays (KIP-368).
 SESSION_SHARE = 0.85
 
-# Makes a request in the version that the broker and we have in common.
+# Makes a request in the version that the broker and the client have in common.
 Response = TypeVar("Response")
 BuildRequest = Callable[[int], Answered[Response]]
 Address = tuple[str, int]
 
 
 class ClientError(Exception):
-    """A request has no answer. The message says which broker and why."""
+    """A request got no response. The message names the broker and the reason."""
 
 
 class NotSent(ClientError):
@@ -64,7 +64,8 @@ class NotSent(ClientError):
 
 
 class ConnectFailed(NotSent):
-    """The connection could not be opened: nothing listens, the host is unknown, or what answers is no broker."""
+    """The connection could not be opened: the port is closed, the host is unknown, or a program other than a broker
+    answers."""
 
 
 class Disconnected(ClientError):
@@ -72,7 +73,7 @@ class Disconnected(ClientError):
 
 
 class HungUp(Disconnected):
-    """The broker closed the connection on the first request; so does one that wants SASL, if there was none."""
+    """The broker closed the connection on the first request, as a broker that requires SASL does without it."""
 
 
 class RequestTimedOut(Disconnected):
@@ -80,15 +81,15 @@ class RequestTimedOut(Disconnected):
 
 
 class InvalidResponse(Disconnected):
-    """The broker sent what is no response to what was asked; the connection was closed because of it."""
+    """The broker's answer is not a valid response to the request; the connection was closed because of it."""
 
 
 class AuthenticationFailed(ClientError):
-    """Broker and client do not trust each other, or do not agree on how to find that out (TLS, SASL)."""
+    """Broker and client do not trust each other, or do not agree on how to authenticate (TLS, SASL)."""
 
 
 class UnsupportedVersion(ClientError):
-    """The broker and we have no version of the API in common."""
+    """The broker and the client have no version of the API in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +114,7 @@ class ConnectionOptions:
 
 @dataclass(slots=True)
 class _Pending:
-    """A request that waits for its response; nobody waits for it any more once the future is done."""
+    """A request without a response yet. Once its future is done, the caller no longer waits."""
 
     correlation_id: int
     api_key: ApiKey
@@ -129,14 +130,14 @@ class Connection(FrameReader):
         super().__init__(lambda _: options.max_response_bytes, receive_buffer)
         self.address = address
         self.api_versions: dict[int, tuple[int, int]] | None = None
-        # Versions are known and the broker knows who we are.
+        # The versions are known and the client is authenticated.
         self.ready = False
         self._first_correlation_id = 0  # since it is ready
         self._authenticate_at_s: float | None = None  # the loop's clock
         self._options = options
         self._next_correlation_id = 0
         self._pending: deque[_Pending] = deque()
-        # Senders pass one at a time and in order; the one whose turn it is waits here until it may write.
+        # The send lock: senders take it in order, and its holder waits until the connection is writable.
         self._turn = asyncio.Lock()
         self._room: asyncio.Future[None] | None = None
         self._writable = True
@@ -153,7 +154,7 @@ class Connection(FrameReader):
 
     @property
     def was_open(self) -> bool:
-        """Whether something listens at the address, whatever it has said."""
+        """Whether a program listens at the address, whatever it answered."""
         return self._transport is not None
 
     async def send(
@@ -169,7 +170,7 @@ class Connection(FrameReader):
 
         The version is the highest common one unless given. None is returned at once, when the request is written, if
         no response is expected (produce with acks=0). Raises NotSent, Disconnected (RequestTimedOut, InvalidResponse)
-        or UnsupportedVersion; AuthenticationFailed where a session has ended and the broker wants no other.
+        or UnsupportedVersion; AuthenticationFailed if a session has expired and the broker refuses a new one.
         """
         if version is None:
             version = self.version_of(api_key)
@@ -199,7 +200,7 @@ class Connection(FrameReader):
             raise _again(invalid) from None
 
     async def authenticate(self) -> None:
-        """Tells the broker who we are, as the options say. Nothing else may be sent meanwhile."""
+        """Authenticates at the broker with the given options. The caller holds the send lock."""
         if self._options.authenticate is not None:
             session_ms = await self._options.authenticate(self)
             now_s = asyncio.get_running_loop().time()
@@ -208,7 +209,7 @@ class Connection(FrameReader):
         self._first_correlation_id = self._next_correlation_id
 
     async def exchange(self, api_key: ApiKey, build: BuildRequest[Response]) -> Response:
-        """As `send`, for who authenticates: it has the turn already, and no other request gets between."""
+        """Like `send`, for use during authentication, which already holds the send lock."""
         if self._end is not None:
             raise NotSent(*self._end.args)
         version = self.version_of(api_key)
@@ -217,7 +218,7 @@ class Connection(FrameReader):
         return cast(Response, await response)
 
     def version_of(self, api_key: ApiKey) -> int:
-        """The highest version of an API that the broker and we have in common. Raises UnsupportedVersion."""
+        """The highest version of an API that the broker and the client have in common. Raises UnsupportedVersion."""
         if self.api_versions is None:
             raise UnsupportedVersion(f"{self}: the versions of {api_key.message_name} were not asked for")
         low, high = self.api_versions.get(api_key, (0, -1))
@@ -233,7 +234,7 @@ class Connection(FrameReader):
         return version
 
     def close(self, reason: str = "closed by this client") -> None:
-        """Ends the connection once what was written is sent; requests without response fail. Idempotent."""
+        """Ends the connection once all written bytes are sent; requests without a response fail. Idempotent."""
         if self._end is None and self._transport is not None:
             loop = asyncio.get_running_loop()
             self._cut_off = loop.call_later(CLOSE_TIMEOUT_MS / 1000, self._transport.abort)
@@ -253,7 +254,7 @@ class Connection(FrameReader):
                 expected = self._pending[0].correlation_id if self._pending else "none"
                 raise InvalidFrame(f"a response to request {correlation_id}, expected is {expected}", 0)
             pending = self._pending[0]
-            # A large one is decoded by who waits for it.
+            # The waiting sender decodes a large response.
             response = response_steps(pending.api_key, pending.version, frame) or decode_response(
                 pending.api_key, pending.version, frame
             )
@@ -273,7 +274,7 @@ class Connection(FrameReader):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if isinstance(exc, ssl.SSLError) and not self.ready:
-            # With TLS 1.3 the client hears only now that the broker does not trust it.
+            # With TLS 1.3 the client learns only now that the broker does not trust it.
             self._abort(AuthenticationFailed(f"{self}: {explain(exc, self.address[0])}"))
         reason = "the broker closed the connection" if exc is None else f"connection lost: {exc}"
         if not self.ready and self.api_versions is None and self._options.ssl_context is None:
@@ -294,7 +295,7 @@ class Connection(FrameReader):
     # -- inside ---------------------------------------------------------------------------------------------------
 
     def _may_want_sasl(self) -> bool:
-        """Whether the broker knows SASL, was not offered any, and has answered no request yet but that for versions."""
+        """Whether the broker supports SASL, the client did not use it, and only ApiVersions was answered so far."""
         return (
             self._options.authenticate is None
             and ApiKey.SASL_HANDSHAKE in (self.api_versions or ())
@@ -303,7 +304,7 @@ class Connection(FrameReader):
         )
 
     async def _renew_session(self, authenticate_at_s: float) -> None:
-        """Authenticates again if it is time. Ends the connection when that fails: the broker may wait for the rest."""
+        """Authenticates again if it is time. A failure ends the connection: the broker may be waiting for the rest."""
         if asyncio.get_running_loop().time() < authenticate_at_s:
             return
         try:
@@ -346,7 +347,7 @@ class Connection(FrameReader):
             self._room.set_result(None)
 
     def _abort(self, error: ClientError) -> None:
-        """Ends the connection because of `error`, which every request without response gets."""
+        """Ends the connection because of `error`, with which every request without a response fails."""
         if self._end is not None:
             return
         self._end = error
@@ -370,7 +371,8 @@ async def connect(
 ) -> Connection:
     """Opens a connection, asks for the broker's versions and authenticates, as the options say.
 
-    All of it within `connect_timeout_ms`. Raises ConnectFailed, AuthenticationFailed, and what `authenticate` raises.
+    All this happens within `connect_timeout_ms`. Raises ConnectFailed, AuthenticationFailed, and what `authenticate`
+    raises.
     """
     options = options or ConnectionOptions()
     address = (host, port)
@@ -385,7 +387,7 @@ async def connect(
             except ssl.SSLError as error:
                 raise AuthenticationFailed(f"{connection}: {explain(error, host)}") from None
             except (ValueError, OverflowError) as error:
-                # A host or port that cannot be one: metadata tells what others have said.
+                # An impossible host or port: metadata passes on whatever a broker advertises.
                 raise NotSent(f"{connection}: {error}") from error
             if options.negotiate_versions:
                 connection.api_versions = await _ask_versions(connection)
@@ -423,7 +425,7 @@ def _why_not_connected(error: OSError) -> str:
 
 
 async def _speaks_plaintext(host: str, port: int, options: ConnectionOptions) -> bool:
-    """Whether a broker that hung up on a TLS handshake answers without TLS. If so, it is no broker that just stops."""
+    """Whether a broker that hung up on a TLS handshake answers without TLS, and so is not merely stopping."""
     plain = replace(options, client_id=None, negotiate_versions=True, ssl_context=None, authenticate=None)
     try:
         connection = await connect(host, port, plain)
@@ -434,7 +436,8 @@ async def _speaks_plaintext(host: str, port: int, options: ConnectionOptions) ->
 
 
 async def check_sasl(host: str, port: int, options: ConnectionOptions) -> None:
-    """Asks a broker that has hung up whether it wants SASL. If so, no repetition helps: raises AuthenticationFailed."""
+    """Asks a broker that has hung up whether it requires SASL. If so, retries do not help: raises
+    AuthenticationFailed."""
 
     async def ask(connection: Connection) -> int:
         response = await connection.exchange(
@@ -464,7 +467,7 @@ async def _ask_versions(connection: Connection) -> dict[int, tuple[int, int]]:
     version = ADVERTISED_MAX[ApiKey.API_VERSIONS]
     response = await connection.send(ApiKey.API_VERSIONS, build, version=version)
     if response.error_code == ErrorCode.UNSUPPORTED_VERSION:
-        # An older broker says which versions it has; before 2.4 it said nothing, and every broker has version 0.
+        # An older broker returns its versions of ApiVersions; before 2.4 it returned none. Every broker has version 0.
         theirs = {entry.api_key: entry.max_version for entry in response.api_keys}
         version = min(version, theirs.get(ApiKey.API_VERSIONS, 0))
         response = await connection.send(ApiKey.API_VERSIONS, build, version=version)

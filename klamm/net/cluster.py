@@ -1,10 +1,10 @@
-"""A client of a whole cluster: it finds the brokers, knows who leads what, and repeats what failed in passing.
+"""A client of a whole cluster: it finds the brokers, looks up leaders, and retries transient failures.
 
 What must stay true:
 - A request that may not be executed twice is never sent twice: after it was written, a disconnection is an error.
-- Nothing is repeated for ever: the policy's deadline ends it, after at most one more attempt.
-- A broker that is cut off from the cluster does not keep the client: what it says of an older leader epoch is passed
-  over (KIP-320), and before a further attempt another broker is asked.
+- Retries end: at the policy's deadline, after at most one more attempt.
+- A broker that is cut off from the cluster does not hold the client back: metadata with an older leader epoch is
+  ignored (KIP-320), and before a further attempt the client asks another broker.
 - There is at most one connection per broker address.
 """
 
@@ -37,7 +37,7 @@ from klamm.slices import Slices, in_slices
 
 T = TypeVar("T")
 
-# Error codes of responses that may be gone when the request is repeated (Kafka's RetriableException).
+# Error codes that a retry may resolve (Kafka's RetriableException).
 RETRIABLE_ERRORS = frozenset(
     {
         ErrorCode.CORRUPT_MESSAGE,
@@ -68,7 +68,7 @@ RETRIABLE_ERRORS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class PartitionMetadata:
-    """Who has a partition; `leader` is -1 when there is none."""
+    """The replicas of a partition; `leader` is -1 when the partition has no leader."""
 
     error_code: int
     leader: int
@@ -79,7 +79,7 @@ class PartitionMetadata:
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """A topic as a broker described it; `partitions` by index. `topic_id` is None where the broker does not tell it."""
+    """A topic as a broker described it; `partitions` by index. `topic_id` is None if the response has no id."""
 
     error_code: int
     partitions: dict[int, PartitionMetadata]
@@ -88,7 +88,7 @@ class TopicMetadata:
 
 @dataclass(slots=True)
 class ClusterMetadata:
-    """What a broker said last about the cluster: brokers by id, topics by name."""
+    """The newest metadata of the cluster: brokers by id, topics by name."""
 
     cluster_id: str | None = None
     controller_id: int = -1
@@ -98,7 +98,7 @@ class ClusterMetadata:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How long a request is repeated, and how long to wait between attempts (doubling from the first to the last)."""
+    """How long a request is retried, and how long to wait between attempts (doubling from the first to the last)."""
 
     deadline_ms: int = 30_000
     backoff_ms: int = 50
@@ -116,10 +116,10 @@ def _no_errors(response: Any) -> Iterable[int]:
 class ClusterClient:
     """A cluster, found through `bootstrap` addresses.
 
-    The `send_...` methods repeat a request while it fails for a passing reason: no connection, no known leader, or a
+    The `send_...` methods retry a request while it fails for a transient reason: no connection, no known leader, or a
     response in which `errors_of(response)` finds a retriable code. When the policy's time is over, the last response is
     returned as it is, or the last error raised: ClientError, or KafkaError when there was no broker to ask (no leader,
-    no controller). A request is repeated after a disconnection only if it is `repeatable`.
+    no controller). A request is retried after a disconnection only if it is `repeatable`.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class ClusterClient:
         self._receive_buffer = ReceiveBuffer()
         self._connections: dict[Address, Connection] = {}
         self._connecting: dict[Address, asyncio.Lock] = {}
-        # Who answered the last request for metadata.
+        # The broker that answered the last metadata request.
         self._informant: Address | None = None
         self._closed = False
         self._refreshes = 0
@@ -149,7 +149,7 @@ class ClusterClient:
         *,
         errors_of: Callable[[Response], Iterable[int]] = _no_errors,
     ) -> Response:
-        """Sends to whatever broker can be reached."""
+        """Sends to any broker that can be reached."""
         return await self._repeat(lambda: self._send_any(api_key, build, self._addresses()), errors_of)
 
     async def send_to_broker(
@@ -212,23 +212,23 @@ class ClusterClient:
     async def refresh_metadata(
         self, topics: Iterable[str] | None = None, *, elsewhere: bool = False
     ) -> ClusterMetadata:
-        """Asks a broker for brokers, controller and the given topics (None: all). Topics are not created by this.
+        """Asks a broker for brokers, controller and the given topics (None: all). This creates no topics.
 
-        `elsewhere`: another broker than the last time, if there is one, because what that one said did not help.
+        `elsewhere` asks another broker than last time, if possible, because the last answer did not help.
         """
         names = None if topics is None else list(topics)
         await self._repeat(lambda: self._refresh(names, elsewhere=elsewhere), _no_errors)
         return self.metadata
 
     async def connection_to(self, broker_id: int) -> Connection:
-        """The connection to a broker of the metadata, opened if need be. Raises ConnectFailed, KafkaError."""
+        """The connection to a broker of the metadata, opened if necessary. Raises ConnectFailed, KafkaError."""
         address = self.metadata.brokers.get(broker_id)
         if address is None:
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} is not in the cluster")
         return await self._connection(address)
 
     async def close(self) -> None:
-        """Closes all connections; what is under way fails with Disconnected."""
+        """Closes all connections; pending requests fail with Disconnected."""
         self._closed = True
         connections = list(self._connections.values())
         self._connections.clear()
@@ -283,7 +283,7 @@ class ClusterClient:
     ) -> Callable[[], Awaitable[Response]]:
         """An attempt to send to the address that `find` takes from the metadata.
 
-        The metadata (of `topics`) is asked for anew when it has no such address, and before every further attempt.
+        The metadata (of `topics`) is refreshed when it has no such address, and before every further attempt.
         """
         stale = False
 
@@ -301,7 +301,7 @@ class ClusterClient:
         return attempt
 
     def _addresses(self) -> list[Address]:
-        """Connections that exist, then the known brokers, then the bootstrap addresses."""
+        """Addresses with an open connection first, then the known brokers, then the bootstrap addresses."""
         live = [address for address, connection in self._connections.items() if connection.connected]
         return list(dict.fromkeys([*live, *self.metadata.brokers.values(), *self._bootstrap]))
 
@@ -323,7 +323,7 @@ class ClusterClient:
         raise last
 
     async def _refresh(self, topics: Sequence[str] | None, *, elsewhere: bool) -> None:
-        """`elsewhere`: what the last broker said did not help."""
+        """`elsewhere`: the last broker's answer did not help."""
         addresses = self._addresses()
         if elsewhere and self._informant in addresses:
             index = addresses.index(self._informant) + 1
@@ -337,7 +337,7 @@ class ClusterClient:
         metadata.controller_id = response.controller_id
         metadata.brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
         described, refreshes = {}, -1
-        # What another answer has told meanwhile may be newer than this one.
+        # Another response may have arrived meanwhile and be newer than this one.
         while refreshes != self._refreshes:
             refreshes = self._refreshes
             described = await in_slices(_topics_metadata(response.topics, metadata.topics))
@@ -373,7 +373,7 @@ def _topics_metadata(
     slices = Slices(PARTITIONS_PER_STEP)
     for topic in topics:
         if topic.name is None:
-            continue  # No version that is asked for has a topic without its name.
+            continue  # In the requested versions every topic has a name.
         described[topic.name] = _topic_metadata(topic, known.get(topic.name))
         if slices.is_over(len(topic.partitions)):
             yield
@@ -381,7 +381,7 @@ def _topics_metadata(
 
 
 def _topic_metadata(topic: MetadataResponse.MetadataResponseTopic, known: TopicMetadata | None) -> TopicMetadata:
-    """What the response says, except of partitions that are `known` in a newer leader epoch."""
+    """The topic of the response, but partitions `known` in a newer leader epoch stay as known."""
     partitions = {
         partition.partition_index: PartitionMetadata(
             partition.error_code,
@@ -392,7 +392,7 @@ def _topic_metadata(topic: MetadataResponse.MetadataResponseTopic, known: TopicM
         )
         for partition in topic.partitions
     }
-    # A topic that was deleted and made again begins with epoch 0: only its id tells them apart.
+    # A deleted and recreated topic restarts at epoch 0: only the topic id tells the two apart.
     if known is not None and topic.topic_id is not None and topic.topic_id == known.topic_id:
         for number, state in partitions.items():
             before = known.partitions.get(number)

@@ -5,11 +5,11 @@ into its own bytearray; a frame that is larger than what has arrived gets a byte
 received directly. So a frame owns its memory, and a large one is never copied.
 
 What must stay true:
-- A size is checked against the limit of its API before memory is given out for it, and memory follows the data: four
+- A size is checked against the limit of its API before memory is allocated for it, and memory grows with the data: four
   bytes that announce 100 MB cost at most `FIRST_ALLOCATION_BYTES`.
-- Frames are delivered in order; after `frame_error`, or once the transport is closing, none is delivered any more.
-- The receive buffer belongs to nobody between two calls of the transport, so the connections of one loop can share it.
-  (Every transport calls `get_buffer`, fills the buffer and calls `buffer_updated` without letting anything else run.)
+- Frames are delivered in order; after `frame_error`, or once the transport is closing, no frame is delivered.
+- The receive buffer is unused between two calls of the transport, so the connections of one loop can share it.
+  (Every transport calls `get_buffer`, fills the buffer and calls `buffer_updated` without letting other code run.)
 """
 
 import asyncio
@@ -20,8 +20,8 @@ from typing import cast
 
 RECEIVE_BUFFER_BYTES = 64 * 1024
 FIRST_ALLOCATION_BYTES = 1024 * 1024
-# Fewer missing bytes than this are received together with what follows them: copying them is cheaper than a system
-# call that may return nothing else.
+# Fewer missing bytes than this are received together with the bytes that follow: copying them is cheaper than a system
+# call that may return only them.
 DIRECT_RECEIVE_BYTES = 16 * 1024
 
 SizeLimit = Callable[[int | None], int]
@@ -29,7 +29,7 @@ SizeLimit = Callable[[int | None], int]
 _SIZE_AND_KEY = struct.Struct(">ih")
 _SIZE = struct.Struct(">i")
 
-# How records of TLS begin that a plain connection may get: of an alert, and of a handshake.
+# The first bytes of the TLS records that a plaintext connection may get: an alert and a handshake.
 _TLS_RECORDS = (0x1503, 0x1603)
 
 
@@ -53,9 +53,9 @@ class FrameReader(asyncio.BufferedProtocol, ABC):
         self._shared = receive_buffer or ReceiveBuffer()
         self._transport: asyncio.Transport | None = None
         self._failed = False
-        # What could not be cut into frames is a record of TLS: the other side speaks it.
+        # The bytes that could not be cut into frames are a TLS record: the other side speaks TLS.
         self.received_tls = False
-        # Either a frame under way (`_frame` holds its first `_filled` bytes of `_frame_size`; it may still have to
+        # Either an incomplete frame (`_frame` holds its first `_filled` bytes of `_frame_size`; it may still have to
         # grow), or up to five bytes of a frame whose size or API is not known yet.
         self._frame: bytearray | None = None
         self._frame_size = 0
@@ -77,7 +77,7 @@ class FrameReader(asyncio.BufferedProtocol, ABC):
 
     @property
     def mid_frame(self) -> bool:
-        """Whether part of a frame has arrived: an end of the stream now means that it was cut."""
+        """Whether part of a frame has arrived: if the stream ends now, the frame was cut off."""
         return self._frame is not None or bool(self._start)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -96,7 +96,7 @@ class FrameReader(asyncio.BufferedProtocol, ABC):
             self._direct = False
             return self._shared.view
         if self._filled == len(frame):
-            # Grown here and not when the bytes arrive, because then the transport still holds a view of the frame.
+            # The frame grows here and not when bytes arrive, because then the transport still holds a view of it.
             frame.extend(bytes(min(self._frame_size, 2 * self._filled) - self._filled))
         self._direct = True
         return memoryview(frame)[self._filled :]
@@ -116,11 +116,11 @@ class FrameReader(asyncio.BufferedProtocol, ABC):
             self._cut(self._continue_frame(nbytes), nbytes)
 
     def _continue_frame(self, end: int) -> int:
-        """Moves received bytes to the frame under way; returns where in the receive buffer the next frame begins."""
+        """Moves received bytes to the incomplete frame; returns where in the receive buffer the next frame begins."""
         frame = self._frame
         assert frame is not None
         count = min(end, self._frame_size - self._filled)
-        # The slice may end beyond the memory given out so far: assigning to it then extends the frame.
+        # The slice may end beyond the memory allocated so far: assigning to it then extends the frame.
         frame[self._filled : self._filled + count] = self._shared.view[:count]
         self._filled += count
         if self._filled == self._frame_size:
@@ -133,7 +133,7 @@ class FrameReader(asyncio.BufferedProtocol, ABC):
         self.frame_received(frame)
 
     def _cut(self, position: int, end: int) -> None:
-        """Delivers the frames in the receive buffer's bytes from `position` to `end`, and keeps what is incomplete."""
+        """Delivers the frames in the receive buffer's bytes from `position` to `end`, and keeps an incomplete frame."""
         data = self._shared.data
         transport = self._transport
         assert transport is not None

@@ -1,12 +1,12 @@
-"""A small HTTP server for what a broker tells about itself: GET, one request for each connection, no body read.
+"""A small HTTP server for a broker's metrics and status: GET only, one request for each connection, no request body.
 
 What must stay true:
-- Whatever a client sends gets an answer (400, 404, 405, 503) or a closed connection, and reaches nobody else. A request
-  is at most `MAX_HEAD_BYTES` long and complete after `HEAD_TIMEOUT_S`; an answer is read within `READ_TIMEOUT_S`.
-- Every answer ends with its connection. A client may end its side when it has asked, and gets the answer; since one
-  that is gone looks the same, an answer then takes no longer than `READ_TIMEOUT_S`.
-- What a client does not read is not made: the body of an answer that goes on is asked for its next piece only when
-  there is room.
+- Bad input gets an answer (400, 404, 405, 503) or a closed connection, and affects no other client. A request is at
+  most `MAX_HEAD_BYTES` long and complete after `HEAD_TIMEOUT_S`; the client reads the answer within `READ_TIMEOUT_S`.
+- The connection closes after its answer. A client may close its sending side after the request and still gets the
+  answer; because a client that is gone looks the same, an answer then takes no longer than `READ_TIMEOUT_S`.
+- Answers are produced only as fast as the client reads: the next piece of a streamed body is requested only when there
+  is room.
 - A fault of the program in a handler goes to `on_failure`.
 """
 
@@ -23,7 +23,8 @@ from klamm.tasks import OnFailure, start_task
 MAX_HEAD_BYTES = 8192
 HEAD_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = 60.0
-# How long what a client still sends is thrown away: closed at once, it would be reset before it reads why.
+# How long further input is discarded after a refusal. A connection closed at once would be reset before the client
+# reads the reason.
 LINGER_S = 2.0
 MAX_CONNECTIONS = 100
 
@@ -36,12 +37,12 @@ _HEADER = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+:[^\x00\r\n]*")
 
 
 class BadRequest(Exception):
-    """What was sent is no HTTP request; the message says why."""
+    """Not a valid HTTP request; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`path` is decoded. Of a parameter that is given twice the last one counts."""
+    """`path` is decoded. If a parameter is given twice, the last value counts."""
 
     method: str
     path: str
@@ -50,7 +51,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`body` is what there is, or comes in pieces until it or the client ends."""
+    """`body` is complete, or a stream of pieces that ends by itself or with the client."""
 
     status: int
     body: bytes | AsyncGenerator[bytes, None]
@@ -66,7 +67,7 @@ def refusal(status: int, why: str, headers: Mapping[str, str] | None = None) -> 
 
 
 def parse_request(head: bytes) -> Request:
-    """The request whose line and headers these are, up to the empty line. Pure. Raises BadRequest."""
+    """Parses a request line and headers, up to the empty line. Pure. Raises BadRequest."""
     line, *headers = head.split(b"\r\n")
     match = _REQUEST_LINE.fullmatch(line)
     if match is None:
@@ -111,7 +112,7 @@ class HttpServer:
             connection.abort()
 
     def opened(self, connection: "_Connection") -> bool:
-        """False when there are too many."""
+        """Registers the connection; returns False if there are too many."""
         self._connections[connection] = None
         return len(self._connections) <= MAX_CONNECTIONS
 
@@ -198,7 +199,7 @@ class _Connection(asyncio.Protocol):
             self._timeout.cancel()
 
     def _answer(self, what: Request | Answer, *, is_sending: bool = False) -> None:
-        """`is_sending`: the client has not sent all yet."""
+        """`is_sending`: the client is still sending its request."""
         self._is_answering = True
         self._received.clear()
         self._end_timeout()

@@ -1,4 +1,4 @@
-"""Reads the line in which Kafka's clients have their credentials, `sasl.jaas.config`:
+"""Parses `sasl.jaas.config`, the property in which Kafka's clients have their credentials:
 
     org.apache.kafka.common.security.plain.PlainLoginModule required username="alice" password="secret";
 
@@ -26,7 +26,7 @@ _FORM = 'LoginModule required username="..." password="...";'
 
 
 class JaasError(ValueError):
-    """The line is none. The message says where, not what."""
+    """Not a valid JAAS line. The message says where the error is, but repeats no part of the line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def parse_login_module(line: str) -> LoginModule:
 
 
 class _Tokens:
-    """What is left of a line."""
+    """The rest of a line."""
 
     def __init__(self, line: str) -> None:
         self._line = line
@@ -74,7 +74,7 @@ class _Tokens:
         return found
 
     def word(self, what: str, *, quoted: bool = False, allowed: Sequence[str] = ()) -> str:
-        """Takes a word, in whatever case one of those that are allowed; or a text in quotation marks, too."""
+        """Takes a word: one of `allowed`, in any case, if given. With `quoted`, also a text in quotation marks."""
         match = _TOKEN.match(self._line, self._position)
         kind = match.lastgroup if match is not None else None
         if match is None or kind is None or kind in {"space", "mark"} or (kind != "word" and not quoted):

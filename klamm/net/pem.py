@@ -1,7 +1,7 @@
 """PEM text: certificates and keys between -----BEGIN ...----- and -----END ...-----.
 
-What must stay true: an entry comes out in the layout that OpenSSL reads, however its lines were broken. Properties are
-often written in one line, and Kafka reads them so.
+What must stay true: an entry is returned in the layout that OpenSSL reads, however its lines were broken. Properties
+often hold PEM in one line, and Kafka accepts that.
 
 Source: org.apache.kafka.common.security.ssl.DefaultSslEngineFactory.PemParser; RFC 7468.
 """
@@ -19,12 +19,13 @@ def certificates(text: str) -> list[str]:
 
 
 def private_keys(text: str) -> list[str]:
-    """The private keys of a PEM text, encrypted ones, too."""
+    """The private keys of a PEM text, including encrypted keys."""
     return [entry for label, entry in _entries(text) if label.endswith("PRIVATE KEY")]
 
 
 def _entries(text: str) -> list[tuple[str, str]]:
-    """(label, entry), without what is no base64. One with headers, the old form of encrypted keys, is left as it is."""
+    """(label, entry), without characters that are not base64. An entry with headers, the old form of encrypted keys, is
+    left as it is."""
     found = []
     for match in _ENTRY.finditer(text):
         label, body = match[1], match[2]

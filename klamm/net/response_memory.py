@@ -1,18 +1,19 @@
-"""The memory of a broker's responses: one budget for what is being read for them and what clients have not taken yet.
+"""The memory of a broker's responses: one budget for data being read for responses and data that clients have not
+received yet.
 
-A client decides when it takes what it has asked for, and until then it stays in memory. A fetch is therefore given a
-share of what is left of the budget, and answered with less than it asked for (KIP-74 allows that) when the share is
-smaller. A client that does not read gets nothing more, and holds one share; the more such clients there are, the
-smaller the shares become, so that something is left for the others.
+A response stays in memory until its client has received it, and the client decides when. A fetch therefore gets a share
+of the free budget, and returns less than it asked for (KIP-74 allows that) if the share is smaller. A client that does
+not read gets nothing more and holds one share. The more such clients there are, the smaller the shares become, so that
+memory remains for the other clients.
 
 What must stay true:
-- What a response holds is accounted for until the socket has taken all of it: the transport frees it only then.
-- Nothing is accounted for twice or for ever: `reading` ends with the read, `handed_over` comes when the socket gets the
+- A response counts until the socket has taken all of it: the transport frees its memory only then.
+- No memory is counted twice or for ever: `reading` ends with the read, `handed_over` comes when the socket gets the
   response, `taken` with the last byte, and `gone` with the end of the connection.
 - Consumers leave a part of the budget to followers, which never wait: replication comes first.
-- A budget that is used up is not lost to clients that are gone, stand still or crawl: those that have taken nothing for
-  `STALLED_AFTER_MS`, or not all of it within `TAKEN_WITHIN_MS`, are disconnected, the first to stall first, until there
-  is room. Nobody is disconnected while there is room.
+- Stalled or slow clients cannot keep a used-up budget: clients that have taken nothing for `STALLED_AFTER_MS`, or not
+  everything within `TAKEN_WITHIN_MS`, are disconnected, the first to stall first, until there is room. No client is
+  disconnected while there is room.
 """
 
 import asyncio
@@ -21,36 +22,36 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Protocol
 
-# A fetch gets this part of what is free, so that those that follow find something too.
+# A fetch gets this fraction of the free budget, so that later fetches get memory too.
 SHARE_OF_FREE = 8
 # The part of the budget that consumers leave to followers.
 SHARE_OF_FOLLOWERS = 4
-# More is not read for one response: it would hold the loop for long, and memory in larger pieces costs three times as
-# much, because the system takes it back after each use.
+# The most that is read for one response. A larger read would hold the loop for long, and larger pieces of memory cost
+# three times as much, because the system takes them back after each use.
 MAX_SHARE_BYTES = 8 * 1024 * 1024
 # A consumer whose share would be smaller waits for room.
 MIN_SHARE_BYTES = 64 * 1024
-# So long, and is then answered without records, as if none were there yet.
+# How long it waits; then it is answered without records, as if there were no new records.
 MAX_WAIT_MS = 500
 STALLED_AFTER_MS = 2_000
-# A client gives up by itself when it has not received a response for so long (request.timeout.ms).
+# A client itself gives up after this time without a response (request.timeout.ms).
 TAKEN_WITHIN_MS = 30_000
 
 
 class Receiver(Protocol):
-    """A connection, as it is seen here."""
+    """A connection, as this module needs it."""
 
     @property
     def unsent_bytes(self) -> int:
-        """What its socket has not taken yet."""
+        """The bytes that its socket has not taken yet."""
 
     def disconnect(self, reason: str) -> None:
-        """Ends it at once; what its socket has not taken is dropped."""
+        """Ends the connection at once and drops the bytes that its socket has not taken."""
 
 
 class _Untaken:
-    """What a client has not taken: the bytes held for it and since when, how many its socket has to take and since when
-    so many."""
+    """The data that a client has not taken: the bytes held for it and since when, and the bytes left for its socket and
+    since when that number has not changed."""
 
     __slots__ = ("began_s", "held_bytes", "left_bytes", "since_s")
 
@@ -70,7 +71,7 @@ class ResponseMemory:
     def __init__(self, budget_bytes: int) -> None:
         self.budget_bytes = budget_bytes
         self.held_bytes = 0
-        # What has been read for the response that each of these waits for.
+        # The bytes that have been read for the response that each receiver waits for.
         self._read: dict[Receiver, int] = {}
         self._untaken: dict[Receiver, _Untaken] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
@@ -95,7 +96,7 @@ class ResponseMemory:
 
     @contextlib.contextmanager
     def reading(self, size_bytes: int) -> Iterator[None]:
-        """Holds so much while it is read. What has been read must be said by `read` before anything else runs."""
+        """Reserves `size_bytes` during a read. The caller must report the bytes with `read` before other code runs."""
         self.held_bytes += size_bytes
         try:
             yield
@@ -103,13 +104,13 @@ class ResponseMemory:
             self._free(size_bytes)
 
     def read(self, receiver: Receiver, size_bytes: int) -> None:
-        """So much has been read for a response, which is put together and encoded now; others have the loop meanwhile
-        when it is large."""
+        """Counts the bytes read for a response, which is built and encoded next; a large response is encoded in
+        steps."""
         self._read[receiver] = self._read.get(receiver, 0) + size_bytes
         self.held_bytes += size_bytes
 
     def handed_over(self, receiver: Receiver) -> None:
-        """The response has gone to the socket."""
+        """The response was passed to the socket."""
         size_bytes = self._read.pop(receiver, 0)
         if size_bytes:
             self._free(size_bytes)
@@ -117,7 +118,7 @@ class ResponseMemory:
     # -- what is not taken ------------------------------------------------------------------------------------------
 
     def untaken(self, receiver: Receiver, size_bytes: int) -> None:
-        """The client has not taken all of a response of this size at once."""
+        """The client has not yet taken all of a response of this size."""
         now_s = asyncio.get_running_loop().time()
         entry = self._untaken.get(receiver)
         if entry is None:
@@ -135,7 +136,7 @@ class ResponseMemory:
             self._free(entry.held_bytes)
 
     def gone(self, receiver: Receiver) -> None:
-        """The connection is over."""
+        """The connection has ended."""
         self.handed_over(receiver)
         self.taken(receiver)
 
@@ -151,7 +152,7 @@ class ResponseMemory:
     # -- when there is no room --------------------------------------------------------------------------------------
 
     async def _room(self) -> None:
-        """Returns when there is room again; in the order of arrival."""
+        """Returns when there is room again. Callers continue in the order of their arrival."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._look_for_stalled()
@@ -164,7 +165,7 @@ class ResponseMemory:
         finally:
             with contextlib.suppress(ValueError):
                 self._waiters.remove(waiter)
-        # The next one finds what this one leaves, when that has taken its share.
+        # Wakes the next caller only after this one has taken its share.
         asyncio.get_running_loop().call_soon(self._wake_next)
 
     def _wake_one(self) -> None:
@@ -179,7 +180,7 @@ class ResponseMemory:
             self._wake_one()
 
     def _look_for_stalled(self) -> None:
-        """Disconnects clients that stand still or crawl until there is room; looks again while there is none."""
+        """Disconnects stalled and slow clients until there is room; checks again later while there is no room."""
         if self._timer is not None:
             return
         loop = asyncio.get_running_loop()

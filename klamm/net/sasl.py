@@ -1,9 +1,9 @@
-"""SASL of the wire client: a fresh connection shows the broker who it is, by PLAIN or SCRAM (KIP-43, KIP-84, KIP-152).
+"""SASL of the wire client: authenticates a fresh connection by PLAIN or SCRAM (KIP-43, KIP-84, KIP-152).
 
 What must stay true:
-- No password is in a message. Only PLAIN sends it to the broker.
-- With SCRAM the broker has shown that it knows the password, too, before the connection is used.
-- A refusal is `AuthenticationFailed`, which nobody repeats. Only a connection that was lost is worth another attempt.
+- No error message contains a password. Only PLAIN sends the password to the broker.
+- With SCRAM the broker too has proved that it knows the password before the connection is used.
+- A refusal raises `AuthenticationFailed`, which is never retried. Only a lost connection is worth another attempt.
 
 Source: org.apache.kafka.common.security.authenticator.SaslClientAuthenticator; RFC 4616 for PLAIN.
 """
@@ -26,7 +26,7 @@ _NONCE_BITS = 192
 
 
 def authenticator(options: SaslOptions, random: Random) -> Callable[[Connection], Awaitable[int]]:
-    """What `ConnectionOptions.authenticate` takes. Nonces are drawn from `random`."""
+    """Makes the function for `ConnectionOptions.authenticate`. Nonces are drawn from `random`."""
 
     async def authenticate(connection: Connection) -> int:
         mechanism, username, password = options.mechanism, options.username, options.password
@@ -37,7 +37,7 @@ def authenticator(options: SaslOptions, random: Random) -> Callable[[Connection]
             nonce = f"{random.getrandbits(_NONCE_BITS):x}"
             scram = ScramClient(_SCRAM_HASHES[mechanism], username, password, nonce)
             answer = await _exchange_scram(connection, mechanism, scram)
-        # Version 0 of the response does not tell it.
+        # Version 0 of the response has no session lifetime.
         return int(answer.session_lifetime_ms or 0)
 
     return authenticate

@@ -1,10 +1,10 @@
-"""SCRAM, the client's side: it shows that it knows a password, and sees that the server knows it, too.
+"""SCRAM, the client's side: the client proves that it knows a password and verifies that the server knows it too.
 
-Pure: messages in, messages out. No channel binding, no authorization identity, no extensions; user names and passwords
-are UTF-8 as they are given, as in Kafka, which does not prepare them with SASLprep either.
+Pure: messages in, messages out. No channel binding, no authorization identity, no extensions. User names and passwords
+are UTF-8 without SASLprep, as in Kafka.
 
-What must stay true: a server that does not know the password is never taken for one that does, and nothing that a
-server sends costs more than `MAX_ITERATIONS`.
+What must stay true: a server that does not know the password never passes for one that does, and no message of a server
+costs more than `MAX_ITERATIONS`.
 
 Source: RFC 5802, RFC 7677, KIP-84; org.apache.kafka.common.security.scram.internals.ScramSaslClient.
 """
@@ -14,8 +14,8 @@ import binascii
 import hashlib
 import hmac
 
-# Fewer would make a password that is listened in on too easy to guess (Kafka's minimum); with more the server would
-# hold the client for seconds.
+# Fewer iterations would make the password of a recorded exchange too easy to guess (Kafka's minimum). With more than
+# the maximum a server could keep the client busy for seconds.
 MIN_ITERATIONS = 4_096
 MAX_ITERATIONS = 1_000_000
 
@@ -24,13 +24,13 @@ _HEADER = "n,,"
 
 
 class ScramError(Exception):
-    """The server's message is none, or shows that it does not know the password."""
+    """The server's message is malformed, or shows that the server does not know the password."""
 
 
 class ScramClient:
     """One authentication: `first_message`, `final_message`, `verify`, in this order.
 
-    `hash_name` is one of hashlib's; `nonce` is chance in printable ASCII without a comma, never used before.
+    `hash_name` is one of hashlib's; `nonce` is random printable ASCII without a comma, never used before.
     """
 
     def __init__(self, hash_name: str, username: str, password: str, nonce: str) -> None:
@@ -69,12 +69,12 @@ class ScramClient:
     def _challenge(self, text: str) -> tuple[str, bytes, int]:
         """Nonce, salt and iterations of the server's first message."""
         parts = [part.partition("=")[::2] for part in text.split(",")]
-        # What a newer server may add comes behind these three; what must be understood ("m") comes before.
+        # A newer server's optional attributes follow these three; mandatory extensions ("m") come before them.
         if [name for name, _ in parts[:3]] != ["r", "s", "i"]:
             raise ScramError("the server's first message is not r=...,s=...,i=...")
         nonce, salt, iterations = (value for _, value in parts[:3])
         if not nonce.startswith(self._nonce) or len(nonce) == len(self._nonce):
-            raise ScramError("the server's nonce does not go on from the client's")
+            raise ScramError("the server's nonce does not begin with the client's")
         count = int(iterations) if iterations.isascii() and iterations.isdigit() and len(iterations) < 10 else 0
         if not MIN_ITERATIONS <= count <= MAX_ITERATIONS:
             raise ScramError(

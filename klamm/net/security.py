@@ -1,10 +1,10 @@
 """How a client's connections are secured: Kafka's properties `security.protocol`, `ssl.*` and `sasl.*`.
 
-`tls.py` and `sasl.py` do what these say; this module imports next to nothing, and touches no file.
+`tls.py` and `sasl.py` put the options into effect; this module imports next to nothing and reads no file.
 
 What must stay true:
-- A property that is not understood, or that has no effect beside the others, is an error: nobody believes in an
-  encryption that is not there.
+- An unknown property, or one without effect beside the others, is an error, so that no user relies on missing
+  encryption.
 - Options are immutable, comparable and picklable. No password and no key is in their `repr` or in an error message.
 
 Source: org.apache.kafka.common.config.SslConfigs, SaslConfigs; DefaultSslEngineFactory for what excludes what.
@@ -19,7 +19,7 @@ from klamm.net.pem import certificates, private_keys
 PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
 
-# The Java class that `sasl.jaas.config` names, without its package: some distributions have another.
+# The Java class that `sasl.jaas.config` names, without its package, which differs in some distributions.
 _LOGIN_MODULES = {
     "PLAIN": "PlainLoginModule",
     "SCRAM-SHA-256": "ScramLoginModule",
@@ -41,7 +41,7 @@ _TLS_PROPERTIES = (
 )
 _SASL_PROPERTIES = ("sasl.mechanism", "sasl.jaas.config")
 PROPERTIES = ("security.protocol", *_TLS_PROPERTIES, *_SASL_PROPERTIES)
-"""What `security_options` understands."""
+"""The properties that `security_options` understands."""
 
 TRUSTSTORE_TO_PEM = "keytool -list -rfc -keystore STORE > truststore.pem"
 KEYSTORE_TO_PEM = (
@@ -75,21 +75,21 @@ REFUSED = {
     "sasl.login.refresh.window.factor": _NO_LOGIN,
     "sasl.login.refresh.window.jitter": _NO_LOGIN,
 }
-"""What Java's clients have beside these, and why it is refused."""
+"""Further properties of Java's clients, and why they are refused."""
 
 
 class SecurityError(ValueError):
-    """A property is of no use. The message begins with its name."""
+    """A property cannot be used. The message begins with its name."""
 
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """Which brokers are trusted, and who the client is. A store is a file or a text in PEM; files are read late.
+    """The trusted brokers and the client's identity. A store is a PEM file or text; files are read on connecting.
 
-    - `truststore_path`, `truststore_pem`: the certificates that are trusted; neither: those that the system trusts.
-    - `keystore_path`, or `certificate_chain_pem` and `key_pem`: who the client is; neither: it does not say.
-    - `check_host_name`: whether a broker's certificate must be of the host that was connected to.
-    - `versions`: of TLS_VERSIONS, neighbours.
+    - `truststore_path`, `truststore_pem`: the trusted certificates; without either, the system's.
+    - `keystore_path`, or `certificate_chain_pem` and `key_pem`: the client's certificate; without either, none is sent.
+    - `check_host_name`: whether a broker's certificate must be for the host that the client connects to.
+    - `versions`: consecutive members of TLS_VERSIONS.
     """
 
     truststore_path: str | None = None
@@ -104,7 +104,7 @@ class TlsOptions:
 
 @dataclass(frozen=True, slots=True)
 class SaslOptions:
-    """Who the client is. `mechanism` is one of MECHANISMS."""
+    """The client's credentials. `mechanism` is one of MECHANISMS."""
 
     mechanism: str
     username: str
@@ -113,7 +113,7 @@ class SaslOptions:
 
 @dataclass(frozen=True, slots=True)
 class SecurityOptions:
-    """What connections are wrapped in and who authenticates on them; neither: PLAINTEXT."""
+    """TLS and SASL options of a client's connections; without either: PLAINTEXT."""
 
     tls: TlsOptions | None = None
     sasl: SaslOptions | None = None
@@ -123,7 +123,7 @@ PLAINTEXT = SecurityOptions()
 
 
 def security_options(properties: Mapping[str, str]) -> SecurityOptions:
-    """The options that these properties, all of them of PROPERTIES, stand for. Raises SecurityError."""
+    """The options for these properties, which are all in PROPERTIES. Raises SecurityError."""
     protocol = properties.get("security.protocol", "PLAINTEXT").upper()
     if protocol not in PROTOCOLS:
         raise SecurityError(f"security.protocol is {protocol!r}; allowed: {', '.join(PROTOCOLS)}")
@@ -151,8 +151,8 @@ def _tls(properties: Mapping[str, str]) -> TlsOptions:
     algorithm = properties.get("ssl.endpoint.identification.algorithm", "https").lower()
     if algorithm not in ("https", ""):
         raise SecurityError(
-            f"ssl.endpoint.identification.algorithm is {algorithm!r}; allowed: https, or nothing, with which a"
-            " certificate of any host will do"
+            f"ssl.endpoint.identification.algorithm is {algorithm!r}; allowed: https, or empty, which"
+            " accepts a certificate of any host"
         )
     return TlsOptions(
         truststore_path=_path(properties, "ssl.truststore.location"),
@@ -230,7 +230,9 @@ def _sasl(properties: Mapping[str, str]) -> SaslOptions:
     allowed = ", ".join(MECHANISMS)
     mechanism = properties.get("sasl.mechanism")
     if mechanism is None:
-        raise SecurityError(f"sasl.mechanism is missing; allowed: {allowed} (Kafka's default, GSSAPI, is not there)")
+        raise SecurityError(
+            f"sasl.mechanism is missing; allowed: {allowed} (Kafka's default, GSSAPI, is not supported)"
+        )
     if mechanism not in MECHANISMS:
         raise SecurityError(f"sasl.mechanism is {mechanism!r}; allowed: {allowed}")
     module_name = _LOGIN_MODULES[mechanism]
@@ -242,13 +244,13 @@ def _sasl(properties: Mapping[str, str]) -> SaslOptions:
     except JaasError as error:
         raise SecurityError(f"sasl.jaas.config, {error}") from None
     if module.name.rpartition(".")[2] != module_name:
-        raise SecurityError(f"sasl.jaas.config has not the login module of {mechanism}; allowed: {module_name}")
+        raise SecurityError(f"sasl.jaas.config does not name the login module of {mechanism}; allowed: {module_name}")
     if set(module.options) != {"username", "password"}:
-        raise SecurityError("sasl.jaas.config does not have the options username and password, and no others")
+        raise SecurityError("sasl.jaas.config does not have exactly the options username and password")
     username, password = module.options["username"], module.options["password"]
     for name, value in module.options.items():
         if not value or "\0" in value or not _is_encodable(value):
-            raise SecurityError(f"sasl.jaas.config has a {name} that is empty or has a character that is none")
+            raise SecurityError(f"sasl.jaas.config has a {name} that is empty or has an invalid character")
     return SaslOptions(mechanism, username, password)
 
 

@@ -4,20 +4,20 @@ A `SocketServer` cuts what clients send into frames and gives each frame to the 
 supplies. `dispatch` answers at once with the response's buffers, or with an awaitable of them, or with None when the
 request gets no response (a produce with acks=0).
 
-A client may hang up before it is answered. What a request changes is then still changed to the end: its task goes on
-without its client. Only an `AnswerOnly`, of which nothing but the answer comes, ends with the connection.
+A client may hang up before it is answered. A request that changes state still runs to its end without its client. Only
+an `AnswerOnly`, which changes nothing, ends with the connection.
 
 What must stay true:
 - The responses of a connection leave in the order of its requests.
-- A request starts only when all earlier requests of its connection have been answered; only produces may follow
-  produces that are still waiting for their acknowledgement (`Frame.pipelined`), as they have already been appended
-  in order; one that is still to be appended holds them (`hold_followers`). So whatever a client pipelines sees the
-  effect of what it sent before.
-- A connection is bounded: at most `max_in_flight` requests and `max_in_flight_bytes` of frames are held; beyond that,
-  and while the client does not read its responses, nothing more is read from it (it is muted). Responses that wait to
-  be read are accounted for in the `ResponseMemory` of the broker.
-- What a client sends can close its own connection (`InvalidRequest`), with a logged reason; it never reaches another.
-- Requests that go on without their clients are bounded for each host: one that has too many gets no new connection.
+- A request starts only when all earlier requests of its connection have been answered, so that a pipelined request sees
+  the effects of the earlier ones. The exception is a produce behind produces that wait for their acknowledgement
+  (`is_pipelined`): these have already been appended in order. A produce that is still to be appended holds its
+  followers (`hold_followers`).
+- A connection is bounded: at most `max_in_flight` requests and `max_in_flight_bytes` of frames are held. Beyond that,
+  and while the client does not read its responses, the connection is muted: nothing more is read from it. Unread
+  responses count in the broker's `ResponseMemory`.
+- Bad input closes only the connection that sent it (`InvalidRequest`), with a logged reason.
+- Requests that continue without their clients are bounded for each host: a host with too many gets no new connection.
 - Any other exception of `dispatch` is a fault of the program and goes to `on_failure`, also after the client has gone.
 """
 
@@ -40,25 +40,25 @@ T = TypeVar("T")
 # Responses wait in the transport up to this size; then the connection is muted until the socket has taken all of them.
 WRITE_BUFFER_HIGH_BYTES = 64 * 1024
 
-# A host whose clients have hung up on so many requests that are still being worked on gets no new connection. The bytes
-# of these requests are bounded as those of one connection are; a single one may be larger, and may be sent again.
+# A host whose clients have hung up on this many unfinished requests gets no new connection. The bytes of these requests
+# have the same bound as those of one connection; a single request may be larger, and may be sent again.
 MAX_ABANDONED_REQUESTS_PER_HOST = 1000
 
-# A client that sends many small requests at once lets others have the loop after so many.
+# After this many requests of one client, others have the loop.
 REQUESTS_PER_SLICE = 20
 
-# What clients leave of the file descriptors: the system gives the lowest that is free, so one that comes near the limit
-# says that most are in use. Without any, logs cannot roll, and nothing can be synced.
+# File descriptors that are reserved for logs: without a free one, logs cannot roll or sync. The system assigns the
+# lowest free descriptor, so a number near the limit means that most are in use.
 MAX_KEPT_DESCRIPTORS = 1000
 
-# Idle connections are looked for no more often than this.
+# The shortest interval between two checks for idle connections.
 MIN_IDLE_CHECK_S = 0.1
 
 _log = logging.getLogger(__name__)
 
 
 class InvalidRequest(Exception):
-    """The frame is no request that this server can answer: the connection closes and the reason is logged."""
+    """The frame is not a request that this server can answer: the connection closes and the reason is logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Response:
 
 @dataclass(slots=True)
 class AnswerOnly(Generic[T]):
-    """Work of which nothing but an answer comes, as reading and waiting: it ends when the client hangs up."""
+    """Work that only produces an answer, such as reading or waiting: it ends when the client hangs up."""
 
     answer: Callable[[], Coroutine[Any, Any, "T | AnswerOnly[T]"]]
 
@@ -82,7 +82,7 @@ Dispatch = Callable[["ServerConnection", bytearray], Answer | Awaitable[Answer]]
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """The bounds of the network layer (Kafka's names where it has them)."""
+    """The bounds of the network layer, under Kafka's names where Kafka has them."""
 
     max_connections: int = 2**31 - 1
     max_connections_per_ip: int = 2**31 - 1
@@ -100,11 +100,11 @@ class _Exchange:
         self.size_bytes = size_bytes
         self.pipelined = pipelined
         self.response: Response | None = None
-        # What works on the answer, if that was not there at once.
+        # The task that makes the answer, unless the answer was ready at once.
         self.task: asyncio.Task[None] | None = None
-        # Whether that task changes nothing (any more).
+        # Whether that task no longer changes any state.
         self.is_answer_only = False
-        # The client has gone, and the task goes on.
+        # Whether the client has disconnected while the task continues.
         self.is_abandoned = False
 
 
@@ -124,7 +124,7 @@ class ServerConnection(FrameReader):
         self._held_bytes = 0
         self._reading = True
         self._writable = True
-        # Requests of this slice: since others have had the loop.
+        # The requests started in this slice.
         self._started = 0
         self._throttle_timer: asyncio.TimerHandle | None = None
         self.last_active_s = 0.0
@@ -165,7 +165,7 @@ class ServerConnection(FrameReader):
 
     def frame_received(self, frame: bytearray) -> None:
         if self._server.stopping:
-            return  # A client that gets no answer sends it again, to whoever serves it next.
+            return  # The server is stopping. A client without an answer sends the request again, to another broker.
         self._held_bytes += len(frame)
         self._waiting.append(frame)
         self._start_requests()
@@ -179,7 +179,7 @@ class ServerConnection(FrameReader):
             _log.info("%s: closed in the middle of a frame", self)
 
     def pause_writing(self) -> None:
-        # Reading goes on until the next frame: most clients send it when they have read all of this response.
+        # Reading continues until the next frame: most clients send it after they have read all of this response.
         self._writable = False
 
     def resume_writing(self) -> None:
@@ -191,15 +191,15 @@ class ServerConnection(FrameReader):
     # -- requests and responses -----------------------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
-        """Closes the connection because of what its client sent. Responses not sent yet are dropped."""
+        """Closes the connection because of bad input. Unsent responses are dropped."""
         if not self.transport.is_closing():
             _log.info("%s: closed: %s", self, reason)
             self._waiting.clear()
             self.transport.abort()
 
     def hold_followers(self) -> Callable[[], None]:
-        """For `dispatch`: what the request changes is still to come, so nothing may start after it yet, not even others
-        of its kind. They may when what this returns is called."""
+        """For `dispatch`: the request has not yet had its effect, so no later request may start, not even one of the
+        same API. Calling the returned function lets later requests start."""
         exchange = self._exchanges[-1]
         pipelined, exchange.pipelined = exchange.pipelined, False
 
@@ -211,17 +211,17 @@ class ServerConnection(FrameReader):
         return release
 
     def end_slice(self) -> None:
-        """For `dispatch`: the request has taken all the time of a step. What follows on the connection starts later."""
+        """For `dispatch`: the request has used up the slice. Later requests of the connection start in the next one."""
         if self._started < REQUESTS_PER_SLICE:
             self._started = REQUESTS_PER_SLICE
             asyncio.get_running_loop().call_soon(self._next_slice)
 
     def has_read(self, size_bytes: int) -> None:
-        """So many bytes are in memory for the response of the request that is being worked on."""
+        """Counts the bytes read for the response to the current request."""
         self._server.response_memory.read(self, size_bytes)
 
     def disconnect(self, reason: str) -> None:
-        """As `close`, also where the connection is only open for what its client has not read yet."""
+        """Like `close`, and also ends a connection that is only open until its client has read its responses."""
         _log.info("%s: disconnected: %s", self, reason)
         self._waiting.clear()
         self.transport.abort()
@@ -243,7 +243,7 @@ class ServerConnection(FrameReader):
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way, so that closing the connection loses nothing."""
+        """Whether no request is pending, so that closing the connection loses nothing."""
         return not self._exchanges and not self._waiting
 
     def _start_requests(self) -> None:
@@ -317,7 +317,7 @@ class ServerConnection(FrameReader):
             self.transport.close()
 
     def _throttle(self, throttle_time_ms: int) -> None:
-        """Mutes the client; it has been told why in its response (KIP-219)."""
+        """Mutes the client; its response contains the throttle time (KIP-219)."""
         if self._throttle_timer is not None:
             self._throttle_timer.cancel()
         loop = asyncio.get_running_loop()
@@ -344,7 +344,7 @@ class ServerConnection(FrameReader):
                 self.transport.pause_reading()
 
     def drain(self) -> None:
-        """Takes no further request; closes once those that have started are answered."""
+        """Accepts no further request; closes once the started requests are answered."""
         self._waiting.clear()
         if self.idle:
             self.transport.close()
@@ -383,7 +383,7 @@ class SocketServer:
         self._server: Any = None  # asyncio.Server, uvloop's or the simulator's
         self._connections: dict[ServerConnection, None] = {}
         self._connections_per_ip: dict[str, int] = {}
-        # By host and task: how many bytes the request has that goes on without its client.
+        # By host and task: the size of a request that continues without its client.
         self._abandoned: dict[str, dict[asyncio.Task[None], int]] = {}
         self._is_over = False
         self._idle_timer: asyncio.TimerHandle | None = None
@@ -405,7 +405,7 @@ class SocketServer:
         self._schedule_idle_check()
 
     async def stop(self, timeout_ms: int) -> None:
-        """Stops accepting, lets requests under way finish for at most `timeout_ms`, then ends everything."""
+        """Stops accepting, lets pending requests finish for at most `timeout_ms`, then closes all connections."""
         self.stopping = True
         if self._idle_timer is not None:
             self._idle_timer.cancel()
@@ -428,7 +428,7 @@ class SocketServer:
             connection.transport.abort()
 
     def opened(self, connection: ServerConnection) -> None:
-        """A connection was made; it is refused when a limit is reached."""
+        """Registers a new connection, or refuses it if a limit is reached."""
         count = self._connections_per_ip.get(connection.peer_host, 0) + 1
         self._connections_per_ip[connection.peer_host] = count
         self._connections[connection] = None
@@ -439,7 +439,7 @@ class SocketServer:
         elif connection.descriptor >= (limit := open_file_limit()) - min(limit // 4, MAX_KEPT_DESCRIPTORS):
             connection.close(f"the last of the {limit} files that the process may open are kept for logs")
         elif self._has_abandoned_too_much(connection.peer_host):
-            connection.close("too many requests on which clients of this host have hung up are still being worked on")
+            connection.close("too many requests of disconnected clients of this host are still running")
 
     def _has_abandoned_too_much(self, host: str) -> bool:
         tasks = self._abandoned.get(host, {})
@@ -447,7 +447,7 @@ class SocketServer:
         return is_too_large or len(tasks) >= MAX_ABANDONED_REQUESTS_PER_HOST
 
     def closed(self, connection: ServerConnection) -> None:
-        """A connection has ended."""
+        """Forgets an ended connection."""
         del self._connections[connection]
         count = self._connections_per_ip[connection.peer_host] - 1
         if count:
@@ -457,7 +457,7 @@ class SocketServer:
         self._wake_stop()
 
     def abandoned(self, host: str, size_bytes: int, task: "asyncio.Task[None]") -> None:
-        """The client of a request has gone, and `task` goes on."""
+        """Counts a request whose client has disconnected while `task` continues."""
         if self._is_over:
             task.cancel()
             return
@@ -495,7 +495,7 @@ class SocketServer:
         oldest_s = asyncio.get_running_loop().time() - self.limits.connections_max_idle_ms / 1000
         for connection in list(self._connections):
             if not connection.is_answering and connection.last_active_s < oldest_s:
-                # Not `close`, which would wait for ever for a client that does not read what it has asked for.
+                # Not `close`, which would wait for ever for a client that does not read its responses.
                 connection.transport.abort()
         self._schedule_idle_check()
 

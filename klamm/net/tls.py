@@ -1,8 +1,8 @@
-"""TLS of the wire client: what is trusted, who the client is, and what a failed handshake means.
+"""TLS of the wire client: trusted certificates, the client's identity, and explanations of failed handshakes.
 
 What must stay true:
-- Unless the user says otherwise, a broker's certificate is checked, and that it is of the host that was connected to.
-- A private key is under no name in the file system but that which the user gave it.
+- By default the client checks a broker's certificate, and that the certificate is for the host that it connects to.
+- A private key never gets a name in the file system beside the user's own file.
 
 Source: org.apache.kafka.common.security.ssl.DefaultSslEngineFactory.
 """
@@ -17,8 +17,8 @@ _VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_
 
 NO_TLS = "the broker does not speak TLS at this port; see security.protocol"
 _NO_VERSION = "the broker and the client have no version of TLS in common; see ssl.enabled.protocols"
-# By OpenSSL's name of the reason, what a person can do about it. Others mostly come from a broker that refuses the
-# client; Java's brokers say so in a way that OpenSSL takes for a broken record.
+# Advice to the user by OpenSSL's name of the reason. Other reasons mostly come from a broker that refuses the client:
+# OpenSSL reports the refusal of a Java broker as a broken record.
 _ADVICE = {
     "WRONG_VERSION_NUMBER": NO_TLS,
     "HTTP_REQUEST": NO_TLS,
@@ -30,7 +30,7 @@ _OTHER_HOST = frozenset({62, 64})  # OpenSSL's codes for a certificate of anothe
 
 
 def client_context(options: TlsOptions) -> ssl.SSLContext:
-    """What the event loop makes connections with. Reads the stores' files. Raises SecurityError."""
+    """The TLS context for connections. Reads the stores' files. Raises SecurityError."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = options.check_host_name
     versions = [_VERSIONS[name] for name in options.versions]
@@ -42,18 +42,18 @@ def client_context(options: TlsOptions) -> ssl.SSLContext:
 
 
 def explain(error: ssl.SSLError, host: str) -> str:
-    """Why a handshake failed and what to do, in a sentence for a person."""
+    """Why a handshake failed and what to do, in a sentence for the user."""
     if not isinstance(error, ssl.SSLCertVerificationError):
         reason = error.reason or str(error)
         return f"the TLS handshake failed ({reason}): {_ADVICE.get(reason, _REFUSED)}"
     if error.verify_code in _OTHER_HOST:
         return (
-            f"the broker's certificate is not of {host}: {error.verify_message} Connect by a name that it has, or leave"
-            " ssl.endpoint.identification.algorithm empty to take one of any host"
+            f"the broker's certificate is not of {host}: {error.verify_message} Connect by a name in the certificate,"
+            " or leave ssl.endpoint.identification.algorithm empty to accept any host"
         )
     return (
-        f"the broker's certificate is not trusted: {error.verify_message}; see ssl.truststore.location, which has to"
-        " have the certificate of who signed it"
+        f"the broker's certificate is not trusted: {error.verify_message}; see ssl.truststore.location, which"
+        " must contain the certificate of its issuer"
     )
 
 
@@ -62,7 +62,7 @@ def _trust(context: ssl.SSLContext, options: TlsOptions) -> None:
     if path is None and text is None:
         context.load_default_certs()
         return
-    # As in Java every certificate of the store is trusted, not only one that has signed itself.
+    # As in Java, every certificate of the store is trusted, not only self-signed ones.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         context.load_verify_locations(cafile=path, cadata=text)
@@ -78,7 +78,7 @@ def _trust(context: ssl.SSLContext, options: TlsOptions) -> None:
 
 
 def _identify(context: ssl.SSLContext, options: TlsOptions) -> None:
-    # Without one OpenSSL would ask for it at the terminal.
+    # Without a password OpenSSL would ask for it at the terminal.
     password = options.key_password or ""
     path = options.keystore_path
     with ExitStack() as files:
@@ -109,8 +109,8 @@ def _reason(error: ssl.SSLError) -> str:
 
 @contextmanager
 def _nameless(text: str) -> Iterator[str]:
-    """A path to the text, of a file without a name: Python's ssl takes a client's certificate from files only."""
-    # Few programs have one.
+    """A path to the text in an anonymous file: Python's ssl reads a client's certificate only from files."""
+    # Imported here because few clients have a certificate.
     import tempfile
 
     with tempfile.TemporaryFile() as file:
