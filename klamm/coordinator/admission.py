@@ -1,29 +1,29 @@
-"""Who is let in, and who is believed: the checks that requests of members have to pass. Pure.
+"""The checks that a member's requests must pass. Pure.
 
-Each returns the error that the member gets, or None. Their order is Kafka's: clients react differently to each error.
+Each check returns the member's error, or None. Their order is Kafka's: clients react differently to each error.
 """
 
 from klamm.coordinator.group import NO_MEMBER_ID, Group, GroupState, Member
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import MAX_STRING_BYTES
 
-# What is added to a client's or an instance's id to make it a member's: a dash and a UUID.
+# A member id is a client's or an instance's id plus a dash and a UUID.
 MEMBER_ID_SUFFIX_BYTES = 37
 
 
 def is_storable(says: Member) -> bool:
-    """Records of groups have room for texts of 32,767 bytes each; newer requests may bring longer ones."""
+    """Whether all texts fit into a group record: 32,767 bytes each. Newer requests may contain longer texts."""
     texts = (says.client_id, says.group_instance_id or "", says.protocol_type, *(name for name, _ in says.protocols))
     return max(len(text.encode()) for text in texts) + MEMBER_ID_SUFFIX_BYTES <= MAX_STRING_BYTES
 
 
 def is_legal_group_id(group_id: str, may_be_empty: bool) -> bool:
-    """Offsets may be kept under an empty id, as old clients do."""
+    """Only requests for offsets may use an empty group id, as old clients do."""
     return bool(group_id or may_be_empty) and len(group_id.encode()) <= MAX_STRING_BYTES
 
 
 def has_room(group: Group, member_id: str, max_size: int) -> bool:
-    """While members join, those count who have: so the last ones are refused when group.max.size has become smaller."""
+    """While members join, only joined members count, so the last ones are refused after group.max.size was lowered."""
     if group.state in (GroupState.EMPTY, GroupState.DEAD):
         return True
     member = group.members.get(member_id)
@@ -33,7 +33,7 @@ def has_room(group: Group, member_id: str, max_size: int) -> bool:
 
 
 def rejoin_error(group: Group, member_id: str, group_instance_id: str | None) -> ErrorCode | None:
-    """Why who joins with an id that is not pending is not believed."""
+    """Why a member may not rejoin with an id that is not pending."""
     if group.is_fenced(member_id, group_instance_id):
         return ErrorCode.FENCED_INSTANCE_ID
     is_instance_unknown = group_instance_id is not None and group_instance_id not in group.static_members
@@ -43,7 +43,7 @@ def rejoin_error(group: Group, member_id: str, group_instance_id: str | None) ->
 
 
 def member_error(group: Group, generation_id: int, member_id: str, group_instance_id: str | None) -> ErrorCode | None:
-    """Why who calls itself a member of this generation is not believed."""
+    """Why a request may not act as this member of this generation."""
     if group.state is GroupState.DEAD:
         return ErrorCode.COORDINATOR_NOT_AVAILABLE
     if group.is_fenced(member_id, group_instance_id):
@@ -56,12 +56,12 @@ def member_error(group: Group, generation_id: int, member_id: str, group_instanc
 
 
 def commit_error(group: Group, generation_id: int, member_id: str, group_instance_id: str | None) -> ErrorCode | None:
-    """Why offsets are not taken. A generation below 0 has who is no member and only keeps offsets in the group."""
+    """Why a commit is refused. A negative generation means the client is not a member and only stores offsets."""
     if generation_id < 0 and group.state is GroupState.EMPTY:
         return ErrorCode.FENCED_INSTANCE_ID if group.is_fenced(member_id, group_instance_id) else None
     error = member_error(group, generation_id, member_id, group_instance_id)
     if error is None and group.state is GroupState.COMPLETING_REBALANCE:
-        # The member knows the generation, but not yet what belongs to it.
+        # The member knows the generation, but not yet its assignment.
         return ErrorCode.REBALANCE_IN_PROGRESS
     return error
 

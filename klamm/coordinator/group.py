@@ -1,17 +1,17 @@
-"""One group as its coordinator knows it: state, members, generation, committed offsets (Kafka's `GroupMetadata`).
+"""One group in its coordinator: state, members, generation, committed offsets (Kafka's `GroupMetadata`).
 
 | state               | may follow on                              | what members are doing                            |
 |---------------------|--------------------------------------------|---------------------------------------------------|
-| Empty               | PreparingRebalance                         | there are none; there may be offsets              |
+| Empty               | PreparingRebalance                         | no members exist; offsets may exist               |
 | PreparingRebalance  | Empty, CompletingRebalance, Stable         | they (re)join                                     |
-| CompletingRebalance | PreparingRebalance                         | they wait for what the leader assigns to them     |
+| CompletingRebalance | PreparingRebalance                         | they wait for the leader's assignment             |
 | Stable              | CompletingRebalance                        | they work, and send heartbeats                    |
 | Dead                | every state                                | the group was deleted, or has another coordinator |
 
 What must stay true:
-- This is pure: no clock, no timers, no log. Times come with the calls; who waits is a callback that is called once,
-  also when the member goes, is replaced, or asks again.
-- A member is known by one id; an instance id (KIP-345) by one member. The leader is a member, if there are members.
+- This module is pure: no clock, no timers, no log. Times are arguments. A waiting request is a callback that is called
+  once, also when the member leaves, is replaced, or sends another request.
+- A member has one id; an instance id (KIP-345) has one member. The leader is a member, if there are members.
 - The protocol of a generation is one that all its members support.
 - A committed offset is replaced only by one that is later in the log.
 
@@ -31,7 +31,7 @@ NO_GENERATION = -1
 _LAST_GENERATION = 2**31 - 1
 NO_LEADER = ""
 NO_MEMBER_ID = ""
-# The type of the protocols of consumers (`ConsumerProtocol`): what is subscribed to is known of their groups only.
+# The protocol type of consumers (`ConsumerProtocol`). Subscriptions are known only for groups of this type.
 CONSUMER_PROTOCOL_TYPE = "consumer"
 
 
@@ -58,7 +58,7 @@ Protocols = Sequence[tuple[str, bytes]]
 
 
 class JoinedMember(NamedTuple):
-    """What the leader learns of a member."""
+    """A member as the leader learns of it."""
 
     member_id: str
     group_instance_id: str | None
@@ -91,7 +91,7 @@ SyncCallback = Callable[[SyncResult], None]
 
 
 class OffsetAndMetadata(NamedTuple):
-    """A committed offset. `expire_timestamp_ms` has who committed with a retention of its own (until version 4)."""
+    """A committed offset. `expire_timestamp_ms` is set only if the client chose its own retention (until version 4)."""
 
     offset: int
     leader_epoch: int
@@ -131,7 +131,7 @@ class GroupOverview(NamedTuple):
 class Member:
     """A member. `rebalance_timeout_ms` is how long others wait for it, `session_timeout_ms` how long it may be silent.
 
-    `is_new` until the first generation that it is in: so long it is not known to have heard its id.
+    `is_new` until the member's first generation: until then the member may not have received its id.
     """
 
     def __init__(
@@ -172,18 +172,18 @@ class Member:
         return self.on_synced is not None
 
     def matches(self, protocols: Protocols) -> bool:
-        """Whether the member has nothing new to say."""
+        """Whether the member's protocols are unchanged."""
         return list(protocols) == list(self.protocols)
 
     def metadata(self, protocol: str) -> bytes:
-        """What the member says under this protocol. LookupError when it does not support it."""
+        """The member's metadata for this protocol. LookupError if the member does not support it."""
         for name, metadata in self.protocols:
             if name == protocol:
                 return metadata
         raise LookupError(f"member {self.member_id} does not support protocol {protocol!r}")
 
     def vote(self, candidates: Collection[str]) -> str:
-        """Its favourite of the candidates. LookupError when it supports none."""
+        """The member's preferred protocol among the candidates. LookupError if it supports no candidate."""
         for name, _ in self.protocols:
             if name in candidates:
                 return name
@@ -191,12 +191,12 @@ class Member:
 
 
 class Group:
-    """A group. `now_ms` is when it came into this state: wall clock, since it is stored."""
+    """A group. `now_ms` is when it entered this state, by the wall clock, because the time is stored."""
 
     def __init__(self, group_id: str, state: GroupState, now_ms: int | None) -> None:
         self.group_id = group_id
         self.state = state
-        # None: loaded from a record that did not say.
+        # None if the group's record has no timestamp.
         self.state_timestamp_ms = now_ms
         self.protocol_type: str | None = None
         self.protocol_name: str | None = None
@@ -204,19 +204,19 @@ class Group:
         self.leader_id: str | None = None
         self.members: dict[str, Member] = {}
         self.static_members: dict[str, str] = {}
-        # Ids that were given out, but have not joined with them yet (KIP-394). Dicts serve as ordered sets.
+        # Member ids that were assigned but have not joined yet (KIP-394). Dicts serve as ordered sets.
         self.pending_members: dict[str, None] = {}
         # Members of this generation that have not asked for their assignment yet.
         self.pending_sync_members: dict[str, None] = {}
-        # The leader has said what it assigns in this generation; only the first word counts.
+        # The leader has sent this generation's assignment; later ones are ignored.
         self.has_assignment = False
-        # None: not known.
+        # None if the subscriptions are not known.
         self.subscribed_topics: frozenset[str] | None = None
-        # A member has come while the first generation was waited for.
+        # A member has joined during the initial rebalance delay.
         self.new_member_added = False
         self._awaiting_join = 0
         self._supported_protocols: Counter[str] = Counter()
-        # With the place in the log of the record that holds it.
+        # (offset of the record in __consumer_offsets, committed offset)
         self._offsets: dict[TopicPartition, tuple[int, OffsetAndMetadata]] = {}
         self._pending_commits: dict[TopicPartition, list[OffsetAndMetadata]] = {}
 
@@ -231,7 +231,7 @@ class Group:
         state_timestamp_ms: int | None,
         members: Iterable[Member],
     ) -> "Group":
-        """The group of a record: Stable if it has members, else Empty."""
+        """Makes the group of a record: Stable if it has members, else Empty."""
         members = list(members)
         group = cls(group_id, GroupState.STABLE if members else GroupState.EMPTY, state_timestamp_ms)
         group.generation_id = generation_id
@@ -258,8 +258,8 @@ class Group:
         return self.state in VALID_PREVIOUS_STATES[GroupState.PREPARING_REBALANCE]
 
     def begin_next_generation(self, now_ms: int) -> None:
-        """All who take part have joined: CompletingRebalance, or Empty without members."""
-        # A log may hold any number; the last one that the protocol has room for is followed by the first.
+        """All members have joined: CompletingRebalance, or Empty without members."""
+        # A log may hold any generation; the largest int32 is followed by 1.
         self.generation_id = self.generation_id + 1 if self.generation_id < _LAST_GENERATION else 1
         self.protocol_name = self.select_protocol() if self.members else None
         self.subscribed_topics = self._compute_subscribed_topics()
@@ -270,7 +270,7 @@ class Group:
     # -- members ----------------------------------------------------------------------------------------------------
 
     def add(self, member: Member, on_joined: JoinCallback | None = None) -> None:
-        """The first member decides the type of the group's protocols, and leads."""
+        """Adds a member. The first member sets the group's protocol type and becomes the leader."""
         if not self.members:
             self.protocol_type = member.protocol_type
         if self.leader_id is None:
@@ -283,7 +283,7 @@ class Group:
         self.pending_members.pop(member.member_id, None)
 
     def remove(self, member_id: str) -> None:
-        """It is neither member nor pending any more. If it still waits for an answer, it is unknown now."""
+        """Removes the member or pending id. Its waiting request is answered with UNKNOWN_MEMBER_ID."""
         self.pending_members.pop(member_id, None)
         self.pending_sync_members.pop(member_id, None)
         member = self.members.get(member_id)
@@ -306,7 +306,7 @@ class Group:
         protocols: Protocols,
         on_joined: JoinCallback | None,
     ) -> None:
-        """The member has joined again, with what it says now. An earlier JoinGroup of its own is over."""
+        """The member has rejoined with new properties. This ends its earlier JoinGroup."""
         self.answer_join(member, JoinResult(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
         self._supported_protocols.subtract(_names(member.protocols))
         self._supported_protocols.update(_names(protocols))
@@ -316,13 +316,13 @@ class Group:
         self._set_awaiting_join(member, on_joined)
 
     def await_sync(self, member: Member, on_synced: SyncCallback) -> None:
-        """The member has asked for its assignment. An earlier SyncGroup of its own is over."""
+        """The member has asked for its assignment. This ends its earlier SyncGroup."""
         self.answer_sync(member, SyncResult(ErrorCode.REBALANCE_IN_PROGRESS))
         member.on_synced = on_synced
         self.pending_sync_members.pop(member.member_id, None)
 
     def replace_static_member(self, group_instance_id: str, new_member_id: str) -> Member:
-        """The instance has come again, under a new id. Whoever still waits for an answer to the old one is fenced."""
+        """The instance has rejoined under a new member id. Requests that wait under the old id are fenced."""
         old_member_id = self.static_members[group_instance_id]
         member = self.members.pop(old_member_id)
         self.answer_join(member, JoinResult(ErrorCode.FENCED_INSTANCE_ID, old_member_id))
@@ -338,7 +338,7 @@ class Group:
         return member
 
     def is_fenced(self, member_id: str, group_instance_id: str | None) -> bool:
-        """Whether the instance is known under another member id (KIP-345)."""
+        """Whether the instance has another member id (KIP-345)."""
         return group_instance_id is not None and self.static_members.get(group_instance_id, member_id) != member_id
 
     def is_leader(self, member_id: str) -> bool:
@@ -360,7 +360,7 @@ class Group:
         return self._awaiting_join == len(self.members) and not self.pending_members
 
     def elect_joined_leader(self) -> bool:
-        """The leader has to be one of those that have joined; False if there are members, but none has."""
+        """Makes a joined member the leader. Returns False if the group has members but no member has joined."""
         if self.leader_id is None or self.members[self.leader_id].is_awaiting_join:
             return True
         joined = next((member for member in self.members.values() if member.is_awaiting_join), None)
@@ -370,14 +370,14 @@ class Group:
         return True
 
     def answer_join(self, member: Member, result: JoinResult) -> None:
-        """Nothing happens unless the member waits for it."""
+        """Answers the member's JoinGroup, if one is waiting."""
         callback = member.on_joined
         if callback is not None:
             self._set_awaiting_join(member, None)
             callback(result)
 
     def answer_sync(self, member: Member, result: SyncResult) -> bool:
-        """Whether the member was waiting for it."""
+        """Answers the member's SyncGroup; returns whether one was waiting."""
         callback, member.on_synced = member.on_synced, None
         if callback is None:
             return False
@@ -385,7 +385,7 @@ class Group:
         return True
 
     def joined(self, member_id: str) -> JoinResult:
-        """What a member of this generation hears."""
+        """The answer to JoinGroup for a member of this generation."""
         return JoinResult(
             ErrorCode.NONE,
             member_id,
@@ -397,7 +397,7 @@ class Group:
         )
 
     def synced(self, member: Member) -> SyncResult:
-        """What a member hears that asks for its assignment in a Stable group."""
+        """The answer to SyncGroup for a member of a Stable group."""
         return SyncResult(ErrorCode.NONE, self.protocol_type, self.protocol_name, member.assignment)
 
     def _joined_members(self) -> list[JoinedMember]:
@@ -414,7 +414,7 @@ class Group:
     # -- protocols --------------------------------------------------------------------------------------------------
 
     def supports_protocols(self, protocol_type: str, protocols: Protocols) -> bool:
-        """Whether a member with these can be in the group."""
+        """Whether a member with these protocols can be in the group."""
         if self.state is GroupState.EMPTY:
             return bool(protocol_type and protocols)
         return protocol_type == self.protocol_type and any(
@@ -422,13 +422,13 @@ class Group:
         )
 
     def select_protocol(self) -> str:
-        """What all members support and most like best; of equals, what was voted for first."""
+        """The protocol that all members support and most members prefer; among equals, the one voted for first."""
         candidates = {name for name, count in self._supported_protocols.items() if count == len(self.members)}
         votes = Counter(member.vote(candidates) for member in self.members.values())
         return votes.most_common(1)[0][0]
 
     def is_subscribed_to(self, topic: str) -> bool:
-        """Where it is not known, it may be."""
+        """Whether a member may be subscribed to the topic. True if the subscriptions are not known."""
         return self.subscribed_topics is None or topic in self.subscribed_topics
 
     def _compute_subscribed_topics(self) -> frozenset[str] | None:
@@ -442,7 +442,7 @@ class Group:
             metadata = [member.metadata(self.protocol_name) for member in self.members.values()]
             return frozenset().union(*map(subscribed_topics, metadata))
         except ValueError:
-            return None  # A client's own idea of the consumer protocol.
+            return None  # The client uses its own format for the consumer protocol.
 
     # -- what others see --------------------------------------------------------------------------------------------
 
@@ -468,7 +468,7 @@ class Group:
 
     @property
     def offsets(self) -> Mapping[TopicPartition, OffsetAndMetadata]:
-        """What is committed. A copy."""
+        """A copy of the committed offsets."""
         return {partition: offset for partition, (_, offset) in self._offsets.items()}
 
     @property
@@ -484,31 +484,31 @@ class Group:
         return None if found is None else found[1]
 
     def has_offset(self, partition: TopicPartition) -> bool:
-        """Whether one is committed or about to be."""
+        """Whether an offset is committed or a commit is pending."""
         return partition in self._offsets or partition in self._pending_commits
 
     def is_commit_pending(self, partition: TopicPartition) -> bool:
         return partition in self._pending_commits
 
     def load_offset(self, partition: TopicPartition, record_offset: int, offset: OffsetAndMetadata) -> None:
-        """Takes what the log says at `record_offset`."""
+        """Loads the offset from the record at `record_offset` of the log."""
         self._offsets[partition] = record_offset, offset
 
     def prepare_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
-        """These are being appended to the log. Each ends with `complete_commit` or `fail_commit` of the same object."""
+        """Marks offsets as being appended. Each ends with `complete_commit` or `fail_commit` with the same object."""
         for partition, offset in offsets.items():
             self._pending_commits.setdefault(partition, []).append(offset)
 
     def complete_commit(self, partition: TopicPartition, record_offset: int, offset: OffsetAndMetadata) -> None:
-        """What was prepared stands in the log at `record_offset`, on all in-sync replicas."""
+        """The prepared offset is in the log at `record_offset`, on all in-sync replicas."""
         if not self.fail_commit(partition, offset):
-            return  # It has been removed meanwhile, for example with its topic.
+            return  # The offset has been removed meanwhile, for example with its topic.
         known = self._offsets.get(partition)
         if known is None or known[0] < record_offset:
             self._offsets[partition] = record_offset, offset
 
     def fail_commit(self, partition: TopicPartition, offset: OffsetAndMetadata) -> bool:
-        """What was prepared is pending no more; others for the partition still may be. Whether it still was."""
+        """Ends the pending commit; other commits of the partition may stay pending. Returns whether it was pending."""
         pending = self._pending_commits.get(partition, [])
         for index, candidate in enumerate(pending):
             if candidate is offset:
@@ -520,11 +520,11 @@ class Group:
 
     @property
     def partitions(self) -> list[TopicPartition]:
-        """Those with an offset that is committed or about to be."""
+        """The partitions with a committed or pending offset."""
         return list(dict.fromkeys((*self._offsets, *self._pending_commits)))
 
     def remove_offsets(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
-        """Returns those for which there was one, or was to be one: a record of it may stand in the log."""
+        """Returns the partitions that had a committed or pending offset, of which the log may hold a record."""
         removed = []
         for partition in partitions:
             pending = self._pending_commits.pop(partition, None)
@@ -535,8 +535,8 @@ class Group:
     def expired_offsets(
         self, partitions: Iterable[TopicPartition], now_ms: int, retention_ms: int
     ) -> list[TopicPartition]:
-        """Those of the partitions whose offsets are kept no longer (KIP-211): of an Empty group all, `retention_ms`
-        after it became so; of a Stable group of consumers what nobody subscribes to, and of who only commits all,
+        """The partitions whose offsets have expired (KIP-211): for an Empty group all, `retention_ms` after it became
+        Empty; for a Stable group of consumers those without a subscription, and for a group that only commits all,
         `retention_ms` after the commit."""
         subscribed: Collection[str] = ()
         since_ms: int | None = None
@@ -568,14 +568,14 @@ class Group:
 
 
 def _names(protocols: Protocols) -> list[str]:
-    """Each once, even if a client repeats one: what counts is how many members support it."""
+    """The names, each once even if a client repeats one: they are counted to find how many members support each."""
     return list(dict.fromkeys(name for name, _ in protocols))
 
 
 def subscribed_topics(metadata: bytes) -> list[str]:
     """The topics of a consumer's subscription: int16 version, then an array of text, the same in all versions.
 
-    Raises ValueError for what is none. Source: org.apache.kafka.clients.consumer.internals.ConsumerProtocol.
+    Raises ValueError for an invalid subscription. Source: org.apache.kafka.clients.consumer.internals.ConsumerProtocol.
     """
     try:
         version, count = struct.unpack_from(">hi", metadata)

@@ -1,24 +1,24 @@
-"""The coordinator of groups: what members, and who looks after groups, may ask of the broker (KIP-62, 345, 394, 496).
+"""The group coordinator: the requests of members and of admin clients about groups (KIP-62, 345, 394, 496).
 
-`admission` tells who is refused, `rebalance` brings the group on, `GroupMetadataManager` keeps it; here is what each
-request means. In which state it has which effect:
+`admission` refuses requests, `rebalance` moves groups between generations, `GroupMetadataManager` stores them. This
+module holds what each request does. The effect depends on the group's state:
 
 | state               | JoinGroup of a member    | SyncGroup             | Heartbeat             | OffsetCommit        |
 |---------------------|--------------------------|-----------------------|-----------------------|---------------------|
-| Empty               | UNKNOWN_MEMBER_ID        | UNKNOWN_MEMBER_ID     | UNKNOWN_MEMBER_ID     | of who is no member |
+| Empty               | UNKNOWN_MEMBER_ID        | UNKNOWN_MEMBER_ID     | UNKNOWN_MEMBER_ID     | of non-members only |
 | PreparingRebalance  | waits for the others     | REBALANCE_IN_PROGRESS | REBALANCE_IN_PROGRESS | yes                 |
 | CompletingRebalance | the current generation * | waits for the leader  | yes                   | no **               |
 | Stable              | the current generation * | the assignment        | yes                   | yes                 |
 
-* A rebalance begins if the member says something new, or is the leader of a Stable group.
-** REBALANCE_IN_PROGRESS: the member knows the generation, but not yet what belongs to it.
+* A rebalance begins if the member's protocols have changed, or if it is the leader of a Stable group.
+** REBALANCE_IN_PROGRESS: the member knows the generation, but not yet its assignment.
 
 What must stay true:
-- Every request is answered once: at once, or when the rebalance that it waits for goes on. That its client has gone
-  changes nothing for the others.
-- A member is believed only with the id, the instance id and the generation that it was given.
+- Every request is answered once: immediately, or when the rebalance that it waits for continues. A client that
+  disconnects changes nothing for the others.
+- A request acts for a member only with the member id, instance id and generation that the member was given.
 
-Source: kafka.coordinator.group.GroupCoordinator, whose errors and their order these are.
+Source: kafka.coordinator.group.GroupCoordinator; the errors and their order are the same.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ DEAD_GROUP = GroupSummary(GroupState.DEAD, "", "", ())
 class GroupCoordinator:
     """Between `start` and `stop` it coordinates the groups of the partitions that it was elected for.
 
-    `on_failure` hears of faults of the program in work that no request waits for.
+    `on_failure` gets the faults of the program in work that no request waits for.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class GroupCoordinator:
         self._is_active = True
 
     async def stop(self) -> None:
-        """Whoever waits is sent to another coordinator."""
+        """Answers waiting requests with NOT_COORDINATOR."""
         self._is_active = False
         await self._manager.stop()
         for group in self._manager.groups():
@@ -100,7 +100,7 @@ class GroupCoordinator:
 
     @property
     def waiting_count(self) -> int:
-        """How many joins, syncs and heartbeats are waited for."""
+        """How many joins, syncs and heartbeats are pending."""
         return self._rebalances.waiting_count
 
     # -- partitions of __consumer_offsets ----------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class GroupCoordinator:
             group.state is GroupState.COMPLETING_REBALANCE
             or (group.state is GroupState.STABLE and not group.is_leader(member_id))
         ):
-            # Its answer was lost, or it only wants to know.
+            # The member lost its answer, or only asks for the current generation.
             return group.joined(member_id)
         self._rebalances.update_member(group, member, says, on_joined)
         return None
@@ -223,10 +223,10 @@ class GroupCoordinator:
         protocol_name: str | None,
         assignments: Mapping[str, bytes],
     ) -> SyncResult:
-        """Returns when the leader's assignment stands in the log. `assignments`: by member id, of the leader."""
+        """Returns when the leader's assignment is in the log. `assignments`: by member id, sent by the leader."""
         error = self._group_error(group_id)
         if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
-            # The rebalance that was under way is lost, and older clients do not expect the error.
+            # The pending rebalance is lost, and older clients do not expect COORDINATOR_LOAD_IN_PROGRESS.
             return SyncResult(ErrorCode.REBALANCE_IN_PROGRESS)
         if error is not None:
             return SyncResult(error)
@@ -257,7 +257,7 @@ class GroupCoordinator:
     def heartbeat(self, group_id: str, generation_id: int, member_id: str, group_instance_id: str | None) -> ErrorCode:
         error = self._group_error(group_id)
         if error is not None:
-            # Whoever is being loaded will get a full session.
+            # Members of a group that is being loaded get a full session afterwards.
             return ErrorCode.NONE if error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS else error
         group = self._manager.get(group_id)
         if group is None:
@@ -303,7 +303,7 @@ class GroupCoordinator:
         group_instance_id: str | None,
         offsets: Mapping[TopicPartition, OffsetAndMetadata],
     ) -> dict[TopicPartition, ErrorCode]:
-        """Returns when the offsets stand in the log. A generation below 0 has who only keeps offsets here."""
+        """Returns when the offsets are in the log. A negative generation means the client only stores offsets."""
         error = self._group_error(group_id, may_be_empty=True)
         if error is not None:
             return dict.fromkeys(offsets, error)
@@ -323,16 +323,16 @@ class GroupCoordinator:
         return await self._manager.store_offsets(group, offsets)
 
     def partitions_of_group(self, group_id: str) -> list[TopicPartition]:
-        """Those for which something is committed, as far as this broker coordinates the group."""
+        """The partitions with committed offsets; empty if this broker does not coordinate the group."""
         group = self._manager.get(group_id)
         return [] if group is None else list(group.offsets)
 
     def fetch_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition] | None, *, require_stable: bool
     ) -> tuple[ErrorCode, dict[TopicPartition, tuple[ErrorCode, OffsetAndMetadata | None]]]:
-        """What is committed for the partitions (None: for all for which something is), None where nothing is.
+        """The committed offsets of the partitions (None: of all with an offset); None for a partition without one.
 
-        With `require_stable` UNSTABLE_OFFSET_COMMIT where something is about to be (KIP-447).
+        With `require_stable`, a partition with a pending commit gets UNSTABLE_OFFSET_COMMIT (KIP-447).
         """
         error = self._group_error(group_id, may_be_empty=True)
         if error is not None:
@@ -353,7 +353,7 @@ class GroupCoordinator:
     def delete_offsets(
         self, group_id: str, partitions: Sequence[TopicPartition]
     ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
-        """Refused for topics that a member subscribes to (KIP-496)."""
+        """Deletes committed offsets; refused for topics that a member subscribes to (KIP-496)."""
         error = self._group_error(group_id)
         if error is not None:
             return error, {}
@@ -376,7 +376,7 @@ class GroupCoordinator:
         return ErrorCode.NONE, errors
 
     def committed_partitions(self) -> Steps[dict[str, dict[int, None]]]:
-        """The partitions of each topic that have offsets here, but for groups that are being loaded."""
+        """The partitions of each topic that have offsets here, except in groups that are being loaded."""
         found: dict[str, dict[int, None]] = {}
         slices = Slices(OFFSETS_PER_SLICE)
         for group in self._manager.groups():
@@ -389,7 +389,7 @@ class GroupCoordinator:
         return found
 
     def partitions_deleted(self, partitions: Collection[TopicPartition]) -> Steps[None]:
-        """Nobody needs their offsets any more. To be done before one of the same name may come, and in steps."""
+        """Removes the offsets of deleted partitions, in steps. Must finish before a topic of the same name exists."""
         if not partitions:
             return
         deleted = dict.fromkeys(partitions)
@@ -416,7 +416,8 @@ class GroupCoordinator:
     # -- groups -----------------------------------------------------------------------------------------------------
 
     def list_groups(self, states: Collection[str]) -> tuple[ErrorCode, list[GroupOverview]]:
-        """Those in one of the states, all if there are none. With COORDINATOR_LOAD_IN_PROGRESS there may be more."""
+        """The groups in one of the states, or all groups without states. COORDINATOR_LOAD_IN_PROGRESS: the list may be
+        incomplete."""
         if not self._is_active:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE, []
         error = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self._manager.is_loading else ErrorCode.NONE
@@ -431,7 +432,7 @@ class GroupCoordinator:
         return ErrorCode.NONE, DEAD_GROUP if group is None else group.summary()
 
     def delete_groups(self, group_ids: Iterable[str]) -> dict[str, ErrorCode]:
-        """Only Empty groups can be deleted."""
+        """Deletes groups. Only Empty groups can be deleted."""
         results = {}
         groups = []
         for group_id in dict.fromkeys(group_ids):
@@ -452,7 +453,7 @@ class GroupCoordinator:
         return results
 
     def _group_error(self, group_id: str, *, may_be_empty: bool = False) -> ErrorCode | None:
-        """Why this coordinator does not answer for the group."""
+        """Why this coordinator cannot answer for the group."""
         if not is_legal_group_id(group_id, may_be_empty):
             return ErrorCode.INVALID_GROUP_ID
         if not self._is_active:

@@ -1,14 +1,14 @@
-"""From the log of a partition of `__consumer_offsets` to the groups that it holds.
+"""Loads the groups of a partition of `__consumer_offsets` from its log.
 
-Most records of a log that is not compacted yet are outdated: so each is only kept under its key, over the one before,
-and what is left at the end is decoded.
+Most records of a log that is not compacted yet are outdated. So only the newest record of each key is kept, and the
+remaining records are decoded at the end.
 
 What must stay true:
 - Of equal keys the record with the highest offset counts. A transaction's records come only after its commit, so not
   every batch comes in the order of the log.
-- What one record has wrong hurts no other. A key of an unknown kind is skipped, with one warning for the partition:
-  a newer Kafka may have written it, whose groups it knows better.
-- Nobody gets a group before all of the log has been read.
+- A broken record affects no other record. A key of an unknown kind, which a newer Kafka may have written, is skipped,
+  with one warning for the partition.
+- No group is returned before all of the log has been read.
 
 Source: kafka.coordinator.group.GroupMetadataManager (doLoadGroupsAndOffsets).
 """
@@ -28,7 +28,7 @@ from klamm.coordinator.group_records import (
 from klamm.coordinator.ports import LogBatch
 from klamm.slices import Slices, in_slices
 
-# What a step decodes: a few milliseconds.
+# The number of records that a step decodes: a few milliseconds.
 RECORDS_PER_SLICE = 1000
 
 _OLDEST_OFFSET_KEY = b"\x00\x00"
@@ -42,22 +42,22 @@ LatestRecords = dict[bytes, LogRecord]
 
 
 async def load_groups(partition: int, batches: AsyncIterator[LogBatch], now_ms: int) -> dict[str, Group]:
-    """The groups of a partition, by id. Those that only have offsets are Empty, since `now_ms`.
+    """The groups of a partition, by id. Groups that only have offsets are Empty since `now_ms`.
 
-    Raises what reading raises.
+    Raises the errors of `batches`.
     """
     return await in_slices(build_groups(partition, await latest_records(batches), now_ms))
 
 
 async def latest_records(batches: AsyncIterator[LogBatch]) -> LatestRecords:
-    """The last record of each key, tombstones too."""
+    """The last record of each key, including tombstones."""
     latest: LatestRecords = {}
     end = -1
     async for batch in batches:
         is_in_order = batch.base_offset > end
         for record in batch.records:
             key = record[1] or b""
-            # The oldest version of the key, otherwise the same.
+            # Only the version differs: keys of version 0 and 1 are equal otherwise.
             if key.startswith(_OLDEST_OFFSET_KEY):
                 key = _OFFSET_KEY + key[2:]
             if is_in_order or key not in latest or latest[key][0] < record[0]:
@@ -68,10 +68,10 @@ async def latest_records(batches: AsyncIterator[LogBatch]) -> LatestRecords:
 
 
 def build_groups(partition: int, latest: LatestRecords, now_ms: int) -> Generator[None, None, dict[str, Group]]:
-    """The groups that these records describe; in steps. Leaves none of the records."""
+    """The groups that these records describe; in steps. Empties `latest`."""
     groups: dict[str, Group] = {}
     unknown_versions: dict[int, None] = {}
-    # Groups first: offsets of who has no record as a group are those of a group that only commits.
+    # Groups first: offsets without a group record belong to a group that only commits.
     slices = Slices(RECORDS_PER_SLICE)
     for key, (record_offset, _, value) in latest.items():
         if slices.is_over():
@@ -93,7 +93,7 @@ def build_groups(partition: int, latest: LatestRecords, now_ms: int) -> Generato
     while latest:
         if slices.is_over():
             yield
-        # Records are freed as they are decoded: to free a million at once would hold the loop.
+        # Records are freed as they are decoded: freeing a million at once would hold the loop.
         key, (record_offset, _, value) = latest.popitem()
         if value is None or not key.startswith(_OFFSET_KEY):
             continue

@@ -1,6 +1,6 @@
 """The groups that this broker coordinates, and their records in `__consumer_offsets` (Kafka's `GroupMetadataManager`).
 
-A group belongs to one partition of the topic; whoever leads that partition coordinates the group. A partition is
+A group belongs to one partition of the topic; the leader of that partition coordinates the group. A partition is
 
 | is       | since            | `check` says                                                                        |
 |----------|------------------|-------------------------------------------------------------------------------------|
@@ -9,19 +9,20 @@ A group belongs to one partition of the topic; whoever leads that partition coor
 | owned    | all is loaded    | nothing                                                                             |
 
 What must stay true:
-- What is answered of a group is what all of the log says: a partition that could not be read to its end is never owned.
-  It is read again while this broker leads it, and is unknown again when it does not.
+- Answers about a group reflect the whole log: a partition that could not be read to its end is never owned. It is read
+  again while this broker leads it, and becomes unknown when the leadership ends.
 - Partitions load one after another, in the order of the elections, since each takes a share of the one loop.
-- A committed offset is in the log, on all in-sync replicas, before it is known here; of two offsets that of the later
-  record is known, whatever the order in which they are completed. Whoever commits may go away meanwhile.
-- An append whose outcome is open (REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND) changes nothing here, as in
-  Kafka. Its client heard of no commit and commits again, later in the log. If it does not, the old offset is known
-  until the partition is loaded by whoever leads it next, and then the one in the log: never one that was committed
-  earlier than what a client has an acknowledgement for.
-- Tombstones wait for nobody. One that is lost comes again when what it was about expires again.
+- A committed offset is in the log, on all in-sync replicas, before it is visible here. Of two commits the one with the
+  later record counts, whatever the order of their completion. The client may disconnect meanwhile.
+- An append with an unknown outcome (REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND) changes nothing here, as in
+  Kafka. Its client got no acknowledgement and commits again, later in the log. If the client does not, the old offset
+  stays visible until the next leader loads the partition, and then the offset in the log counts. The visible offset is
+  never older than an acknowledged one.
+- Tombstones are not waited for. If one is lost, it is written again when its offset or group expires again.
 
-Differences from Kafka: what is refused for the size of its metadata is not pending for ever; a partition that was
-deleted and created anew has epochs of its own; a read error does not make a part of the groups all that there are.
+Differences from Kafka: a commit that is refused for the size of its metadata does not stay pending for ever; a
+partition that was deleted and recreated has its own epochs; after a read error a partial load never passes for all
+groups.
 """
 
 import asyncio
@@ -48,9 +49,9 @@ from klamm.znodes.topics import TopicPartition
 
 LOAD_RETRY_BACKOFF_MS = 500
 MAX_LOAD_RETRY_BACKOFF_MS = 30_000
-# What `partition_for` says while nobody knows how many partitions there are.
+# `partition_for` returns this while the number of partitions is unknown.
 UNKNOWN_PARTITION = -1
-# So many groups are told of, or looked at, before others have the loop.
+# The number of groups that are passed on or examined before others have the loop.
 GROUPS_PER_SLICE = 100
 
 _log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ _STORE_ERRORS: Mapping[ErrorCode, ErrorCode] = {
     ErrorCode.NOT_LEADER_OR_FOLLOWER: ErrorCode.NOT_COORDINATOR,
     ErrorCode.KAFKA_STORAGE_ERROR: ErrorCode.NOT_COORDINATOR,
 }
-# What members and committers hear of an append that failed; other errors they hear as they are.
+# The errors that clients get for a failed append; all other errors are passed on unchanged.
 GROUP_ERRORS: Mapping[ErrorCode, ErrorCode] = {
     **_STORE_ERRORS,
     ErrorCode.REQUEST_TIMED_OUT: ErrorCode.REBALANCE_IN_PROGRESS,
@@ -81,7 +82,7 @@ COMMIT_ERRORS: Mapping[ErrorCode, ErrorCode] = {
 
 
 class OffsetsConfig(Protocol):
-    """Of the broker's configuration what offsets need, by the names that it has there."""
+    """The broker configs that offsets need."""
 
     @property
     def offset_metadata_max_bytes(self) -> int: ...
@@ -96,7 +97,7 @@ class OffsetsConfig(Protocol):
 def partition_for(group_id: str, partition_count: int) -> int:
     """The partition of `__consumer_offsets` that a group belongs to."""
     value = java_hash(group_id)
-    # Java has no 2^31, so that Kafka takes 0 for the absolute value of -2^31.
+    # A Java int cannot be 2^31, so Kafka uses 0 as the absolute value of -2^31.
     return (0 if value == -(2**31) else abs(value)) % partition_count
 
 
@@ -130,20 +131,20 @@ class GroupMetadataManager:
         self._clock_ms = clock_ms
         self._on_failure = on_failure
         self._loop = asyncio.get_running_loop()
-        # The newest epoch in which each partition was won or lost.
+        # The newest epoch of an election or resignation, by partition.
         self._epochs: dict[int, int] = {}
         self._loading: dict[int, asyncio.Task[None]] = {}
-        # By partition that is loading: what was deleted meanwhile, so that its offsets are outdated.
+        # By loading partition: the topic partitions deleted meanwhile, whose loaded offsets are outdated.
         self._deleted: dict[int, dict[TopicPartition, None]] = {}
         self._one_at_a_time = asyncio.Lock()
-        # By partition, of those that are owned or have been read; and by id.
+        # By partition that is owned or has been read, then by group id.
         self._groups: dict[int, dict[str, Group]] = {}
         self._expiring: asyncio.Task[None] | None = None
 
     # -- groups -----------------------------------------------------------------------------------------------------
 
     def check(self, group_id: str) -> ErrorCode | None:
-        """Why this broker cannot speak for the group now; None if it can."""
+        """Why this broker cannot answer for the group now; None if it can."""
         partition = self._partition_for(group_id)
         if partition in self._loading:
             return ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
@@ -157,7 +158,7 @@ class GroupMetadataManager:
         return self._groups.get(self._partition_for(group_id), {}).get(group_id)
 
     def get_or_create(self, group_id: str) -> Group:
-        """A new group is Empty. KeyError for a group that `check` has an error for."""
+        """A new group is Empty. KeyError for a group for which `check` returns an error."""
         groups = self._groups[self._partition_for(group_id)]
         group = groups.get(group_id)
         if group is None:
@@ -165,13 +166,13 @@ class GroupMetadataManager:
         return group
 
     def groups(self) -> list[Group]:
-        """All that are known, by partition in the order of their loading."""
+        """All loaded groups, by partition in the order of loading."""
         return [group for groups in self._groups.values() for group in groups.values()]
 
     # -- storing ----------------------------------------------------------------------------------------------------
 
     async def store_group(self, group: Group, assignments: Mapping[str, bytes]) -> ErrorCode:
-        """Writes the group as it is now, with what each member (by id) is to work on."""
+        """Writes the group as it is now, with the assignment of each member (by id)."""
         record = group_metadata_key(group.group_id), group_metadata_value(group, assignments)
         generation_id = group.generation_id
 
@@ -186,7 +187,7 @@ class GroupMetadataManager:
     async def store_offsets(
         self, group: Group, offsets: Mapping[TopicPartition, OffsetAndMetadata]
     ) -> dict[TopicPartition, ErrorCode]:
-        """Commits the offsets, but for those with too much metadata."""
+        """Commits the offsets, except those with too much metadata."""
         accepted = {partition: offset for partition, offset in offsets.items() if self._has_legal_size(offset)}
         result = dict.fromkeys(offsets, ErrorCode.OFFSET_METADATA_TOO_LARGE)
         if not accepted:
@@ -213,7 +214,7 @@ class GroupMetadataManager:
     async def _append(
         self, group: Group, records: Sequence[KeyAndValue], on_appended: Callable[[Appended], None]
     ) -> ErrorCode:
-        """How the append ended, of which `on_appended` hears first, also when nobody waits here any more."""
+        """Returns the append's result. `on_appended` gets it first, even if this caller was cancelled."""
         heard: asyncio.Future[ErrorCode] = self._loop.create_future()
 
         def ended(future: asyncio.Future[Appended]) -> None:
@@ -233,31 +234,36 @@ class GroupMetadataManager:
 
     def _has_legal_size(self, offset: OffsetAndMetadata) -> bool:
         metadata = offset.metadata
-        # Despite the name of the setting Kafka counts UTF-16 code units. A record has no room for more than an int16
-        # can count, whatever the setting says.
+        # Despite the setting's name Kafka counts UTF-16 code units. Whatever the setting, a record's text is limited to
+        # the length that an int16 can count.
         size = len(metadata.encode("utf-16-be", "surrogatepass")) // 2 if metadata else 0
         return size <= self._config.offset_metadata_max_bytes and len(metadata.encode()) <= MAX_STRING_BYTES
 
     # -- elections --------------------------------------------------------------------------------------------------
 
     def become_leader(self, partition: int, coordinator_epoch: int, on_loaded: OnGroup) -> None:
-        """This broker leads the partition: its groups are loaded, and `on_loaded` hears of each before anybody else.
+        """This broker leads the partition: its groups are loaded, and `on_loaded` gets each one before other code does.
 
-        Older epochs are ignored. A newer one changes nothing for what is owned or loading: without `resign` in between
-        nobody else has written to the log.
+        Older epochs are ignored. A newer epoch changes nothing for an owned or loading partition: without `resign` in
+        between no other broker has written to the log.
         """
         known_epoch = self._epochs.get(partition, coordinator_epoch)
         if coordinator_epoch < known_epoch:
-            _log.info("election in epoch %d of %s is over: epoch %d", coordinator_epoch, _name(partition), known_epoch)
+            _log.info(
+                "ignored an election in epoch %d of %s: the epoch is %d",
+                coordinator_epoch,
+                _name(partition),
+                known_epoch,
+            )
             return
         self._epochs[partition] = coordinator_epoch
         if partition not in self._loading and partition not in self._groups:
             self._loading[partition] = start_task(self._load(partition, on_loaded), self._on_failure)
 
     def resign(self, partition: int, coordinator_epoch: int | None, on_unloaded: OnGroup) -> None:
-        """This broker leads the partition no more: its groups are gone at once, and `on_unloaded` hears of each.
+        """This broker no longer leads the partition: its groups are dropped at once, and `on_unloaded` gets each one.
 
-        Older epochs are ignored. None: the replica is gone, and so is what was known of epochs.
+        Older epochs are ignored. None: the replica was removed, and its known epoch is forgotten.
         """
         if coordinator_epoch is None:
             self._epochs.pop(partition, None)
@@ -265,7 +271,8 @@ class GroupMetadataManager:
             known_epoch = self._epochs.get(partition, coordinator_epoch)
             if coordinator_epoch < known_epoch:
                 _log.info(
-                    "resignation in epoch %d of %s is over: epoch %d", coordinator_epoch, _name(partition), known_epoch
+                    "ignored a resignation in epoch %d of %s: the epoch is %d",
+                    *(coordinator_epoch, _name(partition), known_epoch),
                 )
                 return
             self._epochs[partition] = coordinator_epoch
@@ -308,7 +315,7 @@ class GroupMetadataManager:
                     yield
 
     def _belongs_elsewhere(self, group_id: str, partition: int) -> bool:
-        """The topic had fewer partitions when this was written: what the group is now, another partition says."""
+        """Whether another partition holds the group's current state, because the topic had fewer partitions earlier."""
         now_in = self._partition_for(group_id)
         if now_in in (partition, UNKNOWN_PARTITION):
             return False
@@ -316,7 +323,7 @@ class GroupMetadataManager:
         return True
 
     async def _read(self, partition: int) -> dict[str, Group] | None:
-        """None if it could not be read, and has another leader now."""
+        """The partition's groups; None if reading failed and the partition has another leader now."""
         backoff_ms = LOAD_RETRY_BACKOFF_MS
         while True:
             try:
@@ -326,12 +333,12 @@ class GroupMetadataManager:
                 if not self._log.is_leader(partition):
                     _log.warning("%s could not be loaded, and has another leader now: %s", _name(partition), error)
                     return None
-                _log.error("%s could not be loaded; again in %d ms: %s", _name(partition), backoff_ms, error)
+                _log.error("%s could not be loaded; retrying in %d ms: %s", _name(partition), backoff_ms, error)
             await asyncio.sleep(backoff_ms / 1000)
             backoff_ms = min(2 * backoff_ms, MAX_LOAD_RETRY_BACKOFF_MS)
 
     def partitions_deleted(self, partitions: Iterable[TopicPartition]) -> None:
-        """Groups that are being loaded will come without offsets of these."""
+        """Drops the offsets of these partitions from groups that are being loaded."""
         deleted = list(partitions)
         for partition in self._loading:
             self._deleted.setdefault(partition, {}).update(dict.fromkeys(deleted))
@@ -339,10 +346,10 @@ class GroupMetadataManager:
     # -- removing ---------------------------------------------------------------------------------------------------
 
     def cleanup(self, groups: Iterable[Group], select: Callable[[Group], Iterable[TopicPartition]]) -> int:
-        """Removes the offsets that `select` names of each group, and groups that are Empty and have none then: they
-        are Dead. Returns how many offsets were removed.
+        """Removes the offsets that `select` names for each group. An Empty group without offsets then becomes Dead and
+        is removed. Returns how many offsets were removed.
 
-        Nothing happens to groups that others coordinate, or are about to.
+        Groups that another broker coordinates, or is about to, are left alone.
         """
         return sum(
             self._clean(group, select)
@@ -358,7 +365,7 @@ class GroupMetadataManager:
         partition = self._partition_for(group.group_id)
         if group.state is GroupState.DEAD:
             del self._groups[partition][group.group_id]
-            # Without a generation it had only offsets, and no record of its own.
+            # A group without a generation has only offsets and no group record.
             if group.generation_id > 0:
                 tombstones.append((group_metadata_key(group.group_id), None))
         if tombstones:
@@ -368,13 +375,13 @@ class GroupMetadataManager:
     # -- life -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """From now on offsets expire."""
+        """Starts the expiration of offsets."""
         interval_ms = self._config.offsets_retention_check_interval_ms
         retention_ms = self._config.offsets_retention_minutes * 60_000
         self._expiring = start_task(expire_every(interval_ms, retention_ms, self, self._clock_ms), self._on_failure)
 
     async def stop(self) -> None:
-        """Ends what is under way. Idempotent."""
+        """Ends loading and expiration. Idempotent."""
         tasks = [*self._loading.values(), *filter(None, [self._expiring])]
         self._expiring = None
         for task in tasks:

@@ -1,4 +1,4 @@
-"""What a coordinator tells about its groups, under Kafka's names. Counted when somebody asks."""
+"""Metrics of a coordinator's groups, under Kafka's names. The groups are counted when a metric is read."""
 
 from klamm.coordinator.group import GroupState
 from klamm.coordinator.group_metadata_manager import GroupMetadataManager
@@ -16,7 +16,7 @@ def register_group_metrics(metrics: Metrics, manager: GroupMetadataManager) -> N
 
     gauge("NumGroups", "Groups that this broker coordinates.", frozenset(GroupState))
     for state in GroupState:
-        gauge(f"NumGroups{state}", f"Those of them in state {state}.", frozenset({state}))
+        gauge(f"NumGroups{state}", f"Groups in state {state} that this broker coordinates.", frozenset({state}))
     metrics.gauge(
         MetricName(GROUP, "GroupMetadataManager", "NumOffsets"),
         "Committed offsets of these groups.",

@@ -1,4 +1,4 @@
-"""The records of `__consumer_offsets`: what a group has committed, and the group itself, as bytes and back. Pure.
+"""Encodes and decodes the records of `__consumer_offsets`: committed offsets, and groups. Pure.
 
 Each key and each value begins with its version (int16). Text is int16 length and UTF-8 (-1: null), bytes and arrays
 begin with an int32 length or count.
@@ -13,11 +13,11 @@ begin with an int32 length or count.
 |        |                                         | session timeout int32, subscription bytes, assignment bytes] |
 
 What must stay true:
-- All versions (keys 0 to 2, values 0 to 3) are read. What is written is what Kafka writes from
-  inter.broker.protocol.version 2.4 on, which is all that klamm supports: keys 1 and 2, value 3; value 1 for an offset
-  with an expire timestamp of its own, although that has no leader epoch.
-- Records that say the same of the same partition have equal keys, so that a later one replaces an earlier one.
-- Bytes that are no such record raise ValueError, with what is wrong. Bytes after the end are left alone, as in Kafka.
+- All versions (keys 0 to 2, values 0 to 3) are read. Writing uses the versions that Kafka uses from
+  inter.broker.protocol.version 2.4 on, the oldest that klamm supports: keys 1 and 2, value 3; value 1 for an offset
+    with its own expire timestamp, although that version has no leader epoch.
+- Records about the same partition of a group have equal keys, so that a later one replaces an earlier one.
+- Invalid bytes raise ValueError with the reason. Bytes after the end are ignored, as in Kafka.
 
 Source: GroupMetadataManager (offsetCommitKey to readGroupMessageValue), OffsetCommitKey.json, OffsetCommitValue.json,
 GroupMetadataKey.json, GroupMetadataValue.json.
@@ -51,20 +51,20 @@ T = TypeVar("T")
 
 
 class OffsetKey(NamedTuple):
-    """The record holds what a group has committed of a partition."""
+    """The key of a group's committed offset for a partition."""
 
     group_id: str
     partition: TopicPartition
 
 
 class GroupKey(NamedTuple):
-    """The record holds a group."""
+    """The key of a group."""
 
     group_id: str
 
 
 class UnknownKey(NamedTuple):
-    """A record of a kind that was invented after Kafka 2.8."""
+    """The key of a record kind from after Kafka 2.8."""
 
     version: int
 
@@ -97,9 +97,9 @@ def group_metadata_key(group_id: str) -> bytes:
 
 
 def group_metadata_value(group: Group, assignments: Mapping[str, bytes]) -> bytes:
-    """The group with what each of its members (by id) is to work on.
+    """The group with the assignment of each member (by id).
 
-    Raises LookupError for a member without an assignment. If there are members, there is a protocol.
+    Raises LookupError for a member without an assignment. A group with members must have a protocol.
     """
     timestamp_ms = NO_TIMESTAMP if group.state_timestamp_ms is None else group.state_timestamp_ms
     parts = [
@@ -156,19 +156,19 @@ def _bytes(data: bytes) -> bytes:
 
 
 def read_key(data: bytes) -> Key:
-    """What a record is about. ValueError for bytes that are no key."""
+    """Decodes a record's key. ValueError for an invalid key."""
     return _whole(_read_key, data)
 
 
 class OffsetKeyReader:
-    """Reads many offset keys as `read_key` would: what several have in common is decoded once, and one object."""
+    """Reads many offset keys like `read_key`, but decodes parts that keys share only once, into shared objects."""
 
     def __init__(self) -> None:
         self._group_ids: dict[bytes, str] = {}
         self._partitions: dict[bytes, TopicPartition] = {}
 
     def read(self, data: bytes) -> tuple[str, TopicPartition]:
-        """The group and the partition. ValueError for bytes that are no offset key."""
+        """The group and the partition. ValueError for an invalid offset key."""
         end = 4 + int.from_bytes(data[2:4])
         group_id, partition = self._group_ids.get(data[:end]), self._partitions.get(data[end:])
         if group_id is not None and partition is not None:
@@ -180,7 +180,7 @@ class OffsetKeyReader:
 
 
 def read_offset_value(data: bytes) -> OffsetAndMetadata:
-    """What a record with an `OffsetKey` holds. ValueError for bytes of no version that is known, or of none at all."""
+    """Decodes the value of a record with an `OffsetKey`. ValueError for an unknown version or invalid bytes."""
     if len(data) == _PLAIN_OFFSET_V3.size:
         version, offset, leader_epoch, length, commit_timestamp_ms = _PLAIN_OFFSET_V3.unpack(data)
         if version == OFFSET_VALUE_VERSION and length == 0:
@@ -189,9 +189,9 @@ def read_offset_value(data: bytes) -> OffsetAndMetadata:
 
 
 def read_group_value(group_id: str, data: bytes) -> Group:
-    """What a record with a `GroupKey` holds: the group without its offsets, Stable if it has members, else Empty.
+    """Decodes the value of a record with a `GroupKey`: the group without offsets, Stable if it has members, else Empty.
 
-    ValueError for bytes of no version that is known, or of none at all.
+    ValueError for an unknown version or invalid bytes.
     """
     return _whole(lambda data: _read_group_value(group_id, data), data)
 

@@ -1,7 +1,7 @@
-"""Offsets that nobody needs any more go after `offsets.retention.minutes` (KIP-211), and groups without any with them.
+"""Removes expired offsets after `offsets.retention.minutes` (KIP-211), and groups that have no offsets left.
 
-What must stay true: a look at all groups is taken in slices, of a group with very many offsets too, and each offset is
-judged by what its group is at that moment.
+What must stay true: the groups are examined in slices, and so is a group with very many offsets. Each offset is judged
+by the state of its group at that moment.
 
 Source: kafka.coordinator.group.GroupMetadataManager (cleanupGroupMetadata), GroupMetadata (removeExpiredOffsets).
 """
@@ -15,7 +15,7 @@ from klamm.coordinator.group import Group
 from klamm.slices import Slices, in_slices
 from klamm.znodes.topics import TopicPartition
 
-# What a step looks at, in offsets: about a millisecond.
+# The number of offsets that a step examines: about a millisecond.
 OFFSETS_PER_SLICE = 1000
 
 _log = logging.getLogger(__name__)
@@ -29,11 +29,11 @@ class Groups(Protocol):
     def groups(self) -> list[Group]: ...
 
     def cleanup(self, groups: Iterable[Group], select: Select) -> int:
-        """Removes what `select` names; returns how many offsets that were."""
+        """Removes the offsets that `select` names; returns how many."""
 
 
 async def expire_every(interval_ms: int, retention_ms: int, groups: Groups, clock_ms: Callable[[], int]) -> None:
-    """Never ends."""
+    """Removes expired offsets in every interval, for ever."""
     while True:
         await asyncio.sleep(interval_ms / 1000)
         removed = await in_slices(expire(groups, clock_ms(), retention_ms))
@@ -42,7 +42,7 @@ async def expire_every(interval_ms: int, retention_ms: int, groups: Groups, cloc
 
 
 def expire(groups: Groups, now_ms: int, retention_ms: int) -> Generator[None, None, int]:
-    """Removes what has expired by now, in steps; returns how many offsets that were."""
+    """Removes the offsets that have expired at `now_ms`, in steps; returns how many."""
     removed = 0
     slices = Slices(OFFSETS_PER_SLICE)
     for group in groups.groups():
@@ -54,6 +54,7 @@ def expire(groups: Groups, now_ms: int, retention_ms: int) -> Generator[None, No
 
 
 def pieces(partitions: Sequence[TopicPartition]) -> Iterator[Sequence[TopicPartition]]:
-    """What is looked at in one step, of one group. There is one piece at least: a group without offsets goes, too."""
+    """The partitions of one group in pieces, one for each step. At least one piece, so that a group without offsets is
+    removed too."""
     for start in range(0, max(len(partitions), 1), OFFSETS_PER_SLICE):
         yield partitions[start : start + OFFSETS_PER_SLICE]

@@ -1,4 +1,4 @@
-"""What group coordination needs of the rest of the broker, which supplies it."""
+"""The interfaces that group coordination needs from the rest of the broker."""
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import NamedTuple, Protocol
@@ -9,7 +9,7 @@ KeyAndValue = tuple[bytes, bytes | None]
 
 
 class Appended(NamedTuple):
-    """How an append ended. `base_offset` is the offset of its first record, -1 where it failed.
+    """The result of an append. `base_offset` is the offset of its first record, or -1 if it failed.
 
     NOT_ENOUGH_REPLICAS_AFTER_APPEND, REQUEST_TIMED_OUT and NOT_LEADER_OR_FOLLOWER leave open whether the records stay.
     """
@@ -31,19 +31,19 @@ class OffsetsLog(Protocol):
     def append(self, partition: int, records: Sequence[KeyAndValue]) -> Awaitable[Appended]:
         """Appends the records, together and in this order, and waits until they are committed.
 
-        Appends to one partition are in the order of the calls, and end in it.
+        Appends to one partition happen, and complete, in the order of the calls.
         """
 
     def append_unacknowledged(self, partition: int, records: Sequence[KeyAndValue]) -> None:
-        """Appends if this broker leads the partition; nobody waits for that (tombstones)."""
+        """Appends without waiting (tombstones), if this broker leads the partition."""
 
     def read(self, partition: int) -> AsyncIterator[LogBatch]:
-        """All batches that are there now, oldest first, without control batches; others have the loop in between.
+        """All batches of the log now, oldest first, without control batches; others have the loop in between.
 
-        What a transaction has written comes where it was committed; never, if it was not. Records for which `append`
-        was called before are there.
+        The records of a transaction come at its commit, and never without a commit. Records for which `append` was
+        called before are included.
 
-        Raises KafkaError when the log cannot be read, or the partition is not hosted (any more).
+        Raises KafkaError when the log cannot be read, or this broker does not host the partition.
         """
 
     def is_leader(self, partition: int) -> bool:

@@ -298,8 +298,8 @@ def test_a_log_that_cannot_be_read_to_its_end_is_read_again(error, caplog, monke
     with caplog.at_level(logging.ERROR):
         run(scenario, filled_log("a0"))
     assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "__consumer_offsets-0 could not be loaded; again in 1 ms",
-        "__consumer_offsets-0 could not be loaded; again in 2 ms",
+        "__consumer_offsets-0 could not be loaded; retrying in 1 ms",
+        "__consumer_offsets-0 could not be loaded; retrying in 2 ms",
     ]
 
 
