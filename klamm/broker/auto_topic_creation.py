@@ -1,9 +1,9 @@
-"""Creates topics that clients name and nobody has created: auto-created ones, and `__consumer_offsets`.
+"""Creates missing topics that clients name: auto-created topics, and `__consumer_offsets`.
 
 What must stay true:
-- A request waits for ZooKeeper at most `ANSWER_WITHIN_MS`, and what it asks of topics that exist never fails with it.
-- A creation that has begun runs to its end, whether or not the client that caused it is still there.
-- One topic has one creation under way at a time, and there are at most `MAX_UNDER_WAY`. Clients ask again.
+- A request waits for ZooKeeper at most `ANSWER_WITHIN_MS`; a failed creation never affects the request's other topics.
+- A creation that has begun runs to its end, even if its client disconnects.
+- A topic has one pending creation at a time, and there are at most `MAX_UNDER_WAY` of them. Clients retry.
 
 Source: kafka.server.AutoTopicCreationManager.
 """
@@ -16,16 +16,16 @@ from klamm.broker.topic_admin import NewTopic, TopicAdmin
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.tasks import OnFailure, start_task
 
-# How long a client waits for the writes of the creations that it causes. ZooKeeper takes milliseconds when it is there.
+# How long a client waits for the writes of the creations that it causes. A reachable ZooKeeper takes milliseconds.
 ANSWER_WITHIN_MS = 500
 MAX_UNDER_WAY = 1000
 
-# The topic has no leaders yet, ZooKeeper did not say whether it was created, or somebody else has created it.
+# The topic has no leaders yet, its creation in ZooKeeper is uncertain, or another client has created it.
 _TO_BE_ASKED_FOR_AGAIN = (ErrorCode.REQUEST_TIMED_OUT, ErrorCode.TOPIC_ALREADY_EXISTS)
 
 
 class AutoTopicCreation:
-    """The creations of one broker that no CreateTopics request has asked for."""
+    """The topic creations of one broker without a CreateTopics request."""
 
     def __init__(self, topic_admin: TopicAdmin, on_failure: OnFailure) -> None:
         self._topic_admin = topic_admin
@@ -33,7 +33,7 @@ class AutoTopicCreation:
         self._under_way: dict[str, None] = {}
 
     async def create(self, topics: Sequence[NewTopic]) -> dict[str, KafkaError]:
-        """Starts to create the topics. Returns those that cannot be, with the reason; the others will be there soon."""
+        """Starts to create the topics. Returns the reason for each topic that cannot be created."""
         room = MAX_UNDER_WAY - len(self._under_way)
         new = [topic for topic in topics if topic.name not in self._under_way][:room]
         if not new:

@@ -2,16 +2,16 @@
 
 Start: ZooKeeper session and top-level znodes, cluster id, dynamic configs, log directories and their identity, logs,
 listeners bound (so that their addresses are known), broker znode, producer ids, then the listeners accept, then the
-controller, and last the watch on changed configs.
-Stop: the controller moves this broker's leaderships away, requests under way are answered, fetchers end, high
-watermarks and logs are checkpointed, the clean-shutdown files are written, and the ZooKeeper session, which is what
-others see of this broker, ends last.
+controller starts, and last the watch on changed configs.
+Stop: the controller moves this broker's leaderships away, pending requests are answered, fetchers end, high watermarks
+and logs are checkpointed, the clean-shutdown files are written, and the ZooKeeper session, by which the cluster knows
+this broker, ends last.
 
 What must stay true:
 - No client is served before the broker is registered and its logs are recovered.
-- A stop ends what the start has reached, in reverse: `_closing` has one entry for each step that has to be undone.
-- `failure` is set by the first fault of the program, by the loss of the last log directory, and by a session that
-  cannot be set up anew; whoever runs the broker then stops the process. It is never set by what a client sends.
+- A stop undoes the completed steps of the start in reverse: `_closing` has one entry for each of them.
+- `failure` is set by the first fault of the program, by the loss of the last log directory, and by a failure to set up
+  a new session; the caller then stops the process. A client's input never sets it.
 """
 
 import asyncio
@@ -44,12 +44,12 @@ class Broker:
     """One broker. `authorizer` and `quotas` are the hooks for security; by default everything is allowed at full speed.
 
     `failure` is a future of the running loop that is resolved with the reason why the broker must stop. `zookeeper` and
-    `parts` are to be looked at only.
+    `parts` are read-only for callers.
     """
 
     failure: "asyncio.Future[BaseException]"
     parts: BrokerParts
-    """There from the moment on that the broker knows who it is, early in its start."""
+    """Set early in the start, as soon as the broker knows its id and cluster."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class Broker:
         self._environment = environment
         self._authorizer = authorizer or AllowEverything()
         self._quotas = quotas or NoQuotas()
-        # Not an AsyncExitStack: where a stop is cancelled, or its process killed, that would go on with the next step.
+        # Not an AsyncExitStack: after a cancelled step of a stop, it would continue with the next step.
         self._closing: list[Callable[[], Awaitable[object] | None]] = []
         self.zookeeper = ZooKeeperSession(environment, config, self._fail)
         self._finalized_features = FinalizedFeatureCache(
@@ -79,7 +79,7 @@ class Broker:
 
     @property
     def metrics_port(self) -> int | None:
-        """The HTTP port that tells about this broker, once it is bound; None without klamm.metrics.port."""
+        """The HTTP port for metrics and status, once it is bound; None without klamm.metrics.port."""
         return None if self.parts.metrics_endpoint is None else self.parts.metrics_endpoint.port
 
     # -- start ----------------------------------------------------------------------------------------------------
@@ -87,9 +87,9 @@ class Broker:
     async def start(self) -> None:
         """Returns when clients are served.
 
-        Raises BrokerStartError for what an operator can mend; ZooKeeperError when ZooKeeper does not answer; KafkaError
-        for log directories that cannot be used; OSError for addresses that cannot be bound. After a failed start only
-        `stop` may be called.
+        Raises BrokerStartError for errors that an operator can fix; ZooKeeperError when ZooKeeper does not answer;
+        KafkaError for log directories that cannot be used; OSError for addresses that cannot be bound. After a failed
+        start only `stop` may be called.
         """
         self.failure = asyncio.get_running_loop().create_future()
         self._refuse_unsupported()
@@ -107,11 +107,11 @@ class Broker:
             raise BrokerStartError("; ".join(reasons))
 
     async def wait_until_known(self) -> None:
-        """Returns when the controller has told this broker of the cluster: from then on clients find their way."""
+        """Returns when this broker has its first metadata from the controller, so that clients find the leaders."""
         await self.parts.metadata_cache.is_filled.wait()
 
     async def _find_identity(self) -> None:
-        """Begins the ZooKeeper session, and learns which broker of which cluster this is and how it is configured."""
+        """Begins the ZooKeeper session, and finds the broker's id, cluster and configuration."""
         self._closing.append(self.zookeeper.stop)
         await self.zookeeper.start()
         store = self.zookeeper.store
@@ -119,8 +119,8 @@ class Broker:
         await self._finalized_features.load()
         self.cluster_id = await store.get_or_create_cluster_id(encode_topic_id(self._environment.random_uuid()))
         self.broker_id = await self._find_broker_id(store)
-        # What ZooKeeper holds for this broker comes before its file. Some of it, as the listeners, is looked at only
-        # here: a change of that needs a restart.
+        # The configs in ZooKeeper take precedence over the file. Some of them, such as listeners, are read only here:
+        # a change needs a restart.
         await self._config.load(store, self.broker_id)
         self._refuse_unsupported()
 
@@ -133,7 +133,7 @@ class Broker:
         return ids[0] if ids else await store.generate_broker_id(config.reserved_broker_max_id)
 
     def assemble(self) -> BrokerParts:
-        """Makes the parts, which do nothing yet. The simulator puts its witnesses in here."""
+        """Makes the parts, which do nothing yet. The simulator overrides this to insert its witnesses."""
         return BrokerParts(
             config=self._config,
             environment=self._environment,
@@ -156,7 +156,7 @@ class Broker:
         await parts.log_manager.load({topic: log_config(parts.topic_configs.of(topic)) for topic in topics})
 
     async def _register(self, parts: BrokerParts) -> None:
-        """Takes the ports and makes this broker known."""
+        """Binds the ports and registers this broker."""
         # From here on a stop writes high watermarks: the directories are known to be this broker's.
         self._closing.append(parts.controller_channel.close)
         self._closing.append(parts.isr_changes.stop)
@@ -164,7 +164,7 @@ class Broker:
         self._closing.append(parts.listeners.stop)
         await parts.listeners.bind()
         if parts.metrics_endpoint is not None:
-            # Before the registration, which tells the port.
+            # Before the registration, which contains the port.
             await parts.metrics_endpoint.start()
             parts.registrar.metrics_port = parts.metrics_endpoint.port
         await parts.register()
@@ -173,16 +173,16 @@ class Broker:
         await parts.services.producer_ids.start()
         parts.log_manager.start()
         await parts.offsets_topic.load()
-        # Stopped before the requests under way are waited for: joins wait for minutes.
+        # Stopped before a stop waits for pending requests: joins wait for minutes.
         self._closing.append(parts.group_coordinator.stop)
         parts.group_coordinator.start()
         self._closing.append(parts.metadata_updates.stop)
         self._closing.append(parts.config_changes.stop)
         self._closing.append(parts.log_dir_failures.stop)
         parts.log_dir_failures.start()
-        # Before the controller, which may be this broker's own and then tells it at once what it leads.
+        # Before the controller: it may be this broker's own, and then sends LeaderAndIsr at once.
         await parts.listeners.start()
-        # The logs may have taken long to load; these say who may be elected.
+        # Loading the logs may have taken long, and the broker configs decide which replicas may be elected.
         await parts.config_handlers.brokers_changed()
         await parts.controller.startup(self.zookeeper.store)
         parts.config_changes.start()
@@ -193,9 +193,9 @@ class Broker:
     # -- sessions -------------------------------------------------------------------------------------------------
 
     async def _set_up_session(self, store: KafkaZooKeeper) -> None:
-        """Raises BrokerStartError when this is not the broker's cluster any more: ZooKeeper was wiped, or replaced.
+        """Raises BrokerStartError if ZooKeeper no longer holds this broker's cluster, because it was wiped or replaced.
 
-        To go on would be to serve topics that nobody else knows of; the logs stay as they are.
+        To continue would mean to serve topics that no other broker knows. The logs stay as they are.
         """
         await store.sync()
         cluster_id = await store.cluster_id()
@@ -205,7 +205,7 @@ class Broker:
             raise BrokerStartError(f"ZooKeeper at {connect} holds {found}; this broker belongs to {self.cluster_id}")
         await self._finalized_features.load()
         await self.parts.offsets_topic.load()
-        # Before this broker may be elected: they say whether a replica may lead that lacks records.
+        # Before this broker may be elected: the configs decide whether an out-of-sync replica may lead.
         await self.parts.config_handlers.brokers_changed()
         await self.parts.controller.new_session(store)
         self.parts.config_changes.new_session()
@@ -226,6 +226,6 @@ class Broker:
                 await ending
 
     async def _hand_over(self, parts: BrokerParts) -> None:
-        """Leaves the leaderships to other brokers, unless this one has failed."""
+        """Hands the leaderships over to other brokers, unless this one has failed."""
         if not self.failure.done() and self._config.current.controlled_shutdown_enable:
             await parts.controlled_shutdown.run(self.zookeeper.store)

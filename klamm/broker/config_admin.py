@@ -1,6 +1,6 @@
 """Alters the stored configurations of topics and brokers (Kafka's `ZkAdminManager`); `config_alterations` decides.
 
-Nothing takes effect here: every broker, this one too, hears of the change from ZooKeeper (`config_changes`).
+Nothing takes effect here: every broker, including this one, learns of the change from ZooKeeper (`config_changes`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +23,8 @@ Entries = Sequence[tuple[str, str | None]]
 
 class ConfigAdmin:
     """`zookeeper()` is the store of the current session. Methods raise KafkaErrors, for topics also
-    UNKNOWN_TOPIC_OR_PARTITION, ZooKeeperError when the session ends, and ZnodeError when a change starts from a
-    configuration that nobody can understand (it can be replaced).
+    UNKNOWN_TOPIC_OR_PARTITION, ZooKeeperError when the session ends, and ZnodeError when the stored configuration
+    cannot be parsed (it can be replaced, but not changed).
 
     A broker is named by its id as text; an empty name is the default of the cluster. A broker alters only itself and
     the default, because only it can tell whether it could run with the result.
@@ -43,7 +43,7 @@ class ConfigAdmin:
         self._zookeeper = zookeeper
 
     async def replace_topic(self, topic: str, entries: Entries, *, validate_only: bool) -> None:
-        """The topic is to have these configs and no others."""
+        """Gives the topic exactly these configs."""
         await self._require_topic(topic)
         config = replace_topic_config(self._config.current, entries)
         if not validate_only:
@@ -59,7 +59,7 @@ class ConfigAdmin:
         )
 
     async def replace_broker(self, name: str, entries: Entries, *, validate_only: bool) -> None:
-        """The broker is to have these dynamic configs and no others."""
+        """Gives the broker exactly these dynamic configs."""
         broker_id = self._require_broker(name)
         per_broker = broker_id is not None
         config = replace_broker_config(self._config.current, entries, per_broker=per_broker)
@@ -88,7 +88,7 @@ class ConfigAdmin:
     async def _require_topic(self, topic: str) -> None:
         is_known = topic in self._metadata_cache.snapshot.topics
         if is_known:
-            # The metadata may not know yet that a topic is gone. Nobody would ever remove what were stored for it.
+            # The metadata may still contain a deleted topic, and configs stored for such a topic would stay for ever.
             store = self._zookeeper()
             await store.sync()
             is_known = await store.topic_exists(topic)

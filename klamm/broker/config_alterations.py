@@ -1,10 +1,10 @@
-"""What AlterConfigs and IncrementalAlterConfigs make of an entity's stored configuration, and when they are refused.
+"""Computes an entity's stored configuration after AlterConfigs and IncrementalAlterConfigs, or refuses the alteration.
 
-Pure; Kafka's `ZkAdminManager.alterConfigs` and `incrementalAlterConfigs`. An alteration is refused as a whole: when any
-of its entries is wrong, nothing of it is stored.
+Pure; Kafka's `ZkAdminManager.alterConfigs` and `incrementalAlterConfigs`. An alteration is refused as a whole: if any
+entry is invalid, nothing is stored.
 
 Where klamm differs from Kafka 2.8.2: APPEND to an empty list adds no empty element before the first one (Kafka's
-`,0:1` is then refused by its own followers), and SUBTRACT does not mind blanks after commas.
+`,0:1` is then refused by its own followers), and SUBTRACT accepts blanks after commas.
 """
 
 from collections import Counter
@@ -39,7 +39,7 @@ class ConfigChange:
 
 
 def replace_topic_config(config: BrokerConfig, entries: Sequence[tuple[str, str | None]]) -> dict[str, str]:
-    """A topic's configuration is to be exactly this. KafkaErrors INVALID_CONFIG, INVALID_REQUEST."""
+    """A topic's configuration with exactly these entries. KafkaErrors INVALID_CONFIG, INVALID_REQUEST."""
     wanted = _given(entries)
     _check_topic(config, wanted)
     return wanted
@@ -57,7 +57,7 @@ def change_topic_config(
 def replace_broker_config(
     config: BrokerConfig, entries: Sequence[tuple[str, str | None]], *, per_broker: bool
 ) -> dict[str, str]:
-    """The dynamic configs of the broker that runs with `config`, or of all brokers by default, are to be exactly these.
+    """The dynamic configs, exactly these, of the broker that runs with `config`, or the default of all brokers.
 
     KafkaError INVALID_REQUEST.
     """
@@ -71,8 +71,8 @@ def change_broker_config(
 ) -> dict[str, str]:
     """The dynamic configs after these changes. KafkaErrors INVALID_CONFIG, INVALID_REQUEST.
 
-    What is stored and not valid goes, as in Kafka; but what guards records goes only if the change names it. A password
-    that a Kafka broker has stored stays as it is.
+    Invalid stored configs are removed, as in Kafka; but those that guard records are removed only if the change names
+    them. A password that a Kafka broker has stored stays as it is.
     """
     passwords = {name: text for name, text in stored.items() if is_password(name)}
     bad = entry_problems(stored, per_broker=per_broker)
@@ -139,7 +139,7 @@ def _changed_list(
         raise KafkaError(
             ErrorCode.INVALID_REQUEST, f"Config value {operation.name.lower()} is not allowed for config key: {name}"
         )
-    # As in Kafka, a list that is not set begins with the key's default, not with what the topic inherits.
+    # As in Kafka, a list that is not set begins with the key's default, not with the topic's inherited value.
     elements = _elements(configs.get(name, format_value(key.type, key.default) or ""))
     if operation is ConfigOperation.APPEND:
         longer = ",".join(elements + _elements(value))

@@ -1,14 +1,14 @@
-"""Hears of changed configurations (Kafka's `DynamicConfigManager` and `ZkNodeChangeNotificationListener`).
+"""Watches for changed configurations (Kafka's `DynamicConfigManager` and `ZkNodeChangeNotificationListener`).
 
-Whoever changes an entity's configuration leaves a notification in /config/changes, which every broker watches. A
-notification only names the entity: its configuration is read when the notification is processed.
+A change of an entity's configuration adds a notification to /config/changes, which every broker watches. A notification
+only names the entity: its configuration is read when the notification is processed.
 
 What must stay true:
 - Notifications are processed in the order of their numbers, each once; of several about one entity the last one counts.
-- Whatever a notification holds, the ones after it are processed.
-- A change is not missed: in a new session all is read again, because notifications are removed after 15 minutes, and
-  by then this broker may have been without a session for longer.
-- A watch is left before what it watches is read.
+- A broken notification does not stop the processing of later ones.
+- No change is missed: a new session reads everything again, because notifications are removed after 15 minutes, and
+  this broker may have been without a session for longer.
+- A watch is set before the watched znode is read.
 """
 
 import asyncio
@@ -50,25 +50,25 @@ class ConfigChanges:
         self._reload = reload
         self._on_failure = on_failure
         self._has_news = asyncio.Event()
-        # Sessions are counted from 0; all that is used was read in this one, or later.
+        # Sessions are counted from 0; all configurations were last read in this session or a later one.
         self._session = self._read_in_session = 0
         self._last_executed = -1
-        # When each notification that is still there was created.
+        # The creation time of each notification that still exists.
         self._created_ms: dict[str, int] = {}
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Processes what is there, and then what comes."""
+        """Processes the existing notifications, and then each new one."""
         self._has_news.set()
         self._task = start_task(self._run(), self._on_failure)
 
     def new_session(self) -> None:
-        """The watch of the last session is gone."""
+        """Starts over in a new session, which has no watch yet."""
         self._session += 1
         self._has_news.set()
 
     async def stop(self) -> None:
-        """When this returns, nothing will be applied any more."""
+        """After this returns, no change is applied."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -89,7 +89,7 @@ class ConfigChanges:
         try:
             names = await store.config_changes(self._has_news.set)
         except NoNode:
-            # Somebody has removed the znode above them. Whoever makes it again begins with number 0.
+            # The parent znode was removed. When it is recreated, numbers restart at 0.
             self._last_executed, self._created_ms = -1, {}
             raise
         if self._read_in_session < session:
@@ -109,7 +109,7 @@ class ConfigChanges:
             try:
                 entity_path = decode_config_change(name, found[name][0])
             except ZnodeError as error:
-                _log.error("a notification of a changed config is passed over: %s", error)
+                _log.error("ignored a notification of a changed config: %s", error)
                 continue
             last_of.pop(entity_path, None)
             last_of[entity_path] = number
@@ -125,6 +125,6 @@ class ConfigChanges:
 
 
 def _number(name: str) -> int:
-    """-1, which is never new, for a znode that is no notification."""
+    """The notification's number; -1, which is never new, for any other znode."""
     match = _NAME.fullmatch(name)
     return -1 if match is None else int(match.group(1))

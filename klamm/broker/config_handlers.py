@@ -1,7 +1,8 @@
 """Puts changed configurations into effect (Kafka's `TopicConfigHandler`, `BrokerConfigHandler` and `DynamicLogConfig`).
 
 A topic's configuration reaches the topic's partitions and logs; a broker's reaches the topics that inherit from it.
-Listeners and the controller subscribe to the latter. Users, clients and addresses have none that has an effect yet.
+Listeners and the controller subscribe to broker configurations. Configurations of users, clients and addresses have no
+effect yet.
 """
 
 import logging
@@ -21,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConfigHandlers:
-    """`changed` and `reload` are what `ConfigChanges` calls; of these and `brokers_changed` two may run at a time."""
+    """`ConfigChanges` calls `changed` and `reload`. Either may run concurrently with `brokers_changed`."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class ConfigHandlers:
             await self._topic_changed(name)
 
     async def reload(self) -> None:
-        """The same for everything that this broker knows."""
+        """Like `changed`, for every entity that this broker knows."""
         await self.brokers_changed()
         await self._topic_configs.refresh_all()
         await self._replica_manager.update_topic_configs()
@@ -61,14 +62,14 @@ class ConfigHandlers:
             self._controller.enable_topic_unclean_leader_election(topic)
 
     async def brokers_changed(self) -> None:
-        """Reads what all brokers have and what this one has, and puts it into effect. Raises ZooKeeperError."""
+        """Reads the default and this broker's dynamic configs and puts them into effect. Raises ZooKeeperError."""
         old = self._config.current
         await self._config.load(self._zookeeper(), self._broker_id)
         new = self._config.current
         changed = sorted(key for key in new.values if new.values[key] != old.values[key])
         _log.info("dynamic configs of brokers are read again; changed: %s", ", ".join(changed) or "none")
         if (old.dynamic_default, old.dynamic_broker) != (new.dynamic_default, new.dynamic_broker):
-            # Also where no value changes: topics are described with where their values are from. And last, because
-            # another of this kind may overtake it there.
+            # Runs even if no value changes, because descriptions of topics show the source of each value. Comes last,
+            # because a concurrent call may overtake this one here.
             await self._topic_configs.inherit()
             await self._replica_manager.update_topic_configs()

@@ -1,7 +1,7 @@
 """Before a broker stops: the controller moves its leaderships to other brokers (`KafkaServer.controlledShutdown`).
 
 The controller is looked up in ZooKeeper for every attempt, since the metadata cache may be behind. A broker whose
-partitions have no other replica alive stops without a further attempt: nobody could take them over.
+partitions have no other live replica stops without a further attempt: no broker could take them over.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from klamm.zookeeper.client import State
 from klamm.zookeeper.errors import ZooKeeperError
 
 CONTROLLER_LOOKUP_BACK_OFF_MS = 50
-# ZooKeeper answers in milliseconds, or it is away.
+# A reachable ZooKeeper answers in milliseconds.
 LOOKUP_TIMEOUT_MS = 2_000
 
 _log = logging.getLogger(__name__)
@@ -40,11 +40,11 @@ class ControlledShutdown:
         self._metadata_cache = metadata_cache
 
     async def run(self, store: KafkaZooKeeper) -> bool:
-        """Asks up to controlled.shutdown.max.retries times; whether everything was handed over.
+        """Asks up to controlled.shutdown.max.retries times; returns whether everything was handed over.
 
-        While there is no controller that answers, as during an election, it is looked for again and again, for as long
-        as all the back-offs might take; but not without ZooKeeper, since no controller could move anything then. One
-        that has been asked may take controller.socket.timeout.ms for its answer.
+        While no controller answers, as during an election, this looks for the controller again for as long as all
+        back-offs could take; but not without ZooKeeper, since no controller could move anything then. An asked
+        controller may take controller.socket.timeout.ms to answer.
         """
         config, loop = self._config, asyncio.get_running_loop()
         attempts = config.controlled_shutdown_max_retries

@@ -1,9 +1,10 @@
-"""The way from this broker to the controller's broker, whichever that is (`BrokerToControllerChannelManager`).
+"""Sends requests from this broker to the current controller (`BrokerToControllerChannelManager`).
 
 What must stay true:
 - A request goes to the broker that the metadata cache names as the controller, over one connection to it; this
   broker's own controller is reached in the same way.
-- When the cache names another controller, requests to the former one fail at once: it may hang (`controller_changed`).
+- When the cache names another controller, requests to the former one, which may hang, fail at once
+  (`controller_changed`).
 """
 
 import asyncio
@@ -14,7 +15,7 @@ from klamm.protocol.messages import ApiKey
 
 
 class ControllerChannel:
-    """Sends requests to the controller. `listener_name` is that of control requests."""
+    """Sends requests to the controller on the listener `listener_name`, that of control requests."""
 
     def __init__(
         self,
@@ -30,7 +31,7 @@ class ControllerChannel:
         self._connection: Connection | None = None
 
     async def send(self, api_key: ApiKey, build: BuildRequest[Response]) -> Response:
-        """The controller's response. Raises ClientError when no controller is known, or it does not answer."""
+        """The controller's response. Raises ClientError if no controller is known or the controller does not answer."""
         return await (await self._connected()).send(api_key, build)
 
     async def _connected(self) -> Connection:
@@ -51,7 +52,7 @@ class ControllerChannel:
         return endpoint.host, endpoint.port
 
     def controller_changed(self) -> None:
-        """The metadata cache is new. Ends the connection to a broker that is not the controller any more."""
+        """The metadata cache has changed: ends the connection to a broker that is no longer the controller."""
         if self._connection is not None:
             try:
                 is_current = self._connection.address == self._controller_address()
@@ -61,7 +62,7 @@ class ControllerChannel:
                 self.close()
 
     def close(self) -> None:
-        """Ends the connection; requests under way fail."""
+        """Ends the connection; pending requests fail."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

@@ -4,7 +4,7 @@ What must stay true:
 - A frame is a request only if its header and body decode exactly to its end; otherwise its connection closes.
 - A handler's KafkaError becomes the API's error response, and so does a ZooKeeperError, as REQUEST_TIMED_OUT; any other
   exception is a fault of the program and stops the broker (the network layer passes it on).
-- The throttle time is set in one place, here.
+- The throttle time is set only here.
 """
 
 from collections.abc import Awaitable, Coroutine, Mapping
@@ -73,7 +73,7 @@ class Dispatcher:
         request_bytes: int,
         steps: messages.Steps[Any],
     ) -> Answer:
-        """Others have the loop between two steps of decoding; the next request of the connection waits."""
+        """Lets others have the loop between two steps of decoding; the connection's next request waits."""
         try:
             body = await in_slices(steps)
         except InvalidFrame as error:
@@ -111,7 +111,7 @@ class Dispatcher:
         return self._answer(request, request_bytes, result)
 
     def _answer(self, request: Request[Any], request_bytes: int, result: Any) -> Answer:
-        """The response of a handler, or what comes to one; a large one is encoded in steps."""
+        """The response to a handler's result; a large response is encoded in steps."""
         if isinstance(result, AnswerOnly):
             return AnswerOnly(partial(self._answer_later, request, request_bytes, result))
         throttle_time_ms = self._services.quotas.throttle_time_ms(
@@ -131,7 +131,8 @@ class Dispatcher:
         return await self._finish(request, request_bytes, later.answer())
 
     def _unsupported_version(self, api: Api, header: messages.RequestHeader) -> Response:
-        """A client that asks for ApiVersions in a version from the future learns, in version 0, which it may use."""
+        """Refuses the version; an ApiVersions request of a future version is answered in version 0 with the served
+        versions."""
         if api.key is not ApiKey.API_VERSIONS:
             raise InvalidRequest(
                 f"{api.key.name} v{header.api_version} is not served, only v{api.min_version} to v{api.max_version}"

@@ -1,9 +1,9 @@
-"""The configuration that this broker runs with now: its file, and over it what ZooKeeper holds for all brokers and for
-this one (Kafka's `DynamicBrokerConfig`).
+"""This broker's current configuration: its file, overridden by the dynamic configs in ZooKeeper, first those of all
+brokers, then those of this broker (Kafka's `DynamicBrokerConfig`).
 
-What must stay true: `current` is valid, and a znode never stops a broker. What is stored and cannot be read is logged,
-and never makes the broker less safe: what was known before counts, or the safest values (`klamm.config.safest`). If the
-values of a level contradict each other or the file, only those that guard records are applied.
+What must stay true: `current` is valid, and a znode never stops a broker. An unreadable stored config is logged and
+never makes the broker less safe: the last known values count, or the safest ones (`klamm.config.safest`). If the values
+of a level contradict each other or the file, only those that guard records are applied.
 """
 
 import logging
@@ -24,19 +24,19 @@ Stored = Mapping[str, str] | ZnodeError
 
 
 class DynamicBrokerConfig(CurrentConfig):
-    """`current` is the file's alone until something is loaded."""
+    """`current` is the file's configuration until `load`."""
 
     def __init__(self, static: BrokerConfig) -> None:
         super().__init__(static)
         self._is_loaded = False
 
     async def load(self, store: KafkaZooKeeper, broker_id: int) -> None:
-        """Reads and applies what is stored now. Raises ZooKeeperError when the session ends."""
+        """Reads and applies the stored configs. Raises ZooKeeperError when the session ends."""
         default = await _stored(store, broker_entity(None))
         self.apply(default, await _stored(store, broker_entity(broker_id)))
 
     def apply(self, default: Stored, broker: Stored) -> None:
-        """`default` is what all brokers have, `broker` what this one has, as stored."""
+        """Applies the stored configs of all brokers (`default`) and of this broker (`broker`)."""
         current = self.current
         known_default = current.dynamic_default if self._is_loaded else None
         known_broker = current.dynamic_broker if self._is_loaded else None
@@ -59,19 +59,19 @@ async def _stored(store: KafkaZooKeeper, entity_path: str) -> Stored:
 
 
 def _level_by_level(static: BrokerConfig, default: Mapping[str, str], broker: Mapping[str, str]) -> BrokerConfig:
-    """Of a level that contradicts what is below it, only what guards records; that contradicts nothing."""
+    """Applies only the configs that guard records of a level that contradicts the levels below; these never do."""
     config = static
     try:
         config = config.with_dynamic(default=default)
     except ConfigError as error:
         kept = _guards(default)
-        _log.error("the default configs of the cluster, %s, are not applied but %s: %s", *_names(default, kept), error)
+        _log.error("of the default configs of the cluster, %s, only %s are applied: %s", *_names(default, kept), error)
         config = config.with_dynamic(default=kept)
     try:
         config = config.with_dynamic(broker=broker)
     except ConfigError as error:
         kept = _guards(broker)
-        _log.error("the dynamic configs of this broker, %s, are not applied but %s: %s", *_names(broker, kept), error)
+        _log.error("of the dynamic configs of this broker, %s, only %s are applied: %s", *_names(broker, kept), error)
         config = config.with_dynamic(broker=kept)
     return config
 
@@ -85,15 +85,15 @@ def _names(level: Mapping[str, str], kept: Mapping[str, str]) -> tuple[list[str]
 
 
 def _usable(stored: Stored, known: Mapping[str, str] | None, *, per_broker: bool) -> dict[str, str]:
-    """What counts of a level; `known` is what did until now, None: nothing was read yet."""
+    """The usable configs of a level. `known` are those in force so far, None if nothing was read yet."""
     if isinstance(stored, ZnodeError):
         level = dict(SAFEST_BROKER_VALUES if known is None else known)
-        _log.error("dynamic configs cannot be read: %s. Until that is mended, this counts: %s", stored, level)
+        _log.error("dynamic configs cannot be read: %s. Until they are corrected, these apply: %s", stored, level)
         return level
     problems = entry_problems(stored, per_broker=per_broker)
     instead = values_instead(problems, known, SAFEST_BROKER_VALUES)
     for name, problem in problems.items():
-        _log.error("a dynamic config is passed over: %s. Instead counts: %s", problem, instead.get(name, "nothing"))
-    # A password is stored encrypted: it is nothing that this broker could use, or show.
+        _log.error("ignored a dynamic config: %s. Used instead: %s", problem, instead.get(name, "nothing"))
+    # A password is stored encrypted: this broker can neither use nor show it.
     usable = {name: text for name, text in stored.items() if name not in problems and not is_password(name)}
     return {**usable, **instead}

@@ -1,15 +1,15 @@
-"""Incremental fetch sessions (KIP-227): a client names its partitions once and then only what changed.
+"""Incremental fetch sessions (KIP-227): a client names its partitions once and then only the changes.
 
-A request carries (session id, epoch). Epoch 0 asks for a new session, -1 for none; any other continues a session, whose
-partitions are then those of earlier requests, updated. The answer of a continued session holds only the partitions that
-have something to say.
+A request has a session id and an epoch. Epoch 0 asks for a new session, -1 for no session; any other epoch continues a
+session, whose partitions are those of earlier requests with the changes applied. The answer of a continued session
+holds only the partitions with news.
 
 What must stay true:
 - A session's epoch counts its requests: 1, 2, ..., 2^31-1, 1, ... A request out of turn gets
   INVALID_FETCH_SESSION_EPOCH, an unknown session FETCH_SESSION_ID_NOT_FOUND.
 - There are never more sessions than slots. A session is evicted for another only if it is stale or less valuable:
   followers before consumers, larger before smaller.
-- Partitions that were answered with records move to the end of their session, so that none starves.
+- Partitions that were answered with records move to the end of their session, so that no partition starves.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,25 +23,25 @@ from klamm.replication.replica_manager import TopicPartition, Wanted
 from klamm.slices import Slices
 
 NO_SESSION = 0
-# Of a request that begins or changes a session: about a millisecond.
+# For requests that begin or change a session: about a millisecond.
 PARTITIONS_PER_SLICE = 1_000
 INITIAL_EPOCH = 0
 FINAL_EPOCH = -1
 MAX_ID = 2**31 - 1
-# A session that was not used for so long may be evicted for any other; a younger one only for a more valuable one.
+# A session unused for this time may be evicted for any other; a younger one only for a more valuable one.
 EVICTION_MS = 120_000
 
 
 @dataclass(slots=True)
 class _CachedPartition:
-    """What the client wants of a partition, and what it was told of it last."""
+    """The client's request for a partition, and the last values that it was told."""
 
     wanted: FetchPartition
     high_watermark: int = -1
     log_start_offset: int = -1
 
     def must_answer(self, result: FetchResponsePartition) -> bool:
-        """Whether the answer tells the client something new; remembers it as told."""
+        """Whether the answer has news for the client; remembers the answer as sent."""
         must = (
             bool(result.records)
             or self.high_watermark != result.high_watermark
@@ -49,7 +49,7 @@ class _CachedPartition:
             or result.error_code != ErrorCode.NONE
             or result.diverging_epoch is not None
         )
-        # After an error the client must hear of the partition again, so its high watermark counts as untold.
+        # After an error the partition must be in the next answer, so its high watermark counts as never sent.
         self.high_watermark = -1 if result.error_code != ErrorCode.NONE else result.high_watermark
         self.log_start_offset = result.log_start_offset
         return must
@@ -71,7 +71,7 @@ class _Session:
 
 @dataclass(slots=True)
 class FetchExchange:
-    """One fetch request inside (or outside) a session: what to read, and which answers to send."""
+    """One fetch request inside (or outside) a session: the partitions to read, and which answers to send."""
 
     session_id: int
     wanted: Sequence[Wanted]
@@ -101,7 +101,7 @@ class FetchSessionCache:
         self._max_slots = max_slots
         self._chance = chance
         self._now_ms = now_ms
-        # In the order of their last use, the stalest first.
+        # In the order of their last use, the least recently used first.
         self._sessions: dict[int, _Session] = {}
 
     def __len__(self) -> int:
@@ -142,7 +142,7 @@ class FetchSessionCache:
             raise KafkaError(
                 ErrorCode.INVALID_FETCH_SESSION_EPOCH, f"fetch session {session_id} is at {session.epoch}, not {epoch}"
             )
-        # First of all, so that no other connection can go on from the same epoch meanwhile.
+        # Comes first, so that no other connection can continue from the same epoch meanwhile.
         session.epoch = 1 if session.epoch == MAX_ID else session.epoch + 1
         session.used_ms = self._now_ms()
         self._sessions[session_id] = self._sessions.pop(session_id)

@@ -1,7 +1,8 @@
 """The finalized features (KIP-584) as this broker knows them (Kafka's `FinalizedFeatureCache` and its listener).
 
 What must stay true:
-- A broker that cannot do what is finalized does not serve: it refuses to start, and stops when it learns so later.
+- A broker that does not support the finalized features does not serve: it refuses to start, and stops if the features
+  change later.
 - With an inter.broker.protocol.version before 2.7 nothing is finalized, whatever ZooKeeper holds.
 """
 
@@ -41,9 +42,9 @@ class FinalizedFeatureCache:
         self._purgatory: Purgatory[str] = Purgatory()
 
     async def load(self) -> None:
-        """Reads what is finalized, and goes on reading whenever it changes in this session.
+        """Reads the finalized features, and reads them again whenever they change in this session.
 
-        Raises BrokerStartError when this broker cannot do it, ZooKeeperError when the session ends.
+        Raises BrokerStartError if this broker does not support them, ZooKeeperError when the session ends.
         """
         if not self._is_enabled:
             return
@@ -59,7 +60,7 @@ class FinalizedFeatureCache:
         self._purgatory.check(FEATURE_PATH)
 
     async def wait_until_epoch(self, epoch: int, timeout_ms: int) -> bool:
-        """Whether what is finalized in this epoch, or later, is known here within `timeout_ms`."""
+        """Whether this broker knows the features of this epoch, or a later one, within `timeout_ms`."""
         return await self._purgatory.wait(_EpochReached(self, epoch), [FEATURE_PATH], timeout_ms)
 
     def _changed(self) -> None:
@@ -70,7 +71,7 @@ class FinalizedFeatureCache:
             await self.load()
         except ZooKeeperError as error:
             # The next session begins with `load`.
-            _log.info("the finalized features cannot be read any more: %s", error)
+            _log.info("the finalized features can no longer be read: %s", error)
 
 
 class _EpochReached(DelayedOperation):

@@ -1,8 +1,8 @@
 """ElectLeaders: the controller elects, and the answer waits until this broker knows the leaders (Kafka's
 `ReplicaManager.electLeaders`, `DelayedElectLeader`).
 
-What must stay true: whoever has asked finds the new leader in this broker's metadata as soon as the answer is there,
-unless the time was up.
+What must stay true: once the client has its answer, it finds the new leader in this broker's metadata, unless the
+request timed out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,14 +24,14 @@ class LeaderElections:
         self._purgatory: Purgatory[str] = Purgatory()
 
     def metadata_changed(self, topic: str) -> None:
-        """The metadata cache has news of this topic: whoever waits for a leader looks again."""
+        """The topic has changed in the metadata cache: waiting elections look again."""
         self._purgatory.check(topic)
 
     async def elect(
         self, partitions: Sequence[TopicPartition], election_type: ElectionType
     ) -> Mapping[TopicPartition, int | KafkaError]:
-        """The leader of each partition, or why there was no election: NOT_CONTROLLER, or as `replica_leader_election`
-        says."""
+        """The leader of each partition, or why there was no election: NOT_CONTROLLER, or an error of
+        `replica_leader_election`."""
         try:
             return await self._controller.elect_leaders(partitions, election_type)
         except KafkaError as error:
@@ -40,7 +40,7 @@ class LeaderElections:
     async def wait_until_known(
         self, results: Mapping[TopicPartition, int | KafkaError], timeout_ms: float
     ) -> dict[TopicPartition, KafkaError | None]:
-        """What became of each election; None is success.
+        """The result of each election; None is success.
 
         REQUEST_TIMED_OUT for a partition that has its leader, but not in this broker's metadata within `timeout_ms`.
         """
@@ -62,7 +62,7 @@ class _LeadersKnown(DelayedOperation):
     def __init__(self, metadata_cache: MetadataCache, leaders: Mapping[TopicPartition, int]) -> None:
         self._metadata_cache = metadata_cache
         self._leaders = leaders
-        # The next to look at is the last: a partition is not looked at again each time that another one changes.
+        # The next partition to check is the last: a checked partition is not checked again when another one changes.
         self._pending = list(leaders)[::-1]
 
     def is_known(self, partition: TopicPartition) -> bool:

@@ -1,6 +1,6 @@
-"""The listeners of a broker: where clients and other brokers reach it.
+"""The listeners of a broker, on which clients and other brokers reach it.
 
-Ports are taken before anything is served, so that the broker can be registered with its addresses.
+Ports are bound before any request is served, so that the broker can be registered with its addresses.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from klamm.net.server import ServerLimits, SocketServer
 from klamm.protocol.messages import request_size_limit
 from klamm.tasks import OnFailure
 
-# How long a stop waits for requests under way.
+# How long a stop waits for pending requests.
 DRAIN_TIMEOUT_MS = 2_000
 
 
@@ -58,7 +58,7 @@ class Listeners(Mapping[str, SocketServer]):
         return len(self._servers)
 
     async def bind(self) -> None:
-        """Takes the ports without accepting yet. Raises OSError for an address that cannot be used."""
+        """Binds the ports without accepting yet. Raises OSError for an address that cannot be used."""
         for server in self._servers.values():
             await server.bind()
 
@@ -68,7 +68,7 @@ class Listeners(Mapping[str, SocketServer]):
             await server.start()
 
     async def stop(self) -> None:
-        """Lets requests under way finish, within limits, and ends all connections."""
+        """Lets pending requests finish for a limited time, and ends all connections."""
         for server in self._servers.values():
             await server.stop(DRAIN_TIMEOUT_MS)
 
@@ -78,7 +78,7 @@ class Listeners(Mapping[str, SocketServer]):
         return {name: (server.host, server.port) for name, server in self._servers.items()}
 
     def advertised_endpoints(self) -> dict[str, Endpoint]:
-        """Port 0 and an empty host stand for what the system gave the listener and this machine's name."""
+        """Port 0 is replaced by the port that the system chose, and an empty host by this machine's name."""
         endpoints = {}
         for listener in self._advertised:
             host = listener.host or self._environment.host_name()

@@ -1,7 +1,7 @@
-"""Tells the controller that a log directory of this broker has failed, so that it asks which partitions can be used.
+"""Tells the controller that a log directory of this broker has failed, so that it asks which partitions are usable.
 
-What must stay true: between `start` and `stop` a report is repeated until it is written, in the next session if this
-one ends meanwhile. Before `start` there is nothing to report: the controller asks this broker when it is registered.
+What must stay true: between `start` and `stop` a report is retried until it is written, in the next session if this
+one ends meanwhile. Before `start` no report is needed: the controller asks this broker after its registration.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class LogDirFailures:
         self._is_running = False
 
     def report(self) -> None:
-        """Has the controller ask which partitions this broker can use."""
+        """Makes the controller ask which partitions are usable on this broker."""
         start_task(self._report(), self._on_failure)
 
     async def _report(self) -> None:

@@ -15,7 +15,7 @@ begin with an int32 length or count.
 What must stay true:
 - All versions (keys 0 to 2, values 0 to 3) are read. Writing uses the versions that Kafka uses from
   inter.broker.protocol.version 2.4 on, the oldest that klamm supports: keys 1 and 2, value 3; value 1 for an offset
-    with its own expire timestamp, although that version has no leader epoch.
+  with its own expire timestamp, although that version has no leader epoch.
 - Records about the same partition of a group have equal keys, so that a later one replaces an earlier one.
 - Invalid bytes raise ValueError with the reason. Bytes after the end are ignored, as in Kafka.
 

@@ -1,16 +1,16 @@
-"""How a group comes from one generation to the next: who joins, who has to go, and what each gets.
+"""Moves a group from one generation to the next: members join or are removed, and get their assignments.
 
     Empty --first member--> PreparingRebalance --all have joined, or time is up--> CompletingRebalance
                                    ^                                                      | the leader's assignment
-                                   | somebody comes, goes, or changes its mind            v stands in the log
+                                   | a member joins, leaves, or changes its protocols     v is in the log
                                    +------------------------------------------------------+-- Stable
 
 What must stay true:
-- A group in PreparingRebalance has one delayed join, one in CompletingRebalance a delayed sync or an assignment on its
-  way to the log: no group waits for something that never comes.
-- Whoever has not joined in time is no member of the next generation (static members stay until their session ends).
-- An assignment is given out only when it stands in the log, and only in the generation that it was made for.
-- After a write to the log the group is looked at again: others have gone on meanwhile.
+- A group in PreparingRebalance has one delayed join; a group in CompletingRebalance has a delayed sync or an assignment
+  on its way to the log. So no group waits for ever.
+- A member that has not joined in time is not in the next generation (static members stay until their session ends).
+- Members get an assignment only when it is in the log, and only in the generation that it was made for.
+- After a write to the log the group's state is checked again, because it may have changed meanwhile.
 
 Source: kafka.coordinator.group.GroupCoordinator, DelayedJoin, InitialDelayedJoin, DelayedSync.
 """
@@ -41,8 +41,8 @@ from klamm.tasks import OnFailure, start_task
 
 _log = logging.getLogger(__name__)
 
-# Static members may all be away: how soon, at the earliest, it is asked again whether one has come back. Clients choose
-# the rebalance timeout, and may choose none.
+# If all static members are away, the shortest time until the coordinator checks again whether one has come back.
+# Clients choose the rebalance timeout, and may choose 0.
 MIN_WAIT_FOR_ANYBODY_MS = 1000
 
 
@@ -74,7 +74,7 @@ class DelayedSync(DelayedOperation):
         self._generation_id = group.generation_id
 
     def is_over(self) -> bool:
-        """The generation is; nobody has to ask any more."""
+        """Whether the generation is over, so that no member needs to ask any more."""
         return self._group.generation_id != self._generation_id or self._group.state not in (
             GroupState.COMPLETING_REBALANCE,
             GroupState.STABLE,
@@ -105,20 +105,20 @@ class Rebalances:
 
     @property
     def waiting_count(self) -> int:
-        """How many timers run."""
+        """The number of running timers."""
         return len(self._joins) + len(self._syncs) + len(self.sessions)
 
     # -- groups -----------------------------------------------------------------------------------------------------
 
     def load(self, group: Group) -> None:
-        """The group has come to this coordinator. Its members have a full session to find it."""
+        """This broker now coordinates the group. Its members have a full session to find the new coordinator."""
         if len(group.members) > self._config.current.group_max_size:
             self.prepare(group, "the group was loaded with more members than group.max.size")
         for member in group.members.values():
             self.sessions.renew(group, member)
 
     def unload(self, group: Group) -> None:
-        """The group has another coordinator now. Whoever waits hears of it."""
+        """Another broker now coordinates the group. Waiting requests are answered with NOT_COORDINATOR."""
         group.transition_to(GroupState.DEAD, self._now_ms())
         for member in group.members.values():
             group.answer_join(member, JoinResult(ErrorCode.NOT_COORDINATOR, member.member_id))
@@ -126,13 +126,13 @@ class Rebalances:
         self.bury(group)
 
     def bury(self, group: Group) -> None:
-        """The group is Dead: nothing waits for it."""
+        """The group is Dead: ends its timers."""
         self.sessions.end_all(group)
         self._joins.check(group)
         self._syncs.check(group)
 
     async def stop(self) -> None:
-        """Assignments on their way to the log are given up; call it when all groups are unloaded."""
+        """Cancels assignments on their way to the log. Call it after all groups are unloaded."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -141,7 +141,7 @@ class Rebalances:
 
     def add_member(self, group: Group, member: Member, on_joined: JoinCallback) -> None:
         member.is_new = True
-        # The first generation waits for others as long as some come.
+        # The initial rebalance is extended as long as new members join.
         if group.state is GroupState.PREPARING_REBALANCE and group.generation_id == 0:
             group.new_member_added = True
         group.add(member, on_joined)
@@ -149,15 +149,15 @@ class Rebalances:
         self.maybe_prepare(group, f"{member.member_id} joins")
 
     def update_member(self, group: Group, member: Member, says: Member, on_joined: JoinCallback) -> None:
-        """The member has joined again, and now says this."""
+        """The member has rejoined with the properties of `says`."""
         group.update_member(member, says.rebalance_timeout_ms, says.session_timeout_ms, says.protocols, on_joined)
         self.maybe_prepare(group, f"{member.member_id} joins again")
 
     def replace_static_member(self, group: Group, says: Member, on_joined: JoinCallback) -> None:
-        """The instance has come again, under a new id; the former owner of the name is fenced.
+        """The instance has rejoined under a new member id; the former owner of the instance id is fenced.
 
-        In a Stable group nobody else notices, unless another protocol gets chosen: what was assigned stays. The new id
-        counts when it stands in the log. In CompletingRebalance the leader may have been told the old id.
+        In a Stable group the assignment stays and no other member notices, unless the selected protocol changes. The
+        new id counts when it is in the log. In CompletingRebalance the leader may know the old id, so the group rebalances.
         """
         instance_id = says.group_instance_id
         assert instance_id is not None
@@ -192,7 +192,7 @@ class Rebalances:
         new_id = member.member_id
 
         def is_overtaken() -> bool:
-            """The member has gone or been replaced again, or is answered by the rebalance that has begun."""
+            """The member has left or been replaced again, or the rebalance that has begun answers it."""
             return not _is_in(group, GroupState.STABLE, generation_id) or group.members.get(new_id) is not member
 
         if is_overtaken():
@@ -201,7 +201,7 @@ class Rebalances:
         error = await self._manager.store_group(group, assignments)
         if is_overtaken():
             return
-        # The leader's new id is not told: it shall not take itself for the leader and assign anew in a Stable group.
+        # The leader's new id is withheld, so that the member does not act as leader and reassign in a Stable group.
         result = group.joined(new_id)._replace(leader_id=former_leader_id or NO_LEADER, members=())
         if error is ErrorCode.NONE:
             group.answer_join(member, result)
@@ -212,7 +212,7 @@ class Rebalances:
         self.sessions.renew(group, member)
 
     def remove_member(self, group: Group, member_id: str, reason: str) -> None:
-        """A member, or an id that was given out, is in the group no more."""
+        """A member, or a pending member id, has left the group."""
         was_member = member_id in group.members
         self._forget_member(group, member_id)
         if group.state is GroupState.PREPARING_REBALANCE:
@@ -232,12 +232,12 @@ class Rebalances:
     # -- joining ----------------------------------------------------------------------------------------------------
 
     def maybe_prepare(self, group: Group, reason: str) -> None:
-        """As `prepare`, unless the group is at it already."""
+        """Like `prepare`, unless the group is already in PreparingRebalance."""
         if group.can_rebalance:
             self.prepare(group, reason)
 
     def prepare(self, group: Group, reason: str) -> None:
-        """From now on all members have to join (again)."""
+        """Begins a rebalance: all members must (re)join."""
         if group.state is GroupState.COMPLETING_REBALANCE:
             self._answer_syncs(group, ErrorCode.REBALANCE_IN_PROGRESS)
         was_empty = group.state is GroupState.EMPTY
@@ -251,7 +251,7 @@ class Rebalances:
             self._await_joins(group, group.rebalance_timeout_ms)
 
     def check_join(self, group: Group) -> None:
-        """Somebody has joined or gone."""
+        """A member has joined or left: checks whether the delayed join is complete."""
         self._joins.check(group)
 
     def _await_first_members(self, group: Group, delay_ms: int, remaining_ms: int) -> None:
@@ -296,8 +296,8 @@ class Rebalances:
             return
         error = await self._manager.store_group(group, {})
         if error is not ErrorCode.NONE:
-            # The next coordinator finds the former generation, whose members then expire.
-            _log.warning("group %s: that it is empty was not stored: %s", group.group_id, error.name)
+            # The next coordinator loads the former generation, whose members then expire.
+            _log.warning("group %s: its empty state was not stored: %s", group.group_id, error.name)
 
     # -- syncing ----------------------------------------------------------------------------------------------------
 
@@ -311,13 +311,13 @@ class Rebalances:
         self._syncs.put(operation, [group], group.rebalance_timeout_ms, partial(self._on_sync_done, group, operation))
 
     def has_synced(self, group: Group, member: Member) -> None:
-        """The member knows what is assigned to it."""
+        """The member has received its assignment."""
         group.pending_sync_members.pop(member.member_id, None)
         self._syncs.check(group)
         self.sessions.renew(group, member)
 
     def sync(self, group: Group, member: Member, on_synced: SyncCallback, assignments: Mapping[str, bytes]) -> None:
-        """In CompletingRebalance: the member waits for what the leader assigns; the leader says it."""
+        """In CompletingRebalance: the member waits for its assignment; the leader brings all assignments."""
         group.await_sync(member, on_synced)
         self._syncs.check(group)
         if group.is_leader(member.member_id) and not group.has_assignment:
@@ -357,7 +357,7 @@ class Rebalances:
         self.prepare(group, "members have not asked for their assignments in time")
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Beside the request that asks for it: its client may go."""
+        """Runs `work` beside the request that started it, because the request's client may disconnect."""
         task = start_task(work, self._on_failure)
         self._tasks[task] = None
         task.add_done_callback(self._tasks.pop)

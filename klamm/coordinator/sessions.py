@@ -1,9 +1,10 @@
 """How long a member may be silent (Kafka's `DelayedHeartbeat`).
 
 What must stay true:
-- Members and ids that were given out have at most one timer each; others, and Dead groups, have none.
-- Who waits for an answer of the coordinator cannot send heartbeats and does not expire: with the answer its time begins
-  anew. Except new members: nobody notices when they go, so they wait for a limited time (KAFKA-7610).
+- Each member and each pending member id has at most one timer; Dead groups have no timers.
+- A member that waits for the coordinator's answer cannot send heartbeats and does not expire; the answer restarts its
+  session. New members are the exception: the coordinator may not notice when they disconnect, so they wait for a
+  limited time (KAFKA-7610).
 """
 
 from collections.abc import Callable
@@ -16,14 +17,14 @@ NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 
 
 class DelayedHeartbeat(DelayedOperation):
-    """Waits for a sign of life. Whoever checks its key has seen one, or needs none any more."""
+    """Waits for a sign of life. A check of its key means that one was seen, or is no longer needed."""
 
     def is_ready(self) -> bool:
         return True
 
 
 class Sessions:
-    """The sessions of the members of all groups. `on_expired` hears of those that have been silent for too long."""
+    """The sessions of the members of all groups. `on_expired` is called for members that are silent for too long."""
 
     def __init__(self, on_expired: Callable[[Group, str], None]) -> None:
         self._on_expired = on_expired
@@ -33,12 +34,12 @@ class Sessions:
         return len(self._purgatory)
 
     def renew(self, group: Group, member: Member) -> None:
-        """The member has been heard of, or has been answered."""
+        """The member has sent a request or got an answer: restarts its session."""
         timeout_ms = NEW_MEMBER_JOIN_TIMEOUT_MS if member.is_new else member.session_timeout_ms
         self._expect(group, member.member_id, timeout_ms)
 
     def expect_join(self, group: Group, member_id: str, session_timeout_ms: int) -> None:
-        """The id was given out (KIP-394): who has got it shall join with it."""
+        """A member id was assigned (KIP-394): its client must join with it in time."""
         self._expect(group, member_id, session_timeout_ms)
 
     def end(self, group: Group, member_id: str) -> None:

@@ -139,7 +139,7 @@ def test_garbage_does_not_keep_the_changes_after_it(
         assert await scene.until_last() == ["topics/t"]
 
     play(tmp_path, scenario)
-    assert re.search(r"passed over: .*config_change_0000000001", caplog.text)
+    assert re.search(r"ignored a notification .*config_change_0000000001", caplog.text)
 
 
 def test_a_znode_that_is_no_notification_is_left_alone_until_it_is_old(tmp_path: Path) -> None:

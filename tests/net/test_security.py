@@ -120,7 +120,7 @@ def test_options_tell_no_secret_and_can_be_sent() -> None:
         ),
         ({**TLS, "ssl.keystore.location": "x", "ssl.keystore.key": KEY}, "exclude each other"),
         ({**TLS, "ssl.key.password": "secret"}, "ssl.key.password needs ssl.keystore.location or ssl.keystore.key"),
-        ({**TLS, "ssl.endpoint.identification.algorithm": "LDAPS"}, "is 'ldaps'; allowed: https, or nothing"),
+        ({**TLS, "ssl.endpoint.identification.algorithm": "LDAPS"}, "is 'ldaps'; allowed: https, or empty"),
         ({**TLS, "ssl.enabled.protocols": "TLSv1.1"}, "is 'TLSv1.1'; allowed: TLSv1.2, TLSv1.3"),
         ({**TLS, "ssl.enabled.protocols": ""}, "is ''; allowed: TLSv1.2, TLSv1.3"),
         ({"security.protocol": "SASL_SSL"}, "sasl.mechanism is missing; allowed: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512"),
