@@ -157,7 +157,7 @@ class Rebalances:
         """The instance has rejoined under a new member id; the former owner of the instance id is fenced.
 
         In a Stable group the assignment stays and no other member notices, unless the selected protocol changes. The
-        new id counts when it is in the log. In CompletingRebalance the group rebalances, as the leader may have the old id.
+        new id counts when it is in the log. In CompletingRebalance the group rebalances.
         """
         instance_id = says.group_instance_id
         assert instance_id is not None
