@@ -1,12 +1,12 @@
 """A ZooKeeper ensemble in one simulated server: its leader, and a member that lags behind and serves some clients.
 
-What a client of the lagging member sees is what ZooKeeper promises, and no more:
+A client of the lagging member gets exactly ZooKeeper's guarantees, and no more:
 
-| of this client      | is done by                          | and shows                                             |
+| operation           | done by                             | guarantee                                             |
 |---------------------|-------------------------------------|-------------------------------------------------------|
-| a read              | the member, on its own tree         | the past, but never less than this client saw before  |
-| a write, `sync`     | the leader                          | when it is answered, the member has caught up with it |
-| a watch             | the member                          | each change when the member learns of it, in order    |
+| a read              | the member, on its own tree         | may be old, but never older than this client's reads  |
+| a write, `sync`     | the leader                          | the member has caught up with it before the answer    |
+| a watch             | the member                          | fires when the member learns of a change, in order    |
 | a new session       | the leader, as a write              |                                                       |
 | a reconnection      | the member                          | refused while it knows less than this client has seen |
 
@@ -49,7 +49,7 @@ class Lag:
     def __init__(self, chance: random.Random) -> None:
         self.clients: set[str] = set()
         self.is_held = False
-        """Whether the member hears of nothing new, but by the writes and syncs of its own clients."""
+        """Whether the member learns of new transactions only by the writes and syncs of its own clients."""
         self._chance = chance
 
     def seconds(self) -> float:
@@ -68,7 +68,7 @@ class _Arriving(NamedTuple):
 
 
 class _Member:
-    """The lagging member's tree and watches, and what is on its way to it."""
+    """The lagging member's tree and watches, and the transactions on their way to it."""
 
     def __init__(self, tree: ZnodeTree, lag: Lag, send: Callable[[ClientConnection, bytes], None]) -> None:
         self.tree = _copy_of(tree)
@@ -85,7 +85,7 @@ class _Member:
         loop.call_at(due_s, self._arrive)
 
     def catch_up(self) -> None:
-        """Learns of everything that the leader has done."""
+        """Applies all transactions of the leader."""
         while self._arriving:
             _, zxid, time_ms, txn = self._arriving.popleft()
             for connection, event in self.watches.fire(self.tree.apply(txn, zxid, time_ms).events):
@@ -119,7 +119,7 @@ class EnsembleServer(ZooKeeperServer):
         super().__init__(environment, directory, host, port, on_transaction=on_transaction)
         self._lag = lag
         self._known_member: _Member | None = None
-        # Whether what is done now is done for a client of the member.
+        # Whether the current operation belongs to a client of the member.
         self._is_for_member = False
 
     @property

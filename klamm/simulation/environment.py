@@ -16,12 +16,12 @@ T = TypeVar("T")
 EPOCH_MS = 1_609_459_200_000
 
 BLOCKING_US = (20, 2_000)
-# Of the steps of the worker's jobs.
+# For the steps of the worker's jobs.
 WORKER_DEATHS = 0.01
 
 
 class SimulatedEnvironment(Environment):
-    """What one process knows of its machine. Once the process is dead, every call raises ProcessDead."""
+    """One process's view of its machine. Once the process is dead, every call raises ProcessDead."""
 
     def __init__(self, loop: SimulatedLoop, process: Process, disk: Disk, seed: str, boot_id: str) -> None:
         self.file_system = SimulatedFileSystem(disk, process)
@@ -42,14 +42,14 @@ class SimulatedEnvironment(Environment):
         return self._boot_id
 
     async def run_blocking(self, function: Callable[..., T], *arguments: object) -> T:
-        """The work happens at one moment between the call and its return, and even if nobody waits for it any more."""
+        """The work happens at one moment between call and return, even if its caller no longer waits for it."""
         self._process.check_alive()
         done: asyncio.Future[T] = self._loop.create_future()
         self._loop.call_later(self._delay_s(), self._run, done, function, arguments)
         return await done
 
     async def run_in_worker(self, work: Callable[..., Generator[int, None, T]], *arguments: object) -> T:
-        """The steps happen one after the other, a while apart; now and then the process that does them dies."""
+        """The steps happen one after the other, some time apart; now and then the worker process dies."""
         steps = work(*arguments)
         while True:
             self._process.check_alive()

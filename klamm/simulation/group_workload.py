@@ -1,16 +1,16 @@
-"""A consumer group in a simulated cluster: members that join, own partitions, commit, and what they were told.
+"""A consumer group in a simulated cluster: members that join, own partitions and commit, and a ledger of the answers.
 
-A member behaves as clients do: it finds the coordinator, joins and synchronizes, asks for the committed offsets of what
-is assigned to it, goes on from there and commits. Members are on machines of their own, which may die or be stalled.
+A member behaves as clients do: it finds the coordinator, joins and synchronizes, fetches the committed offsets of its
+partitions, continues from there and commits. Members run on machines of their own, which may die or be stalled.
 
 What must stay true, and is checked with every answer (a contradiction is an AssertionError and ends the run):
 - In one generation of a group a partition has one owner.
-- Who gets a partition finds at least what was acknowledged to be committed before it asked, and nothing that nobody
-  has committed. So does whoever asks when all have left.
+- The new owner of a partition finds at least the last offset whose commit was acknowledged before it asked, and no
+  offset that no member has committed. The same holds for a client that asks after all members have left.
 
-A broker that has not heard yet that another is the coordinator answers with what it knows, as in Kafka: its members go
-on from older offsets, and none of their commits is acknowledged. Such an answer is only checked for offsets that nobody
-has committed, where `coordinator_id` tells who the coordinator is.
+As in Kafka, a former coordinator that does not know its successor yet still answers: its members continue from older
+offsets, and none of their commits is acknowledged. Where `coordinator_id` names another broker as the coordinator, such
+an answer is only checked for offsets that no member has committed.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ FAILURES_UNTIL_NEW_CLIENT = 5
 PROTOCOL_TYPE, PROTOCOL = "consumer", "simulated"
 GROUP_KEY_TYPE = 0
 
-# What tells a member to begin anew, with or without its id.
+# Error codes that make a member join again, with or without its id.
 REJOIN = {ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION}
 FORGOTTEN = {ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.FENCED_INSTANCE_ID}
-# What passes, perhaps at another coordinator.
+# Transient error codes; perhaps another broker is the coordinator.
 ELSEWHERE = {
     ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -59,11 +59,11 @@ class _MustRejoin(Exception):
 
 
 class _Retry(Exception):
-    """No answer, or one that says: not now, not here."""
+    """No answer, or a transient error."""
 
 
 class GroupLedger:
-    """What all members of one group were told. `progress` is set with every commit and assignment."""
+    """The answers to all members of one group. `progress` is set with every commit and assignment."""
 
     def __init__(self, group_id: str, partitions: Sequence[TopicPartition]) -> None:
         self.group_id = group_id
@@ -95,7 +95,7 @@ class GroupLedger:
         self.progress.set()
 
     async def until_commits(self, count: int) -> None:
-        """Waits until so many more commits are acknowledged."""
+        """Waits until `count` more commits are acknowledged."""
         wanted = self.commits + count
         await self._until(lambda: self.commits >= wanted)
 
@@ -134,7 +134,7 @@ class GroupMember:
         self._stop = asyncio.Event()
 
     def start(self) -> None:
-        """Begins, after a crash anew and without any memory."""
+        """Starts the member; after a crash it starts without any memory."""
         if not self.node.process.alive:
             self.node.restart()
         self._stop.clear()
@@ -155,7 +155,7 @@ class GroupMember:
         self.node.crash()
 
     async def stop(self) -> None:
-        """Leaves the group; a member that is dead stays so."""
+        """Leaves the group; a dead member stays dead."""
         self._stop.set()
         if self.node.process.alive:
             try:
@@ -164,7 +164,7 @@ class GroupMember:
                 return
 
     async def check_committed(self) -> None:
-        """Asks for all that was committed, as no member of the group. It has left."""
+        """Fetches all committed offsets, without being a member of the group. Call it after the member has left."""
         if not self.node.process.alive:
             self.node.restart()
         await self.node.run(self._check_committed())
@@ -197,8 +197,10 @@ class GroupMember:
         await self._client.close()
 
     async def _count_failure(self) -> None:
-        """A coordinator that is cut off from the other brokers lets members join again for ever, and still takes itself
-        for the coordinator: after some failures without a commit between them somebody else is asked."""
+        """After some failures without a commit in between, the member asks another broker for the coordinator.
+
+        A coordinator that is cut off from the other brokers still believes that it is the coordinator, and lets members
+        join again for ever."""
         self._failures += 1
         if self._failures % FAILURES_UNTIL_NEW_CLIENT == 0:
             await self._client.close()
@@ -208,12 +210,12 @@ class GroupMember:
     # -- requests -----------------------------------------------------------------------------------------------------
 
     async def _send(self, api_key: ApiKey, **fields: Any) -> Any:
-        """The coordinator's response to a request of the group with these fields. _Retry when there is none."""
+        """The coordinator's response to a request of the group with these fields. Raises _Retry without a response."""
         build = request_class(api_key)
         return await self._ask(api_key, lambda version: build(group_id=self._ledger.group_id, **fields))
 
     async def _ask(self, api_key: ApiKey, make_request: Callable[[int], Any]) -> Any:
-        """As `_send`, of the request for a version."""
+        """Like `_send`, with a function that builds the request for a version."""
         try:
             if self._coordinator is None or not self._coordinator.connected:
                 self._coordinator = await self._find_coordinator()
@@ -233,7 +235,7 @@ class GroupMember:
         return await self._client.connection_to(response.node_id)
 
     def _check(self, code: int) -> None:
-        """Raises what an error code means for a member; AssertionError for one that nothing excuses."""
+        """Raises _MustRejoin or _Retry as the error code requires; AssertionError for a code that no fault excuses."""
         if code == ErrorCode.NONE:
             return
         if code in FORGOTTEN:
@@ -244,7 +246,7 @@ class GroupMember:
         assert code in ELSEWHERE, f"{self.name} was answered with {ErrorCode(code).name}"
         raise _Retry
 
-    # -- what a member does -------------------------------------------------------------------------------------------
+    # -- a member's steps ---------------------------------------------------------------------------------------------
 
     async def _join(self) -> None:
         protocol = JoinGroupRequest.JoinGroupRequestProtocol(name=PROTOCOL, metadata=b"")
@@ -278,7 +280,7 @@ class GroupMember:
         self._ledger.assigned(self._generation, self.name, self.owned)
 
     def _assign(self, member_ids: list[str]) -> list[Any]:
-        """Each partition to one member in turn; an assignment is a byte for each partition."""
+        """Assigns each partition to one member in turn; an assignment is a byte for each partition."""
         assignment = SyncGroupRequest.SyncGroupRequestAssignment
         count = len(self._ledger.partitions)
         return [
@@ -287,7 +289,7 @@ class GroupMember:
         ]
 
     async def _positions(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
-        """Where to go on: as clients do, what is still being committed is waited for (KIP-447)."""
+        """The offsets to continue from; like a client, the member waits for pending commits (KIP-447)."""
         before = {partition: self._ledger.acknowledged[partition] for partition in partitions}
         topics = [
             OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=[number for _, number in numbers])
@@ -349,7 +351,7 @@ class GroupMember:
                 members=[identity(member_id=self._member_id, group_instance_id=self._instance_id)],
             )
         except _Retry:
-            return  # The session will end.
+            return  # The member's session will expire.
 
 
 class GroupWorkload:
@@ -382,7 +384,7 @@ class GroupWorkload:
             member.start()
 
     async def until_stable(self) -> None:
-        """Returns when the partitions are all owned, each by one member."""
+        """Returns when every partition has one owner."""
         while True:
             owned = [partition for member in self.members for partition in member.owned]
             if sorted(owned) == sorted(self.ledger.partitions):
@@ -390,12 +392,12 @@ class GroupWorkload:
             await asyncio.sleep(BACK_OFF_S)
 
     async def stop(self) -> None:
-        """All members leave."""
+        """Makes all members leave."""
         for member in self.members:
             if member.node.process.alive and member.node.process.stalled:
                 member.node.resume()
         await asyncio.gather(*[member.stop() for member in self.members])
 
     async def check_committed(self) -> None:
-        """All have left and the cluster is whole: it knows where the group was."""
+        """Checks that the cluster still has the group's offsets. All members have left, and the cluster is whole."""
         await self.members[0].check_committed()

@@ -1,13 +1,13 @@
 """An asyncio event loop on virtual time: it has no selector, no threads and no signals.
 
-Nothing waits. Callbacks run in the order in which they were scheduled; when none is ready, the clock jumps to the next
-timer. Connections go to the in-memory network, whatever else an event loop can do is refused by name.
+The loop never sleeps. Callbacks run in the order in which they were scheduled; when no callback is ready, the clock
+jumps to the next timer. Connections go to the in-memory network; the loop refuses all other operations by name.
 
 What must stay true:
 - Callbacks run first in, first out; timers by time, and among equal times in the order of their creation.
 - Nothing depends on addresses or on when Python collects garbage: the collector runs after fixed numbers of steps.
 - An exception that reaches the loop (from a callback, a task that is never awaited, a task that is forgotten while it
-  waits) ends the run; so does the moment at which nothing is left to do while the scenario still waits.
+  waits) ends the run. A deadlock, where no callback or timer is left while the scenario still waits, ends it too.
 """
 
 import asyncio
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Where virtual time begins, in seconds. Not zero: a machine's monotonic clock never is when a program starts.
+# Where virtual time begins, in seconds. Not zero: a real monotonic clock is not zero when a program starts.
 START_S = 1000.0
 
 STEPS_BETWEEN_COLLECTIONS = 50_000
-# More callbacks than this without any time passing is a loop that never ends.
+# More callbacks than this at one virtual time mean an endless loop.
 MAX_STEPS_PER_INSTANT = 1_000_000
 CANCELLED_TIMERS_TO_SWEEP = 1000
 
-# How long others have the loop when a task yields, if that takes time at all (`SimulatedLoop.turns`).
+# How long other tasks have the loop when a task yields, if yielding takes time (`SimulatedLoop.turns`).
 TURN_S = (0.0, 0.004)
 
-# CPython's name for the type of the callbacks by which tasks go on.
+# CPython's name for the type of the callbacks that run a task's next step.
 TASK_STEP = "TaskStepMethWrapper"
 
 _Timer = tuple[float, int, asyncio.TimerHandle, Process]
@@ -56,8 +56,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
 
     network: "Network"
 
-    # When set, a task that yields (`sleep(0)`) goes on a little later instead of in the same instant: what others do
-    # meanwhile takes time, in which connections may end and timers run out.
+    # When set, a task that yields (`sleep(0)`) continues a little later instead of in the same instant: other tasks
+    # take time meanwhile, in which connections may end and timers run out.
     turns: random.Random | None = None
 
     def __init__(self) -> None:
@@ -113,10 +113,10 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return timer
 
     def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
-        """Called by `TimerHandle.cancel`. Dead timers are swept out when they are the larger part."""
+        """Called by `TimerHandle.cancel`. Cancelled timers are swept out when they are the majority."""
         self._cancelled_timers += 1
         if self._cancelled_timers > max(CANCELLED_TIMERS_TO_SWEEP, len(self._timers) // 2):
-            # This runs just before the handle counts as cancelled; it stays until the next sweep.
+            # This runs just before the handle counts as cancelled, so this handle stays until the next sweep.
             self._timers = [timer for timer in self._timers if not timer[2].cancelled()]
             heapq.heapify(self._timers)
             self._cancelled_timers = 0
@@ -191,12 +191,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # -- faults ---------------------------------------------------------------------------------------------------
 
     def stall(self, process: Process) -> None:
-        """From its next step on the process does not run, as after SIGSTOP."""
+        """Stops the process before its next step, as SIGSTOP does."""
         process.stalled = True
         self._held[process] = []
 
     def resume(self, process: Process) -> None:
-        """Undoes `stall`. What has become due meanwhile runs now, in that order."""
+        """Undoes `stall`. Callbacks that became due meanwhile run now, in that order."""
         process.stalled = False
         self._ready.extend((handle, process) for handle in self._held.pop(process))
 
@@ -207,7 +207,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self._failure.__cause__ = cause
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """What asyncio would only log ends the run. What a process does in the step that kills it no longer counts."""
+        """Errors that asyncio would only log end the run, except those of a step in which a process was killed."""
         if not self._process.alive:
             return
         message = context["message"]
@@ -233,7 +233,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     def run_until_complete(  # type: ignore[override]  # coroutines only
         self, scenario: Coroutine[Any, Any, T], time_limit_s: float = float("inf")
     ) -> T:
-        """Runs the scenario, its result is the result. SimulationFailure when anything fails; its time is virtual."""
+        """Runs the scenario and returns its result. SimulationFailure if it fails; the time limit is virtual."""
         main = self.create_task(scenario, name="scenario")
         with self._entered():
             try:
@@ -248,11 +248,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return main.result()
 
     def _judge_remains(self, left: "list[asyncio.Task[Any]]") -> None:
-        """Programs may still run when the scenario ends; what the scenario itself has begun must be done."""
+        """Programs may still run when the scenario ends; the scenario's own tasks must be done."""
         if left:
             raise SimulationFailure("the scenario left tasks behind:\n" + "\n".join(map(describe_task, left)))
         self._process = Process("the end of the world", "scenario")
-        # Only now does a future that nobody will ever look at say what it held.
+        # Only the collection of a future reports an exception that was never retrieved.
         gc.collect()
         if self._failure is not None:
             raise self._failure
@@ -275,7 +275,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 gc.enable()
 
     def _iterate(self, time_limit_s: float) -> None:
-        """One turn: what was ready when it began runs, what this makes ready waits for the next."""
+        """One turn: runs the callbacks that are ready at its start; callbacks that these add wait for the next turn."""
         ready = self._ready
         if not ready:
             self._advance(time_limit_s)
@@ -293,7 +293,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
                 self._process = process
                 handle._run()
                 excess = self.meter.step_ended()
-                # What the scenario itself looks at is no part of the programs.
+                # The scenario's own steps are not part of the programs, so they may exceed the limits.
                 if excess is not None and process is not self.outside:
                     self.fail(f"one step {excess}: {_describe_callback(handle)}")
                 self._count_step()
@@ -336,7 +336,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self.fail(f"an asynchronous generator was not closed: {generator!r}")
 
     def _dispose(self) -> None:
-        """Closes the remaining coroutines. The world is over: nothing that they still do has an effect."""
+        """Closes the remaining coroutines. The world is over, so their last actions have no effect."""
         self._closed = True
         for process in self.processes:
             process.kill()
@@ -346,7 +346,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._process = self.outside
         for process in self.processes:
             for task in process.tasks():
-                # Code that is torn apart in its middle may raise anything.
+                # Code that is closed in its middle may raise any exception.
                 with suppress(BaseException):
                     cast("Coroutine[Any, Any, Any]", task.get_coro()).close()
 

@@ -1,16 +1,16 @@
 """The in-memory network: hosts, listening ports and connections that behave like TCP.
 
-A connection is two pipes, one each way. What a transport writes becomes a segment with a seeded time of arrival; bytes
-arrive in order, cut and joined at will, in the context of the process that receives them. A pipe holds what the
-receiver does not take, and the sender is paused when more than the kernel's send buffer and its own write buffer is
-under way. A link that is cut (both ways or one way) holds its segments until it is healed; while only the way back is
-cut, bytes arrive but are never acknowledged, and the sender runs out of room. A stalled process receives nothing, and
-what its kernel has not taken from it yet stays with it.
+A connection is two pipes, one each way. Each write becomes a segment with a seeded time of arrival. Bytes arrive in
+order, split and joined at random, in the context of the receiving process. A pipe holds the bytes that the receiver
+does not take, and the sender is paused when the kernel's send buffer and its own write buffer are full. A link that is
+cut (both ways or one way) holds its segments until it is healed; while only the way back is cut, bytes arrive but are
+never acknowledged, and the sender's buffers fill up. A stalled process receives no bytes, and bytes that its kernel has
+not taken from it yet are not sent.
 
 What must stay true:
 - The buffer given to `write` is kept and copied only when it is delivered; if it has changed by then, the run fails.
-- A process that dies sends a seeded part of what was under way and then ends its connections; the death of its machine
-  is noticed later.
+- A process that dies sends a seeded part of its pending bytes and then ends its connections; peers notice the death of
+  a machine later.
 - Every delivery, every frame that a delivery completes, every connect, end and reset is in the trace.
 """
 
@@ -58,7 +58,7 @@ class Host:
         self._next_port = FIRST_EPHEMERAL_PORT
 
     def free_port(self) -> int:
-        """A port that has not been given out on this host before."""
+        """A port that this host has never given out before."""
         while self._next_port in self.listeners:
             self._next_port += 1
         self._next_port += 1
@@ -66,7 +66,7 @@ class Host:
 
 
 class ListeningSocket:
-    """What `Server.sockets` holds: enough to learn the port."""
+    """An element of `Server.sockets`: enough to learn the port."""
 
     family = socket.AF_INET
 
@@ -122,7 +122,7 @@ class Listener(asyncio.AbstractServer):
         self._wake()
 
     async def wait_closed(self) -> None:
-        """Waits until the server is closed and the last of its connections is gone."""
+        """Waits until the server and all its connections are closed."""
         if not self._closed or self._transports:
             waiter = self.network.loop.create_future()
             self._waiters.append(waiter)
@@ -144,7 +144,7 @@ class Listener(asyncio.AbstractServer):
 
 
 class _Segment:
-    """Bytes under way, or the end of the stream (`error` is None then: closed, otherwise: reset)."""
+    """Bytes on their way, or the end of the stream (closed if `error` is None, otherwise reset)."""
 
     __slots__ = ("arrival_s", "checksum", "data", "ends", "error", "position")
 
@@ -166,7 +166,7 @@ class _Pipe:
     def __init__(self, network: "Network", sender: "Transport", receiver: "Transport") -> None:
         self.sender = sender
         self.receiver = receiver
-        # Everything that was written and whose arrival the sender does not know of.
+        # All written segments whose arrival the sender does not know of.
         self.under_way_bytes = 0
         self.send_buffer_bytes = network.random.choice(SEND_BUFFER_CHOICES_BYTES)
         self._network = network
@@ -182,18 +182,18 @@ class _Pipe:
         self._append(_Segment(self._arrival_s(), data))
 
     def end(self, error: OSError | None = None, delay_us: tuple[int, int] | None = None) -> None:
-        """Sends the end of the stream; after `error`, nothing that the receiver sends is taken any more."""
+        """Sends the end of the stream; after `error`, the sender takes no more bytes from the receiver."""
         self._append(_Segment(self._arrival_s(delay_us), None, error))
 
     def cut_short(self, keep_all: bool = False) -> None:
-        """The sender ends abruptly: what it had handed to its kernel may still arrive, up to a seeded place."""
+        """The sender ends abruptly: bytes in its kernel's buffer may still arrive, up to a seeded position."""
         self._held_back_bytes = 0
         kept = self._network.random.randint(0, len(self._segments))
         while len(self._segments) > kept and not keep_all:
             self.under_way_bytes -= self._segments.pop().rest()
 
     def hold_back(self) -> None:
-        """The sender does not run: what does not fit into its kernel's buffer stays where it is."""
+        """The sender is stalled: bytes that do not fit into its kernel's buffer are not sent."""
         self._held_back_bytes = max(0, self.under_way_bytes - self.send_buffer_bytes)
 
     def release(self) -> None:
@@ -202,7 +202,7 @@ class _Pipe:
         self.wake()
 
     def healed(self) -> None:
-        """A link works again, perhaps one of this pipe's."""
+        """A link works again; it may belong to this pipe."""
         if self._unacknowledged_bytes and not self._network.is_cut(self.receiver.host, self.sender.host):
             self.under_way_bytes -= self._unacknowledged_bytes
             self._unacknowledged_bytes = 0
@@ -211,7 +211,7 @@ class _Pipe:
         self.wake()
 
     def clear(self) -> None:
-        """The receiver will never take any of it."""
+        """Drops all segments: the receiver will never take them."""
         self._segments.clear()
         self.under_way_bytes = self._unacknowledged_bytes = self._held_back_bytes = 0
         _cancel(self._timer)
@@ -219,7 +219,7 @@ class _Pipe:
         self._link_works()
 
     def wake(self) -> None:
-        """Something that held the segments back may be gone."""
+        """Delivers segments if they are no longer held back."""
         if self._segments and self._timer is None:
             loop = self._network.loop
             when = max(loop.time(), self._segments[0].arrival_s)
@@ -257,7 +257,7 @@ class _Pipe:
         elif receiver.paused or (self._room_bytes() <= 0 and self._segments[0].rest()):
             return
         elif not arrived:
-            pass  # The sender has died and what was under way went with it.
+            pass  # The sender has died, and its pending bytes are lost.
         elif arrived[0].ends:
             self._segments.popleft()
             self.receiver.ended()
@@ -277,7 +277,7 @@ class _Pipe:
         self._given_up = None
 
     def _discard(self, arrived: list[_Segment]) -> None:
-        """The receiver has closed: data that still arrives is answered with a reset, as TCP does."""
+        """The receiver has closed: it answers data that still arrives with a reset, as TCP does."""
         refused = any(segment.data is not None for segment in arrived)
         for _ in arrived:
             self.under_way_bytes -= self._segments.popleft().rest()
@@ -305,14 +305,14 @@ class _Pipe:
         self._take(self.receiver.deliver(data))
 
     def _room_bytes(self) -> int:
-        """How much more can arrive before the sender runs again or hears that something has arrived."""
+        """How many more bytes can arrive before the sender runs again or receives an acknowledgement."""
         room_bytes = self.under_way_bytes - self._unacknowledged_bytes - self._held_back_bytes
         if self._network.is_cut(self.receiver.host, self.sender.host):
             room_bytes = min(room_bytes, self.send_buffer_bytes - self._unacknowledged_bytes)
         return room_bytes
 
     def _take(self, size_bytes: int) -> None:
-        if not self._segments:  # The receiver has killed its process while it took them.
+        if not self._segments:  # The receiver's process was killed while it took them.
             return
         if self._network.is_cut(self.receiver.host, self.sender.host):
             self._unacknowledged_bytes += size_bytes
@@ -342,7 +342,7 @@ class Transport(asyncio.Transport):
         self.process = context.get(CURRENT, network.loop.outside)
         self.host = host
         self.port = port
-        # Until its protocol is there, a connection receives nothing.
+        # A connection receives no bytes until it has its protocol.
         self.paused = True
         self.refused_data = False
         self._protocol: asyncio.BaseProtocol | None = None
@@ -409,7 +409,7 @@ class Transport(asyncio.Transport):
         return self._low_bytes, self._high_bytes
 
     def get_write_buffer_size(self) -> int:
-        """What has not fitted into the kernel's send buffer, bytes."""
+        """The number of bytes that do not fit into the kernel's send buffer."""
         return max(0, self.outgoing.under_way_bytes - self.outgoing.send_buffer_bytes)
 
     def write(self, data: Buffer) -> None:
@@ -437,7 +437,7 @@ class Transport(asyncio.Transport):
             self.outgoing.end()
 
     def close(self) -> None:
-        """Sends what was written, then the end."""
+        """Sends all written bytes, then the end of the stream."""
         if self._closing or not self.process.alive:
             return
         self._closing = True
@@ -447,14 +447,14 @@ class Transport(asyncio.Transport):
         self.written()
 
     def abort(self) -> None:
-        """Ends at once. The peer sees the end of the stream or a reset, and may miss what was sent before."""
+        """Ends at once. The peer sees the end of the stream or a reset, and may miss bytes sent before."""
         if self._lost or not self.process.alive:
             return
         self._closing = True
         self._drop_outgoing()
         self._lose(None)
 
-    # -- what the network does to a connection ---------------------------------------------------------------------
+    # -- called by the network -------------------------------------------------------------------------------------
 
     def deliver(self, data: bytearray) -> int:
         """Gives bytes to the protocol; returns how many it took."""
@@ -475,7 +475,7 @@ class Transport(asyncio.Transport):
         return len(data)
 
     def ended(self) -> None:
-        """The peer sends nothing more."""
+        """The peer has ended its stream."""
         self._trace("eof")
         protocol = self._protocol
         assert isinstance(protocol, asyncio.Protocol | asyncio.BufferedProtocol)
@@ -483,7 +483,7 @@ class Transport(asyncio.Transport):
             self.close()
 
     def reset(self, error: OSError | None) -> None:
-        """The peer does not know this connection any more."""
+        """The peer has reset the connection."""
         if self._lost:
             return
         self._trace("reset")
@@ -504,7 +504,7 @@ class Transport(asyncio.Transport):
             self._network.loop.call_soon(self._resume_writing, context=self.context)
 
     def die(self, machine: bool) -> None:
-        """The process is dead; with its machine, what its kernel had not sent is gone too."""
+        """The process is dead; if its machine died too, bytes that its kernel had not sent are lost."""
         if self._lost:
             return
         self._closing = self._lost = True
@@ -582,12 +582,12 @@ class Network:
         raise socket.gaierror(socket.EAI_NONAME, f"Name or service not known: {name}")
 
     def cut(self, one: str, other: str) -> None:
-        """Nothing passes between two hosts any more. What is under way waits."""
+        """No segment passes between two hosts any more. Segments on their way wait."""
         self._cut |= {(one, other), (other, one)}
         self.trace.add("network", "cut", one, other)
 
     def cut_one_way(self, source: str, target: str) -> None:
-        """Nothing that `source` sends reaches `target` any more; the other way works."""
+        """No segment from `source` reaches `target` any more; the other way works."""
         self._cut.add((source, target))
         self.trace.add("network", "cut-one-way", source, target)
 
@@ -604,7 +604,7 @@ class Network:
         self._links_changed()
 
     def end_connections(self, one: str, other: str) -> None:
-        """Every connection between two hosts is reset, as by a firewall between them; each end hears of it soon."""
+        """Resets every connection between two hosts, like a firewall between them; each end notices soon."""
         self.trace.add("network", "end-connections", one, other)
         for transport in list(self._transports):
             if {transport.host.name, transport.incoming.sender.host.name} == {one, other}:
@@ -701,7 +701,7 @@ class Network:
         self.loop.call_later(answer_s, _settle, established, None, context=self._context)
 
     def forget(self, transport: Transport) -> None:
-        """The transport is done with: nothing happens to it any more."""
+        """Forgets a transport that has ended."""
         self._transports.pop(transport, None)
 
     def process_died(self, process: Process, *, machine: bool) -> None:

@@ -1,13 +1,13 @@
-"""Processes of the simulation: whose code is running, and what is left of it once it has been killed.
+"""Processes of the simulation: which process's code is running, and what remains of a process after its death.
 
-A context variable names the process. asyncio copies the context into every task, timer and callback, so all that a
-process ever starts carries its name without knowing it.
+A context variable names the process. asyncio copies the context into every task, timer and callback, so every task of a
+process carries its name.
 
 What must stay true:
 - A killed process takes no further step: the loop drops its callbacks and timers instead of running them.
-- A stalled process takes none either, but its callbacks wait for it, in the order in which they became due.
-- Its coroutines are kept until the world ends. Were they collected earlier, Python would throw GeneratorExit into
-  them and their `finally` blocks would go on changing the world after their process has died.
+- A stalled process takes no step either, but its callbacks wait for it, in the order in which they became due.
+- The coroutines of a killed process are kept until the world ends. If they were collected earlier, Python would throw
+  GeneratorExit into them, and their `finally` blocks would change the world after the death of their process.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ class Process:
         return self.name
 
     def adopt(self, task: "asyncio.Task[Any]") -> None:
-        """Remembers a task without keeping it alive: a task that everybody forgets is a fault that must show."""
+        """Remembers a task without keeping it alive: a task without any reference is a fault that must show."""
         number = next(self._numbers)
         tasks = self._tasks
         tasks[number] = weakref.ref(task, lambda _: tasks.pop(number, None))
@@ -60,7 +60,7 @@ class Process:
         self._kept.extend(self.tasks())
 
     def keep(self, remains: object) -> None:
-        """Keeps something of a dead process from being finalized while the world goes on."""
+        """Keeps an object of a dead process from being finalized while the world goes on."""
         self._kept.append(remains)
 
     def check_alive(self) -> None:

@@ -1,14 +1,15 @@
-"""One run of a cluster under faults drawn by chance: `python -m klamm.simulation` sweeps seeds of it.
+"""One run of a cluster under random faults: `python -m klamm.simulation` sweeps its seeds.
 
 Safety phase: brokers and ZooKeeper are killed, stopped, stalled and cut off, disks fail and fill up, members of a group
-die and stall, and operators change everything that can be changed, while producers, consumers and the group work.
-Liveness phase: everything is healed and must become whole again. Then the verdict. How many brokers there are, what
-they speak and what is promised is drawn by the seed, too (`run_shape`).
+die and stall, and operators change topics, configs and assignments, while producers, consumers and the group work.
+Liveness phase: all faults end and the cluster must become whole again. Then the verdict. The seed also draws the number
+of brokers, their protocol versions and the guarantees (`run_shape`).
 
 What must stay true: only faults that klamm promises to survive are injected. Processes die in any number and order.
-Machines, which lose unsynced writes, do so only in runs whose logs flush before they acknowledge; in the others one
-machine dies at a time. It dies while every replica is in sync, and until it is out of all ISRs one more process may
-die, no second one: some other member of each ISR stays up. `docs/operations.md` says the same to operators.
+A machine that dies loses unsynced writes. Any number of machines may die only in runs whose logs flush before they
+acknowledge. In other runs one machine dies at a time: it dies while every replica is in sync, and until it is out of
+all ISRs at most one more process may die, so some other member of each ISR stays up. `docs/operations.md` says the same
+to operators.
 """
 
 import asyncio
@@ -31,16 +32,16 @@ TOPIC = "events"
 # With acks=all: partition -> whether its producer is idempotent. The next partition has acks=1.
 IS_IDEMPOTENT: dict[TopicPartition, bool] = {(TOPIC, 0): True, (TOPIC, 1): False, (TOPIC, 2): True}
 ONLY_LEADER: TopicPartition = (TOPIC, 3)
-# Of one partition, with acks=1: any replica may lead it.
+# A topic of one partition, with acks=1: any replica may lead it.
 UNCLEAN_TOPIC = "unclean"
 GROUP = "workers"
 STEPS = 18
 SHARE_OF_WORK = 0.4
-# Faults find more than load does, and load is what a run costs.
+# The load is light: faults find more than load does, and load makes a run slow.
 PRODUCER_PAUSE_S = 0.4
 BATCHES_OF_A_WHOLE_CLUSTER = 3
 PAUSES_S = (0.0, 0.1, 1.0, 4.0, 10.0)
-# Shorter and longer than a session (6 s) and than what drops a follower out of the ISR (5 s).
+# Shorter and longer than a session (6 s), and than the lag that drops a follower out of the ISR (5 s).
 OUTAGES_S = (0.0, 0.5, 3.0, 5.5, 8.0, 20.0)
 RESETS = 40
 SESSION_OUTAGES_S = (3.0, 10.0, 20.0)
@@ -94,7 +95,7 @@ class RandomFaults:
             self._faults += [("kill-member", self._kill_member), ("stall-member", self._stall_member)]
 
     async def run(self, steps: int) -> None:
-        """Injects so many faults, and has so much work done, several at a time; waits until each fault is over."""
+        """Injects `steps` faults and operator actions, several at a time; waits until each fault is over."""
         for _ in range(steps):
             await asyncio.sleep(self.random.choice(PAUSES_S) * self.random.random())
             if self.random.random() < SHARE_OF_WORK:
@@ -125,7 +126,7 @@ class RandomFaults:
     async def _outage(self) -> None:
         await asyncio.sleep(self.random.choice(OUTAGES_S) * self.random.uniform(0.8, 1.2))
 
-    # -- faults: each ends what it began, unless another fault has ended it before ----------------------------------
+    # -- faults: each fault undoes itself, unless another fault has undone it before ---------------------------------
 
     async def _kill_broker(self) -> None:
         await self._kill(self._broker(), machine=self._machine())
@@ -141,7 +142,7 @@ class RandomFaults:
         broker.start()
 
     async def _kill_one_machine(self) -> None:
-        """No other fault is under way, and the next one begins when the machine is out of all ISRs."""
+        """Runs while no other fault is active; the next fault begins when the machine is out of all ISRs."""
         if not await self._is_whole():
             return
         is_controller = self.random.random() < 0.5
@@ -163,7 +164,7 @@ class RandomFaults:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_S):
                 await self.cluster.until(is_out_of_all_isrs)
-        # ZooKeeper has heard of it. Until that is on its disk, it may forget it again.
+        # ZooKeeper knows the new ISRs, but may forget them again until they are on its disk.
         await asyncio.sleep(0.1)
 
     def _replicas(self, key: TopicPartition) -> tuple[int, ...]:
@@ -175,7 +176,7 @@ class RandomFaults:
         await self._kill(other, machine=False)
 
     async def _is_whole(self) -> bool:
-        """Whether the cluster becomes whole in time, and is still so when the controller has heard of all that was."""
+        """Whether the cluster becomes whole in time, and is still whole when the controller has handled all events."""
         was_whole = False
         for _ in range(PATIENCE_S):
             is_whole = self.cluster.is_whole()
@@ -213,13 +214,13 @@ class RandomFaults:
     async def _kill_zookeeper(self) -> None:
         zookeeper = self.cluster.zookeeper
         if zookeeper.node.process.alive:
-            # Whatever it has acknowledged is on its disk.
+            # All writes that ZooKeeper has acknowledged are on its disk.
             zookeeper.kill(machine=self.random.random() < 0.5)
             await self._outage()
             try:
                 await zookeeper.start()
             except ProcessDead:
-                return  # Killed again while it started: whoever did that starts it.
+                return  # Another fault has killed it during its start; that fault starts it again.
 
     def _link(self) -> tuple[str, str]:
         names = [broker.node.name for broker in self.cluster.brokers.values()]
@@ -227,9 +228,9 @@ class RandomFaults:
         return one, other
 
     async def _break_connections(self) -> None:
-        """Between two machines, again and again: in the middle of whatever they say to each other.
+        """Resets the connections between two machines repeatedly, in the middle of their exchanges.
 
-        Often they are the controller and a broker, which say the most that is not said twice.
+        Often the machines are the controller's and a broker's, whose requests are the hardest to repeat.
         """
         one, other = self._link()
         controller, broker = self.cluster.brokers.get(self.cluster.controller_id()), self._broker()
@@ -247,7 +248,7 @@ class RandomFaults:
         self.world.network.heal(one, other)
 
     async def _cut_from_zookeeper(self) -> None:
-        """A broker that its clients and followers still see; mostly until its session is over."""
+        """Cuts a broker off from ZooKeeper, mostly until its session is over; clients and followers still reach it."""
         broker, zookeeper = self._broker().node.name, self.cluster.zookeeper.node.name
         self.world.network.cut(broker, zookeeper)
         await asyncio.sleep(self.random.choice(SESSION_OUTAGES_S) * self.random.uniform(0.8, 1.2))
@@ -303,9 +304,9 @@ class RandomFaults:
 async def random_faults(
     world: World, *, brokers: int | None = None, steps: int = STEPS, protocols: Sequence[str] | None = None
 ) -> str:
-    """The scenario. `brokers` and `protocols`, as of `SimulatedCluster`, are drawn by the seed unless they are given.
+    """The scenario. The seed draws `brokers` and `protocols` (see `SimulatedCluster`) unless they are given.
 
-    Returns what was counted.
+    Returns the counts as text.
     """
     shape = draw_shape(world.random, brokers=brokers, protocols=protocols)
     world.trace.add("faults", "shape", shape)

@@ -1,14 +1,14 @@
-"""What one run of random faults looks like, drawn from its seed: how many brokers, which protocols, which promises.
+"""The shape of one run of random faults, drawn from its seed: the number of brokers, their protocols, the guarantees.
 
-What must stay true: no shape asks for more than klamm promises: machines may die at will only where logs flush before
-they acknowledge.
+What must stay true: no shape demands more than klamm guarantees. Any number of machines may die only where logs flush
+before they acknowledge.
 """
 
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
-# With three brokers and three replicas every broker has every partition; otherwise partitions have somewhere to go.
+# With three brokers and three replicas every broker has every partition; with more brokers partitions can move.
 BROKERS = (3, 4, 5)
 REPLICATION_FACTORS = (3, 3, 2)
 MIN_INSYNC_REPLICAS = (2, 2, 1)
@@ -25,9 +25,9 @@ class RunShape:
     min_insync_replicas: int
     protocols: Sequence[str]
     logs_flush: bool
-    # Brokers that are served by a member of the ZooKeeper ensemble that lags behind.
+    # Brokers whose member of the ZooKeeper ensemble lags behind.
     lagging: Sequence[int]
-    # Long work yields after every element, and a yield takes time: what comes between two slices does come.
+    # Long work yields after every element, and a yield takes time, so other events do happen between two slices.
     small_slices: bool
 
     def __str__(self) -> str:
@@ -37,14 +37,14 @@ class RunShape:
 def draw_shape(
     chance: random.Random, *, brokers: int | None = None, protocols: Sequence[str] | None = None
 ) -> RunShape:
-    """A shape by chance; what is given is as it is given."""
-    # Everything is drawn, whatever is given, so that the rest of the run stays the same.
+    """A random shape; given arguments replace the drawn values."""
+    # All values are drawn, even those that are given, so that the rest of the run stays the same.
     drawn_brokers, drawn_protocols = chance.choice(BROKERS), chance.choice(PROTOCOLS)
     replication_factor = chance.choice(REPLICATION_FACTORS)
     min_insync_replicas = chance.choice(MIN_INSYNC_REPLICAS)
     logs_flush, small_slices = chance.random() < 0.5, chance.random() < 0.5
     lagging_share = chance.choice(LAGGING_SHARES)
-    # Last, since the number of brokers decides how much is drawn.
+    # Drawn last, since the number of brokers decides how many values are drawn.
     brokers = brokers or drawn_brokers
     lagging = [broker_id for broker_id in range(brokers) if chance.random() < lagging_share]
     return RunShape(

@@ -1,15 +1,16 @@
-"""Has long work yield after every element, as it would do with thousands.
+"""Makes long work yield after every element, as it does with thousands of elements.
 
-A cluster in the simulator is small: what klamm does in slices is done in one there, and nothing ever comes in between.
-Inside `small_slices` the slices are as small as they can be; with `SimulatedLoop.turns` each pause between two of them
-takes time, so that connections end, timers run out and requests arrive in the middle of everything.
+A cluster in the simulator is small: there, klamm's long work fits into one slice, and no other event comes in between.
+Inside `small_slices` the slices are as small as possible. With `SimulatedLoop.turns` each pause between two slices
+takes time, so connections end, timers run out and requests arrive in the middle of long work.
 """
 
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Module, name of the constant, what it is inside. A name that is gone is an error: the table follows the code.
+# Module, name of the constant, its value inside the context. A name that does not exist is an error, so the table
+# follows the code.
 SMALL = (
     ("klamm.broker.metadata_updates", "TOPICS_PER_SLICE", 1),
     ("klamm.broker.handlers.alter_partition_reassignments", "PARTITIONS_PER_SLICE", 1),

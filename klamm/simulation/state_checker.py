@@ -1,14 +1,14 @@
-"""Checks what the controllers write: the znodes of partition states and of the controller, after every transaction.
+"""Checks the controllers' writes after every transaction: the znodes of partition states and of the controller.
 
 What must stay true, of each partition while its topic lives:
-- The in-sync replicas are one or more of its replicas; the leader is one of them, or there is none.
+- The in-sync replicas are one or more of its replicas; the leader, if any, is one of them.
 - Leader epoch and controller epoch never go back; a leader changes only with a new leader epoch, so that an epoch has
   one leader at most; only a replica that was in sync becomes leader, and a replica joins the in-sync ones only in an
   epoch that goes on, since its leader alone knows what the replica has; unless the topic's configuration has ever
   allowed otherwise (`unclean.leader.election.enable`).
 And of the cluster: each controller's epoch is one more than that of the one before.
 
-A ZooKeeper that dies may forget what nobody has seen yet (`recovered`), and nothing else.
+A ZooKeeper that dies may forget only transactions that no client has seen yet (`recovered`).
 """
 
 import re
@@ -39,7 +39,7 @@ _EPOCH = f"path='{CONTROLLER_EPOCH_PATH}'"
 
 @dataclass(frozen=True, slots=True)
 class Leadership:
-    """Who led a partition in one leader epoch."""
+    """The leader of a partition in one leader epoch."""
 
     topic: str
     partition: int
@@ -47,7 +47,7 @@ class Leadership:
 
 
 class StateChecker:
-    """Told of every transaction by the ZooKeeper server's hook. A violation raises SimulationFailure."""
+    """The ZooKeeper server's hook calls this checker after every transaction. A violation raises SimulationFailure."""
 
     def __init__(self) -> None:
         self._tree = ZnodeTree()
@@ -56,7 +56,7 @@ class StateChecker:
         self._controller_epoch = 0
         self._unclean: dict[str, None] = {}
 
-    # -- what is told -----------------------------------------------------------------------------------------------
+    # -- called by the hook -----------------------------------------------------------------------------------------
 
     def recovered(self, tree: ZnodeTree) -> None:
         """The server has started with this tree."""
@@ -79,10 +79,10 @@ class StateChecker:
         for _, topic, partition in dict.fromkeys(_STATE.findall(transaction)):
             self._check_partition((topic, int(partition)))
 
-    # -- what it knows ----------------------------------------------------------------------------------------------
+    # -- queries ----------------------------------------------------------------------------------------------------
 
     def partition(self, topic: str, partition: int) -> LeaderAndIsr:
-        """The state of a partition. KeyError when it has none yet."""
+        """The state of a partition. KeyError when it has no state yet."""
         return self._states[topic, partition]
 
     def partitions(self) -> dict[TopicPartition, LeaderAndIsr]:
@@ -90,18 +90,18 @@ class StateChecker:
         return dict(self._states)
 
     def assignment(self, topic: str) -> TopicAssignment:
-        """What the topic's znode says. KeyError when there is no such topic."""
+        """The contents of the topic's znode. KeyError when the topic does not exist."""
         data = self._data(topic_path(topic))
         if data is None:
             raise KeyError(topic)
         return TopicAssignment.decode(topic, data)
 
     def replicas(self, topic: str) -> dict[int, tuple[int, ...]]:
-        """The replicas that each partition of a topic should have. KeyError when there is no such topic."""
+        """The replicas that each partition of a topic should have. KeyError when the topic does not exist."""
         return {number: tuple(ids) for number, ids in self.assignment(topic).partitions.items()}
 
     def config(self, entity_path: str) -> dict[str, str]:
-        """The configuration that is stored for a topic, a broker or all brokers; empty when none is."""
+        """The stored configuration of a topic, a broker or all brokers; empty without one."""
         return decode_config(entity_path, self._data(config_path(entity_path)) or b"")
 
     def topics(self) -> list[str]:
@@ -111,19 +111,19 @@ class StateChecker:
         return sorted(map(int, self._children(BROKER_IDS_PATH)))
 
     def children(self, path: str) -> list[str]:
-        """The names below a znode; none when it does not exist."""
+        """The names of a znode's children; empty when the znode does not exist."""
         return self._children(path)
 
     def exists(self, path: str) -> bool:
         return self._tree.find(path) is not None
 
     def controller_id(self) -> int:
-        """-1 when there is no controller."""
+        """The controller's id; -1 when there is no controller."""
         data = self._data(CONTROLLER_PATH)
         return -1 if data is None else Controller.decode(data).broker_id
 
     def leader_of(self, topic: str, partition: int, leader_epoch: int) -> int | None:
-        """Who led a partition in an epoch; None when nobody did."""
+        """The leader of a partition in an epoch; None when that epoch had no leader."""
         return self._leaders.get(Leadership(topic, partition, leader_epoch))
 
     # -- inside -----------------------------------------------------------------------------------------------------
@@ -150,9 +150,9 @@ class StateChecker:
 
     def _broken_rule(self, key: TopicPartition, old: LeaderAndIsr | None, state: LeaderAndIsr) -> str | None:
         if not state.isr or len(set(state.isr)) != len(state.isr):
-            return "the in-sync replicas are none, or one twice"
+            return "the ISR is empty, or has a replica twice"
         if not set(state.isr) <= set(replicas := self.replicas(key[0])[key[1]]):
-            return f"the in-sync replicas are not all among the replicas {replicas}"
+            return f"the ISR is not a subset of the replicas {replicas}"
         if state.leader != NO_LEADER and state.leader not in state.isr:
             return "the leader is not in sync"
         if state.controller_epoch > self._controller_epoch:
@@ -168,7 +168,7 @@ class StateChecker:
         if state.leader not in (old.leader, NO_LEADER, *old.isr):
             return "the new leader was not in sync"
         if state.leader_epoch != old.leader_epoch and not set(state.isr) <= set(old.isr):
-            return "a replica has joined the in-sync ones that no leader has taken in"
+            return "a replica has joined the ISR without its leader"
         return None
 
     def _read(self, key: TopicPartition) -> LeaderAndIsr | None:

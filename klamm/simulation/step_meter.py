@@ -1,8 +1,8 @@
-"""Whether each step on a loop does no more than its share.
+"""Checks that each step on a loop does only a limited amount of work.
 
-Virtual time does not see how long a step takes, and a processor's time would differ from run to run. So work is counted
-where it leaves the program: what a step reads from the disk (what waits for the disk; looking for what is in memory is
-cheap), writes to it, syncs, and does to names. Work off the loop counts for nobody.
+Virtual time does not show how long a step takes, and CPU time would differ from run to run. So the meter counts a
+step's disk operations: reads that may wait for the disk (reads from memory are cheap), writes, syncs, and changes of
+names. Work off the loop is not counted.
 
 What must stay true: the counts depend on the seed only.
 """
@@ -10,18 +10,18 @@ What must stay true: the counts depend on the seed only.
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Reading: some headers of batches, a few small files. Whoever walks through a log does it off the loop.
+# Reads: some headers of batches, a few small files. Walking through a log belongs off the loop.
 MAX_READ_BYTES = 64 * 1024
-# Syncing: one log with all its files, as flush.messages asks for after an append; not one after another.
+# Syncs: one log with all its files, as flush.messages requires after an append; not several logs.
 MAX_SYNCS = 24
-# All operations: making the logs of a few partitions.
+# All operations: creating the logs of a few partitions.
 MAX_OPERATIONS = 1_500
 
 _SYNCS = ("sync", "sync_directory")
 
 
 class StepMeter:
-    """Counts one step after another."""
+    """Counts the work of one step after another."""
 
     def __init__(self) -> None:
         self._is_off_the_loop = False
@@ -34,13 +34,13 @@ class StepMeter:
             self._syncs += name in _SYNCS
 
     def read(self, size_bytes: int) -> None:
-        """So many bytes were read that may not have been in memory."""
+        """Bytes were read that may not have been in memory."""
         if not self._is_off_the_loop:
             self._read_bytes += size_bytes
 
     @contextmanager
     def off_the_loop(self) -> Iterator[None]:
-        """What happens inside would be done by another thread."""
+        """Work inside this context stands for the work of another thread."""
         self._is_off_the_loop = True
         try:
             yield
@@ -48,7 +48,7 @@ class StepMeter:
             self._is_off_the_loop = False
 
     def step_ended(self) -> str | None:
-        """What the step has done too much of, if anything; the next one begins."""
+        """Ends the step; returns a description of the limit that it exceeded, if any."""
         if not self._operations:
             return None
         read_bytes, syncs, operations = self._read_bytes, self._syncs, self._operations

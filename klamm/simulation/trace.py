@@ -1,7 +1,7 @@
-"""The trace of a run: one line per thing that happened. Two runs are the same when their traces are.
+"""The trace of a run: one line per event. Two runs are the same when their traces are equal.
 
-A line is `<virtual time in microseconds> <where> <what> <details>`. Nothing that differs between two Python processes
-(addresses, hashes, real time) may get into it.
+A line is `<virtual time in microseconds> <where> <what> <details>`. It must not contain values that differ between two
+Python processes (addresses, hashes, real time).
 """
 
 import hashlib
@@ -15,14 +15,14 @@ CONTEXT_LINES = 3
 
 
 def checksum(data: Buffer) -> str:
-    """The CRC32C of some bytes as it stands in a trace."""
+    """The CRC32C of some bytes, as text for a trace."""
     return f"{crc32c.crc32c(data):08x}"
 
 
 class FrameTracer:
     """Finds the frames in one direction of a connection: a 4-byte size and that many bytes, as Kafka and ZooKeeper do.
 
-    `found(size_bytes, checksum)` hears of each frame when its last byte arrives. A stream of anything else has none.
+    `found(size_bytes, checksum)` is called for each frame when its last byte arrives. Other streams have no frames.
     """
 
     def __init__(self, found: Callable[[int, str], None]) -> None:
@@ -76,7 +76,7 @@ def trace_hash(lines: list[str]) -> str:
 
 
 def first_difference(one: list[str], other: list[str]) -> str | None:
-    """Where two traces part, with the lines before; None when they are the same."""
+    """The first difference of two traces, with the lines before; None when they are equal."""
     if one == other:
         return None
     shorter = min(len(one), len(other))

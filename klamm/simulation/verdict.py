@@ -1,7 +1,7 @@
-"""Whether a cluster has kept its promises, judged when everything works again.
+"""Whether a cluster has kept its guarantees, judged after all faults have ended.
 
-`converge` waits until the cluster is whole (liveness) and otherwise says what is missing. `judge` then compares what
-clients were told with what every replica has on its disk (safety).
+`converge` waits until the cluster is whole (liveness), or reports what is missing. `judge` then compares the answers to
+the clients with the data on every replica's disk (safety).
 """
 
 import asyncio
@@ -32,16 +32,16 @@ CHECK_INTERVAL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A cluster that became whole at a time of the loop, and the leader epochs of then."""
+    """A cluster that became whole: the time of the loop, and the leader epochs at that time."""
 
     since_s: float
     leader_epochs: Mapping[TopicPartition, int]
 
 
 async def converge(cluster: SimulatedCluster, timeout_s: float = CONVERGENCE_TIMEOUT_S) -> Whole:
-    """Waits until every broker is up and knows what ZooKeeper knows, and every replica is in sync.
+    """Waits until every broker is up and agrees with ZooKeeper, and every replica is in sync.
 
-    SimulationFailure, with what is missing, when that takes longer than `timeout_s`. Runs in a client's process.
+    SimulationFailure, with the list of what is missing, after `timeout_s`. Runs in a client's process.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
@@ -53,7 +53,7 @@ async def converge(cluster: SimulatedCluster, timeout_s: float = CONVERGENCE_TIM
 
 
 async def _missing(cluster: SimulatedCluster) -> list[str]:
-    """One line for each thing that keeps the cluster from being whole."""
+    """One line for each reason why the cluster is not whole."""
     state = cluster.state
     missing = [f"broker {one.broker_id} is not up" for one in cluster.brokers.values() if one.broker is None]
     if state.live_brokers() != list(cluster.brokers):
@@ -84,9 +84,9 @@ def _missing_of_partition(
 
 
 async def come_to_rest(cluster: SimulatedCluster, timeout_s: float = CONVERGENCE_TIMEOUT_S) -> None:
-    """Waits until every record is committed everywhere and nothing waits for anybody; all clients have stopped.
+    """Waits until every record is committed everywhere and no request is pending; all clients have stopped.
 
-    SimulationFailure, with what still waits, when that takes longer than `timeout_s`.
+    SimulationFailure, with the list of what is still pending, after `timeout_s`.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_s
@@ -97,7 +97,7 @@ async def come_to_rest(cluster: SimulatedCluster, timeout_s: float = CONVERGENCE
 
 
 async def _missing_at_broker(cluster: SimulatedCluster, broker: SimulatedBroker) -> list[str]:
-    """What one broker does not know, or knows otherwise than ZooKeeper."""
+    """The differences between one broker's metadata and ZooKeeper."""
     name = f"broker {broker.broker_id}"
     client = cluster.client()
     try:
@@ -135,10 +135,10 @@ async def _missing_at_broker(cluster: SimulatedCluster, broker: SimulatedBroker)
 
 
 async def judge(cluster: SimulatedCluster, workload: Workload, whole: Whole | None = None) -> str:
-    """Waits until the consumers have read everything, and compares. Returns the counts. AssertionError.
+    """Waits until the consumers have read all records, and compares. Returns the counts as text. AssertionError.
 
-    Producers have stopped, and the cluster is whole; what they have sent to it since `whole` is all there. There is one
-    producer for a partition at most.
+    Producers must have stopped, and the cluster must be whole; all records acknowledged since `whole` must be there. A
+    partition has at most one producer.
     """
     ends = {}
     for producer in workload.producers:
@@ -165,7 +165,7 @@ async def judge(cluster: SimulatedCluster, workload: Workload, whole: Whole | No
 
 
 def _check_acknowledged(cluster: SimulatedCluster, producer: Producer, log: bytes, records: list[Record]) -> None:
-    """Everything that was acknowledged stands in the log where it was said to; with idempotence, and nothing else."""
+    """Every acknowledged record is in the log at its acknowledged offset; with idempotence, the log has no other."""
     values = [record.value for record in records]
     topic, partition = producer.key
     epochs = _epochs(log)
@@ -181,17 +181,17 @@ def _check_acknowledged(cluster: SimulatedCluster, producer: Producer, log: byte
     if producer.idempotent:
         assert values == sent, f"{topic}-{partition}: {_first_difference(values, sent)}"
     else:
-        # Batches that were sent again may be there more than once, their first copies are in order.
+        # Batches that were sent again may be there more than once; their first copies are in order.
         assert list(dict.fromkeys(values)) == sent, f"{topic}-{partition}: {_first_difference(values, sent)}"
 
 
 def _check_acknowledged_by_leader(producer: Producer, records: list[Record], led_since_s: float) -> None:
-    """With acks=1 a change of leaders may lose what was acknowledged before, and nothing else does; `led_since_s` is a
-    time since when there has been none. Never is there anything that nobody has sent."""
+    """With acks=1 only a change of leaders may lose acknowledged records: those acknowledged before it. `led_since_s`
+    is a time after the last change. The log never has a record that no producer has sent."""
     values = [record.value for record in records]
     topic, partition = producer.key
     strange = [value for value in values if value not in producer.sent]
-    assert not strange, f"{topic}-{partition} has what nobody has sent: {strange}"
+    assert not strange, f"{topic}-{partition} has records that no producer has sent: {strange}"
     for each in producer.acknowledged:
         there = values[each.base_offset : each.base_offset + len(each.values)]
         assert each.at_s < led_since_s or there == list(each.values), (
@@ -200,7 +200,7 @@ def _check_acknowledged_by_leader(producer: Producer, records: list[Record], led
 
 
 async def compare_replicas(cluster: SimulatedCluster) -> None:
-    """All replicas of every partition are the same, byte for byte; a little later, when followers are still behind."""
+    """Waits a short time for followers; then all replicas of every partition must be the same, byte for byte."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + CONVERGENCE_TIMEOUT_S
     while differences := _differences(cluster):
@@ -209,7 +209,7 @@ async def compare_replicas(cluster: SimulatedCluster) -> None:
 
 
 def check_leader_epochs(cluster: SimulatedCluster) -> None:
-    """Every replica knows where each leader epoch that has records begins: by that logs are cut. AssertionError."""
+    """Every replica knows the start offset of each leader epoch with records; truncation needs it. AssertionError."""
     for key, state in cluster.state.partitions().items():
         for broker_id in state.isr:
             partition = hosted_partition(cluster, broker_id, key)
@@ -261,7 +261,7 @@ def _epochs(log: bytes) -> dict[int, int]:
 
 
 def _log_end(broker: SimulatedBroker, key: TopicPartition) -> int:
-    """As far as its log can be read: a machine that lost power may not have recovered it yet."""
+    """The end of the readable part of a log: after a power failure the machine may not have recovered it yet."""
     log, end = replica_bytes(broker, key), 0
     with suppress(KafkaError):
         for _, header in iterate_batches(log, allow_partial_end=True):

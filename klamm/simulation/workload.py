@@ -1,8 +1,8 @@
-"""What clients do in a simulated cluster, and what they remember for `klamm.simulation.verdict`.
+"""The clients of a simulated cluster, and the records they keep for `klamm.simulation.verdict`.
 
 A producer sends one batch at a time and repeats it until it is acknowledged, by all in-sync replicas or only by the
-leader; every attempt is its own, so that it is known who acknowledged what. A consumer reads what it can while the
-cluster suffers.
+leader. Each attempt is a separate request, so the acknowledging broker is known. A consumer reads as far as it can
+during the faults.
 
 What must stay true: an error that no fault of the cluster excuses is an AssertionError and ends the run.
 """
@@ -49,8 +49,8 @@ class Acknowledged:
 class PartitionClient:
     """Sends to the leader of one partition, attempt by attempt.
 
-    The broker that it asks who leads may be cut off from the others and not know. So it believes nobody who names an
-    earlier leader epoch (KIP-320), and after some failures in a row it begins anew with other connections.
+    The broker that it asks for the leader may be cut off from the others and have old metadata. So the client ignores
+    answers with an earlier leader epoch (KIP-320), and after some failures in a row it opens new connections.
     """
 
     def __init__(self, new_client: Callable[[], ClusterClient], key: TopicPartition) -> None:
@@ -61,7 +61,7 @@ class PartitionClient:
         self._leader_epoch = self._leader_id = -1
 
     async def attempt(self, api_key: ApiKey, request: Any) -> tuple[Any, int] | None:
-        """The partition's part of the response, and the broker that answered; None: try again.
+        """The partition's part of the response, and the broker that answered; None means try again.
 
         AssertionError for an error that is not retriable.
         """
@@ -82,7 +82,7 @@ class PartitionClient:
         return result, leader
 
     async def again(self) -> None:
-        """Waits a little and asks who leads now."""
+        """Waits a little and asks for the current leader."""
         await asyncio.sleep(BACK_OFF_S)
         self._failures += 1
         if self._failures % FAILURES_UNTIL_NEW_CLIENT == 0:
@@ -104,7 +104,7 @@ class PartitionClient:
 
 
 class Producer:
-    """Produces to one partition until `stop` is set, or for some batches.
+    """Produces to one partition until `stop` is set, or a given number of batches.
 
     `progress` is set whenever a batch has been acknowledged. `sent` holds every value that was ever sent.
     """
@@ -134,7 +134,7 @@ class Producer:
         self._sequence = 0
 
     async def run(self, batches: int | None = None, pause_s: float = 0.05) -> None:
-        """Between two batches it pauses up to `pause_s` seconds. A later run goes on where an earlier one ended."""
+        """Produces, with pauses of up to `pause_s` seconds. A later run continues where the earlier run ended."""
         if self.idempotent and self._producer[0] < 0:
             self._producer = await self._producer_id()
         for _ in itertools.count() if batches is None else range(batches):
@@ -159,7 +159,7 @@ class Producer:
         )
         topic, partition = self.key
         for attempts in itertools.count(1):
-            # Each attempt has a copy: the network may still hold the last one's.
+            # Each attempt sends a copy: the network may still hold the buffer of the last attempt.
             topics: Any = [(topic, [(partition, bytes(batch))])]
             request = ProduceRequest.of(None, self.acks, ATTEMPT_TIMEOUT_MS, topics)
             answer = await self._partition_client.attempt(ApiKey.PRODUCE, request)
@@ -193,7 +193,7 @@ class Consumer:
         self._partition_client = PartitionClient(new_client, key)
 
     async def run(self) -> None:
-        """Reads until `stop_at` records are there."""
+        """Reads until `records` has `stop_at` records."""
         topic, partition = self.key
         while self.stop_at is None or len(self.records) < self.stop_at:
             want = FetchPartition(partition, -1, len(self.records), -1, -1, 1 << 20)
@@ -212,9 +212,9 @@ class Consumer:
 class Workload:
     """A producer and a consumer for each partition of `is_idempotent`, on a machine of their own.
 
-    `only_leader` are partitions that are produced to with acks=1; nobody reads those of `unread`, where records that
-    were read may be lost. Each producer and consumer has connections of its own: a broker answers the requests of one
-    connection in order, and fetches wait.
+    Producers use acks=1 for the partitions in `only_leader`. No consumer reads the partitions in `unread`, where
+    records may be lost after they were read. Each producer and consumer has connections of its own: a broker answers
+    the requests of one connection in order, and fetches wait.
     """
 
     def __init__(
@@ -241,19 +241,19 @@ class Workload:
         self._consuming: list[asyncio.Future[None]] = []
 
     def start(self, batches: int | None = None, pause_s: float = 0.05) -> None:
-        """Has every producer send so many batches, up to `pause_s` apart; None: until `stop_producing`."""
+        """Starts every producer for `batches` batches, up to `pause_s` apart; None means until `stop_producing`."""
         self._producing = [self.node.run(producer.run(batches, pause_s)) for producer in self.producers]
         self._consuming = [self.node.run(consumer.run()) for consumer in self.consumers]
 
     async def produced(self, records: int) -> None:
-        """Waits until at least so many more records are acknowledged."""
+        """Waits until at least `records` more records are acknowledged."""
         wanted = self.acknowledged_records() + records
         while self.acknowledged_records() < wanted:
             self._progress.clear()
             await self._progress.wait()
 
     async def produce_more(self, batches: int) -> None:
-        """Has every producer, after it has stopped, send so many batches; returns when all are acknowledged."""
+        """Makes every stopped producer send `batches` more batches; returns when all are acknowledged."""
         for producer in self.producers:
             producer.stop.clear()
         self._producing = [self.node.run(producer.run(batches)) for producer in self.producers]
@@ -266,7 +266,7 @@ class Workload:
         await self.until_produced()
 
     async def until_produced(self) -> None:
-        """Returns when every batch that the producers were started with is acknowledged."""
+        """Returns when the producers have sent the number of batches given to `start`, and all are acknowledged."""
         await asyncio.gather(*self._producing)
 
     async def stop_consuming(self, ends: dict[TopicPartition, int]) -> None:
@@ -280,7 +280,7 @@ class Workload:
 
 
 def records_of(data: Buffer | None) -> Iterator[Record]:
-    """The records of what a fetch returned."""
+    """The records in the bytes of a fetch response."""
     if data is not None:
         for position, header in iterate_batches(data, allow_partial_end=True):
             yield from decode_records(data, position, header)
@@ -289,7 +289,7 @@ def records_of(data: Buffer | None) -> Iterator[Record]:
 async def create_topic(
     client: ClusterClient, name: str, *, partitions: int, replication_factor: int, configs: dict[str, str] | None = None
 ) -> None:
-    """Creates a topic, asking again until it exists."""
+    """Creates a topic; repeats the request until the topic exists."""
     topic = CreateTopicsRequest.CreatableTopic(
         name=name,
         num_partitions=partitions,
@@ -308,7 +308,7 @@ async def create_topic(
             errors_of=lambda response: [response.topics[0].error_code],
         )
         code = response.topics[0].error_code
-        # It exists already when the answer to an earlier attempt was lost.
+        # The topic exists already if the answer to an earlier attempt was lost.
         if code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
             return
         assert code in passing, response
@@ -316,8 +316,8 @@ async def create_topic(
 
 
 async def delete_topic(client: ClusterClient, name: str) -> None:
-    """Deletes a topic, asking again until somebody says that it is marked for deletion or gone."""
-    # Unknown: the answer to an earlier attempt was lost. Timed out: marked, and somebody goes on deleting.
+    """Deletes a topic; repeats the request until a broker says that the topic is marked for deletion or gone."""
+    # Unknown: the answer to an earlier attempt was lost. Timed out: the topic is marked, and its deletion goes on.
     done = (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.REQUEST_TIMED_OUT)
     while True:
         response = await client.send_to_controller(

@@ -12,10 +12,10 @@
     world.run(scenario())
 
 What a program starts while it runs on a node (tasks, timers, connections) belongs to that node's process. A crash ends
-the process between two instructions: nothing of it runs any more, not even its `finally` blocks; its peers see their
-connections end a little later; its disk keeps what the kernel (or, when the machine dies, the platter) has. A stall
-stops the process as SIGSTOP does: nothing of it runs, its kernel still accepts connections and takes bytes while there
-is room for them, and when it is resumed, everything that is due runs.
+the process between two instructions. None of its code runs any more, not even its `finally` blocks; its peers see their
+connections end a little later; its disk keeps the data that the kernel (or, when the machine dies, the platter) has. A
+stall stops the process as SIGSTOP does: its code does not run, its kernel still accepts connections and takes bytes
+while there is room for them, and after a resume all callbacks that are due run.
 
 What must stay true: the same seed and the same code give the same trace, in every Python process.
 """
@@ -39,7 +39,7 @@ TIME_LIMIT_S = 24 * 3600.0
 
 
 class World:
-    """Everything that exists in one run. `random` is the scenario's own source of chance."""
+    """All machines, the network and the clock of one run. `random` is the scenario's own source of chance."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -103,7 +103,7 @@ class Node:
         return outcome
 
     def crash(self, *, machine: bool = False) -> None:
-        """Kills the process, with `machine` the machine too: what its disk has not made durable may be gone."""
+        """Kills the process, with `machine` the machine too: data that is not durable on its disk may be lost."""
         self.process.check_alive()
         self._world.trace.add(self.name, "crash", "machine" if machine else "process")
         if self.process.stalled:
@@ -117,12 +117,12 @@ class Node:
         for outcome in list(self._waiting):
             if not outcome.done():
                 outcome.set_exception(error)
-                # That somebody waited for a server that ran forever is no fault.
+                # Awaiting a server that runs forever is not a fault.
                 outcome.exception()
         self._waiting.clear()
 
     def restart(self) -> None:
-        """A new process on the same machine, with a new `environment`, in which nothing runs yet."""
+        """Creates a new process on the same machine, with a new `environment`; it runs no code yet."""
         if self.process.alive:
             raise RuntimeError(f"{self.process} is still alive")
         self._world.trace.add(self.name, "restart")
@@ -130,7 +130,7 @@ class Node:
         self._begin()
 
     def stall(self) -> None:
-        """Stops the process in its tracks until `resume` (or its death). Its connections stay open."""
+        """Stops the process until `resume` (or its death). Its connections stay open."""
         self.process.check_alive()
         if self.process.stalled:
             raise RuntimeError(f"{self.process} is stalled already")
