@@ -1,4 +1,4 @@
-"""Batch queries: what is read is planned once (`planning.py`), and each task reads a range (`partition_reader.py`).
+"""Batch queries: the driver plans the ranges once (`planning.py`), and each task reads one (`partition_reader.py`).
 
 What must stay true:
 - Planning imports nothing that decodes: no pyarrow, no numba.
@@ -49,7 +49,7 @@ def check_columns(schema: StructType) -> None:
                 f"the schema has {field.name} {field.dataType.simpleString()}; allowed: {allowed}."
                 " Cast the column after reading"
             )
-        # Spark would believe it, and answer `key IS NULL` without reading.
+        # Spark would trust NOT NULL, and answer `key IS NULL` without reading.
         if not field.nullable and field.name in ("key", "value", HEADERS):
             raise OptionError(f"the schema has {field.name} NOT NULL, but a record may have none; allowed: {allowed}")
         if schema.names.count(field.name) > 1:

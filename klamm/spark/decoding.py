@@ -1,13 +1,13 @@
-"""Record batches, as a fetch brings them, into Arrow record batches. No Python object is made for a record.
+"""Decodes the record batches of a fetch into Arrow record batches, without a Python object for each record.
 
-A `Decoder` is asked twice for each fetch: `scan` finds the batches, which is quick and tells where the next fetch
-begins, so that it can be under way while `decode` makes the columns.
+A `Decoder` has two steps for each fetch: `scan` quickly finds the batches and the offset of the next fetch, which can
+then run while `decode` builds the columns.
 
 What must stay true:
-- Whatever the bytes are, the answer is records or a `KafkaError` that names topic, partition and offset; never a
-  crash of the process. No batch is handed out, and none is passed over, before its checksum has been compared.
-- What is decoded is what `klamm.protocol.record_batch.decode_records` finds in the same batch.
-- A column that is not asked for is not built.
+- For any bytes, the result is records or a `KafkaError` that names topic, partition and offset; never a crash of the
+  process. No batch is returned or skipped before its checksum has been compared.
+- The decoded records equal those of `klamm.protocol.record_batch.decode_records` for the same batch.
+- A column that is not requested is not built.
 - numba is imported when the first bytes are there, never by importing this module.
 
 Source: org.apache.kafka.clients.consumer.internals.Fetcher.CompletedFetch.
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Table = NDArray[np.int64]
 
 _CODEC_MASK, _LOG_APPEND_TIME_FLAG, _TRANSACTIONAL_FLAG, _CONTROL_FLAG = 0x07, 0x08, 0x10, 0x20
-# What a row costs beside its key, value and headers, all columns chosen and without the topic's name.
+# The size of a row beside its key, value and headers, with all columns and without the topic's name.
 _FIXED_ROW_BYTES = 44
 # Of batches that are decompressed at a time, unless one of them is larger: what a processor keeps near.
 SCRATCH_BYTES = 2 * 1024 * 1024
@@ -62,7 +62,7 @@ class Decoder:
         self._topic = topic
         self._partition = partition
         self._max_batch_bytes = max_batch_bytes
-        # Where batches are decompressed, again and again: fresh memory costs as much as filling it.
+        # Scratch memory for decompression, reused because fresh memory costs as much as filling it.
         self._scratch = np.empty(SCRATCH_BYTES, np.uint8)
         # Of the batch before.
         self._compression_ratio = 1.0
@@ -100,11 +100,11 @@ class Decoder:
         """
         kernels = _kernels()
         table = batches.table[batches.table[:, kernels.BASE_OFFSET] < end_offset]
-        # Before anything is passed over: that, too, is decided by what the checksum covers.
+        # Checksums come first: the fields that decide which batches are skipped are covered by them.
         self._check(batches.records, table)
         wanted = table[
             (table[:, kernels.LAST_OFFSET] >= start_offset)
-            # A batch of which compaction has left the header only.
+            # Compaction has left only the header of this batch.
             & ((table[:, kernels.RECORD_COUNT] != 0) | (table[:, kernels.SIZE] != kernels.HEADER_SIZE_BYTES))
         ]
         if aborted:
@@ -126,7 +126,7 @@ class Decoder:
     def _committed(
         self, records: memoryview, wanted: "Table", table: "Table", aborted: Sequence[tuple[int, int]]
     ) -> "Table":
-        """Of the wanted batches those that belong to no aborted transaction.
+        """The wanted batches that belong to no aborted transaction.
 
         A producer's transactional batches are aborted from the offset that the leader names to the abort marker.
         """
@@ -172,7 +172,7 @@ class Decoder:
             body = bodies[number]
             offset = int(body[kernels.FIRST_OFFSET])
             compressed = records[body[kernels.BODY_START] : body[kernels.BODY_END]]
-            # Batches are much alike, and to try in vain costs as much as to succeed.
+            # Batches are alike, and a failed attempt costs as much as a successful one.
             fits = filled_bytes + self._compression_ratio * len(compressed) <= SCRATCH_BYTES
             while True:
                 if filled_bytes and not fits:
@@ -285,14 +285,14 @@ class Decoder:
     # -- errors ---------------------------------------------------------------------------------------------------
 
     def _at(self, offset: int, function: Any, *arguments: Any) -> Any:
-        """What the function returns; its KafkaErrors say where."""
+        """Calls the function; its KafkaErrors get the partition and the offset."""
         try:
             return function(*arguments)
         except KafkaError as error:
             raise self._located(error, offset) from None
 
     def _explained(self, data: "NDArray[np.uint8]", body: "Table") -> KafkaError:
-        """What is wrong with the records of a batch, by the words of `decode_records`."""
+        """The error in the records of a batch, with the text of `decode_records`."""
         kernels = _kernels()
         start, end, base_offset = (
             int(body[field]) for field in (kernels.BODY_START, kernels.BODY_END, kernels.FIRST_OFFSET)
@@ -389,7 +389,7 @@ def _headers(
 
 
 def _utf8(keys: pa.Array) -> pa.Array:
-    """Headers' keys as text; what is no UTF-8 is replaced as Java does it, so that one such key stops no query."""
+    """Header keys as text. Bytes that are not UTF-8 are replaced, as Java does, so that such a key stops no query."""
     texts = keys.view(pa.string())
     try:
         texts.validate(full=True)

@@ -4,10 +4,10 @@ Importing this module imports numba and compiles the loops, or loads them from n
 where records are about to be read and nowhere else. `decoding.py` is its only user.
 
 What must stay true:
-- Compiled code checks no index. So no byte is read and none is written before it is known that it lies within its
-  array: every number that comes from a record is compared with the end of its batch, and rows and column bytes never
-  exceed what `decoding.py` made room for (the record counts of the batches, and the bytes of their records).
-- A loop raises nothing. It returns what is wrong and where, and `klamm.protocol.record_batch` finds the words.
+- Compiled code checks no index. So the loops check that each byte lies within its array before they read or write it:
+  every number from a record is compared with the end of its batch, and rows and column bytes never exceed the room
+  that `decoding.py` made (the record counts of the batches, and the bytes of their records).
+- A loop raises no error. It returns a status and a position, and `klamm.protocol.record_batch` makes the error's text.
 
 Source: org.apache.kafka.common.record.DefaultRecordBatch, DefaultRecord.
 """
@@ -29,7 +29,7 @@ BATCH_FIELDS = 11
 BODY_START, BODY_END, FIRST_OFFSET, FIRST_TIMESTAMP, COMMON_TIMESTAMP, TIMESTAMP_TYPE, COUNT, EPOCH = range(8)
 BODY_FIELDS = 8
 
-# What the loops have to say.
+# The statuses that the loops return.
 FINE, CORRUPT, BAD_TIMESTAMP = range(3)
 
 HEADER_SIZE_BYTES = 61

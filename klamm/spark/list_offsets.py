@@ -1,7 +1,7 @@
-"""ListOffsets requests: where a partition's log begins and ends, and what it had at a time.
+"""ListOffsets requests: the earliest and latest offset of a partition, and the offset at a timestamp.
 
-What must stay true: a request says which leader epoch the client knows, so that neither a former leader nor a follower
-answers with an end that is not the leader's (KIP-320).
+What must stay true: a request carries the leader epoch that the client knows, so that neither a former leader nor a
+follower answers with an end that is not the leader's (KIP-320).
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from klamm.protocol.vocabulary import NO_EPOCH, READ_UNCOMMITTED, TopicPartition
 
 CONSUMER = -1
 DEBUGGING_CONSUMER = -2
-"""The replica id of who wants the end of the leader's log, not the high watermark."""
+"""The replica id of a client that asks for the end of the leader's log, not the high watermark."""
 
 
 class Asked(NamedTuple):
@@ -24,7 +24,7 @@ class Asked(NamedTuple):
 
 
 def asked_at(timestamp: int, state: PartitionMetadata | None) -> Asked:
-    """What is asked of a partition whose state is known, or not."""
+    """The question for a partition; `state` is None when its metadata is not known."""
     return Asked(timestamp, NO_EPOCH if state is None else state.leader_epoch)
 
 

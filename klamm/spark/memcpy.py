@@ -1,4 +1,4 @@
-"""memcpy for loops that numba compiles: what it makes of a loop takes half as long again for a hundred bytes."""
+"""memcpy for loops that numba compiles: for a hundred bytes, a compiled copy loop takes half as long again."""
 
 from typing import Any
 

@@ -1,8 +1,8 @@
-"""How Spark's workers and plain Python programs, which are threads, reach klamm's asyncio client.
+"""Lets Spark's workers and plain Python programs, which run in threads, use klamm's asyncio client.
 
 One event loop runs in a background thread of each process, and one `ClusterClient` per cluster lives on it, so that
-connections outlast a task, a micro-batch and a query. The thread is what makes a fetch go on while the caller decodes,
-or hands to Spark, what the fetch before brought; nothing of a broker runs here, so klamm's rule of one thread does not
+connections outlast a task, a micro-batch and a query. With the thread, a fetch continues while the caller decodes the
+records of the previous fetch or hands them to Spark. No broker code runs here, so klamm's rule of one thread does not
 apply.
 
 What must stay true:
@@ -88,7 +88,7 @@ def start(options: ClientOptions, work: "Work[T]") -> "Future[T]":
 
 
 def call(options: ClientOptions, work: "Work[T]") -> T:
-    """What `work(client)` returns or raises. When the caller is interrupted, the work is cancelled."""
+    """Runs `work(client)` and returns or raises its result. An interrupt of the caller cancels the work."""
     future = start(options, work)
     try:
         return future.result()

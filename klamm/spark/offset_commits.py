@@ -1,9 +1,9 @@
-"""Commits the offsets of a streaming query to a consumer group, so that Kafka's tools show how far it has come.
+"""Commits the offsets of a streaming query to a consumer group, so that Kafka's tools show the query's progress.
 
-The commit is that of a consumer without membership, as of one that assigns its partitions itself.
+The commit is that of a consumer without membership, which assigns its partitions itself.
 
-What must stay true: Spark's checkpoint is what a query goes by. Nothing here reads the group's offsets, and a
-coordinator that cannot be reached does not stop a query; one that refuses does.
+What must stay true: only Spark's checkpoint decides where a query continues. This module never reads the group's
+offsets. An unreachable coordinator does not stop a query; a coordinator that refuses the commit does.
 """
 
 import asyncio

@@ -1,11 +1,11 @@
 """The options of the data source: those of Spark's Kafka connector, with the same names, meanings and defaults.
 
 Names are case-insensitive. An option that does not exist, a value that is not allowed and options that exclude each
-other are an `OptionError`, whose message says which and what is allowed; nothing is guessed and nothing is silently
-left out. Options of the other direction (a reader's in a writer) are passed over, so that one set serves both.
+other raise an `OptionError`, whose message names the option and the allowed values. No value is guessed, and no option
+is silently ignored, except options of the other direction (a reader's in a writer), so that one set serves both.
 
 `kafka.*` passes configuration of Kafka's clients through. A key is used, or it is known and has no effect here (a group
-member's heartbeat, say), or it is refused: because the data source decides it itself, or because klamm lacks it.
+member's heartbeat, for example), or it is refused, because the data source decides it itself or klamm lacks it.
 
 What must stay true: options are immutable, picklable and comparable; they are made on the driver and used by workers.
 
@@ -27,7 +27,7 @@ from klamm.spark.settings import ClientOptions, FetchOptions, ProducerOptions
 if TYPE_CHECKING:
     from klamm.net.client import Address
 
-"""What stands for an offset in JSON, as in the ListOffsets request."""
+"""The numbers that stand for earliest and latest in JSON, as in the ListOffsets request."""
 
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000
 
@@ -59,7 +59,7 @@ class Bound(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Where reading begins or ends. `each` has a value for each partition; without it, `all` is that of all."""
+    """Where reading begins or ends. `each` has a value for each partition; without it, `all` holds for all of them."""
 
     bound: Bound
     all: int = 0
@@ -69,9 +69,9 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What is read and how. Limits without a number are None; times are in milliseconds.
+    """The options of a reader. A limit of None means no limit; times are in milliseconds.
 
-    `ending` counts in batch queries, the limits per trigger in streaming queries.
+    `ending` is for batch queries, the limits per trigger are for streaming queries.
     """
 
     topics: Topics
@@ -100,7 +100,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Where and how rows are written. `topic` None: each row says it in its column `topic`."""
+    """The options of a writer. If `topic` is None, each row names its topic in its column `topic`."""
 
     topic: str | None
     producer: ProducerOptions
@@ -152,7 +152,7 @@ _PRODUCER_KEYS = (
     "buffer.memory",
     "delivery.timeout.ms",
 )
-# Sound settings of Kafka's clients for what does not exist here, or happens in another way.
+# Valid settings of Kafka's clients that have no effect here.
 _KEYS_WITHOUT_EFFECT = (
     "allow.auto.create.topics",
     "auto.commit.interval.ms",
@@ -203,7 +203,7 @@ _DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
 _DURATION_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
-# -- what readers and writers take ------------------------------------------------------------------------------------
+# -- options of readers and writers -----------------------------------------------------------------------------------
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -265,7 +265,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """The options of a writer. Raises OptionError."""
-    # It brings checksums and codecs, which readers' options do without.
+    # This import loads checksums and codecs, which a reader's options do not need.
     from klamm.protocol.record_batch import CompressionType
 
     given = _Given(options)
@@ -337,7 +337,7 @@ class _Given:
         return None if text is None else _integer(f"option {name}", text, low, high)
 
     def numbers(self, **fields: tuple[str, int]) -> dict[str, Any]:
-        """Of `field=(option, lowest value)` those that are given: the defaults stay with the fields."""
+        """The given options of `field=(option, lowest value)`; the fields keep the defaults of the others."""
         found = ((field, self.number(*option)) for field, option in fields.items())
         return {field: number for field, number in found if number is not None}
 
@@ -417,7 +417,9 @@ def _topics(given: _Given) -> Topics:
         try:
             re.compile(text)
         except re.error as error:
-            raise OptionError(f"option subscribePattern is {text!r}, which is no regular expression: {error}") from None
+            raise OptionError(
+                f"option subscribePattern is {text!r}, which is not a valid regular expression: {error}"
+            ) from None
         if not text:
             raise OptionError("option subscribePattern is empty; allowed: a regular expression for whole topic names")
         return Topics(subscribe_pattern=text)
@@ -441,7 +443,7 @@ def _assigned(text: str) -> tuple[TopicPartition, ...]:
 
 
 def _limit(given: _Given, side: str, default: int) -> Limit:
-    """Of the three options that say where reading begins (or ends) the first one that is given counts."""
+    """The first given option of the three that set where reading begins (or ends)."""
     name = f"{side}Timestamp"
     text = given.text(name)
     if text is not None:

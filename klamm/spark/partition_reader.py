@@ -1,14 +1,14 @@
-"""Reads a range of one partition's offsets as Arrow record batches, whatever happens to the partition meanwhile.
+"""Reads a range of one partition's offsets as Arrow record batches, through any change of the partition.
 
-While the caller has the records of one fetch decoded, and uses them, the next fetch is under way.
+The next fetch runs while the caller decodes and uses the records of the previous one.
 
 What must stay true:
 - Every record of the range that the partition still has is handed out once, in the order of the offsets. Offsets that
   have no record (compaction, control records, aborted transactions) are passed over in silence; records that were
   removed, or that belong to another topic of the same name, never are.
-- Removed means: a leader that the newest metadata names says that its log begins behind the offset. What a broker says
-  that may only be behind (an offset behind its log's end, an unknown topic, another topic id) is believed when nothing
-  else has been heard for `GRACE_MS`, and a log that ends within the range only after `poll_timeout_ms`.
+- Removed means: a leader that the newest metadata names says that its log begins after the offset. A broker with old
+  metadata may report an offset after its log's end, an unknown topic or another topic id; the reader accepts such an
+  answer only if all answers agree for `GRACE_MS`, and a log that ends within the range only after `poll_timeout_ms`.
 - At most two fetches are in memory, beside the record batches that the caller holds.
 
 Source: org.apache.spark.sql.kafka010.consumer.KafkaDataConsumer; KIP-320, KIP-516.
@@ -40,7 +40,7 @@ from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
 
 logger = logging.getLogger(__name__)
 
-# How long a broker may know less than others: as long as it takes to hear of a deletion or of its own dismissal.
+# How long a broker's metadata may be old: the time it takes to learn of a deletion or of a new leader.
 GRACE_MS = 10_000
 # The first fetch of a range; the next ones are as large as the rest of the range seems to be.
 FIRST_FETCH_BYTES = 1024 * 1024
@@ -107,7 +107,7 @@ def read_range(
 
 
 class _Passing(Exception):
-    """What may be gone at the next attempt; after `timeout_ms` (None: all the time there is), `error` is the end."""
+    """An error that may be transient; after `timeout_ms` (None means the whole time limit), `error` is final."""
 
     def __init__(self, error: Exception, timeout_ms: int | None = None) -> None:
         super().__init__(str(error))
@@ -116,7 +116,7 @@ class _Passing(Exception):
 
 
 class _Fetched(NamedTuple):
-    """What a leader has, None at the end of the range; and what was found to be lost before that."""
+    """The leader's records, None at the end of the range; and the losses found before them."""
 
     answer: FetchResponsePartition | None
     losses: Sequence[Loss]
@@ -165,7 +165,7 @@ class _Fetcher:
                     return _Fetched(found, losses)
                 if isinstance(found, Loss):
                     losses.append(self._accepted(found))
-                # Between here and there is nothing, or nothing any more.
+                # The offsets up to there have no records, or no longer have them.
                 offset = found.end_offset if isinstance(found, Loss) else found
                 refresh = offset >= self._range.end_offset
                 continue
@@ -178,7 +178,7 @@ class _Fetcher:
             if now - (began if doubted is None else doubted) >= timeout_ms / 1000:
                 if not isinstance(error, DataLoss):
                     raise error
-                # At the end of the range nobody knows from where on its records were another topic's.
+                # At the end of the range it is not known which of its records were another topic's.
                 first = offset if offset < self._range.end_offset else self._range.start_offset
                 losses.append(self._accepted(Loss(first, self._range.end_offset, str(error))))
                 return _Fetched(None, losses)

@@ -171,10 +171,10 @@ def initial_position(options: ReadOptions) -> Position:
 
 
 def latest_position(options: ReadOptions, start: Position) -> Position:
-    """The end of every partition that there is now.
+    """The present end of every partition.
 
-    What `start` has and the brokers do not have any more is asked for again for a while: a broker that was just started
-    may know no topic yet, and a new leader not its end.
+    Partitions of `start` that the brokers do not report are asked for again for a while: a broker that was just started
+    may know no topic yet, and a new leader may not know its end.
     """
 
     async def find(client: ClusterClient) -> Position:
@@ -272,7 +272,7 @@ def _recreated(start: Position, end: Position) -> list[str]:
 
 
 def _losses(start: Position, end: Position) -> list[str]:
-    """A sentence for everything that `start` had and `end` does not have any more."""
+    """A sentence for each topic or partition of `start` whose records are missing in `end`."""
     return [
         *(f"topic {topic} was deleted and created again" for topic in _recreated(start, end)),
         *_missing(start, end),
@@ -346,7 +346,7 @@ def _cut(records: PartitionRange, parts: int) -> list[PartitionRange]:
     return [replace(records, start_offset=low, end_offset=high) for low, high in pairwise(edges) if low < high]
 
 
-# -- what the brokers are asked ---------------------------------------------------------------------------------------
+# -- requests to brokers ----------------------------------------------------------------------------------------------
 
 
 class _Patience:
@@ -493,7 +493,7 @@ async def _list_offsets(client: ClusterClient, options: ReadOptions, wanted: Map
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """What one leader said; `failed` is why partitions are missing."""
+    """One leader's answer; `failed` is the reason why partitions are missing."""
 
     offsets: Offsets
     failed: Exception | None = None
@@ -532,7 +532,7 @@ async def _ask_leader(
             if answer.error_code == ErrorCode.NONE:
                 offsets[partition] = answer.offset
                 continue
-            failed = KafkaError(ErrorCode(answer.error_code), f"broker {leader} tells no offset of {partition}")
+            failed = KafkaError(ErrorCode(answer.error_code), f"broker {leader} returned no offset for {partition}")
             if answer.error_code not in RETRIABLE_ERRORS:
                 raise failed
     return _Answer(offsets, failed)

@@ -62,7 +62,7 @@ class TopicPartitions:
 
 
 class Identity(NamedTuple):
-    """Who brokers take the producer of a batch for."""
+    """The producer id and epoch."""
 
     producer_id: int
     producer_epoch: int
@@ -144,13 +144,13 @@ class Producer:
         self._check()
 
     async def close(self) -> None:
-        """Gives up what is not acknowledged. Idempotent."""
+        """Gives up all unacknowledged batches. Idempotent."""
         self.fail(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the producer is closed"))
 
-    # -- what its partitions call ---------------------------------------------------------------------------------
+    # -- called by the partitions ---------------------------------------------------------------------------------
 
     def account(self, difference_bytes: int) -> None:
-        """What waits for an acknowledgement has become this much more."""
+        """Adds to the number of unacknowledged bytes."""
         self._pending_bytes += difference_bytes
         self._changed.set()
 
@@ -159,7 +159,7 @@ class Producer:
         self._limits[topic] = min(self._limits.get(topic, size_bytes), size_bytes // 2)
 
     def fail(self, error: BaseException) -> None:
-        """Ends the producer, unless something else has."""
+        """Ends the producer with this error, unless an earlier error has ended it."""
         if self._failure is None:
             self._failure = error
             self._changed.set()
@@ -260,7 +260,7 @@ class _Partition:
         await asyncio.sleep(BACKOFF_S)
 
     async def _send_many(self) -> None:
-        """Until nothing is left, or something fails in passing."""
+        """Sends batches until no batch is left or a transient error occurs."""
         topic = self.client.metadata.topics.get(self.topic)
         state = None if topic is None else topic.partitions.get(self.number)
         in_flight: deque[asyncio.Task[ProduceResponse]] = deque()

@@ -33,7 +33,7 @@ def schema(names: Sequence[str]) -> "pa.Schema":
 
     Raises ValueError for a name that is no column, and for one that is there twice.
     """
-    # Who only wants to know the names does not wait for it.
+    # Imported here, because a caller that only needs the names must not wait for it.
     import pyarrow as pa
 
     types: dict[str, pa.DataType] = {

@@ -66,7 +66,7 @@ class RecordWriter:
         self._limits: dict[str, int] = {}
 
     def forget_topics(self) -> None:
-        """What is known of the partitions of topics is asked for again."""
+        """Forgets the topics' metadata, so that it is read again."""
         self._topics.clear()
 
     def write(self, batch: pa.RecordBatch) -> None:
@@ -86,7 +86,7 @@ class RecordWriter:
         return self._producer.end_offsets[topic, partition]
 
     def close(self) -> None:
-        """Gives up what is not acknowledged."""
+        """Gives up all unacknowledged batches."""
         network.call(self._options.client, lambda _: self._producer.close())
 
     # -- inside ---------------------------------------------------------------------------------------------------

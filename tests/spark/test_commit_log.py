@@ -57,7 +57,7 @@ def test_what_was_lost(tmp_path):
 @pytest.mark.parametrize("lost", [((4, 6),), ((5, 11),), ((7, 6),), ((8, 9), (6, 7)), (("5", 6),), ((5, 6, 7),), 5])
 def test_what_cannot_have_been_lost(lost):
     record = {"version": 1, "ranges": [{**asdict(FIRST), "lost": lost}]}
-    with pytest.raises(ArchiveError, match="the/path is no record of an archive"):
+    with pytest.raises(ArchiveError, match="the/path is not a record of an archive"):
         parse_record(json.dumps(record).encode(), "the/path")
 
 
@@ -99,7 +99,7 @@ def test_records_that_are_missing_or_broken(tmp_path):
     assert len(CommitLog(str(tmp_path)).ranges) == 2
     content = first.read_text()
     first.write_text(content[:-5])
-    with pytest.raises(ArchiveError, match=r"00000\.json is no record of an archive"):
+    with pytest.raises(ArchiveError, match=r"00000\.json is not a record of an archive"):
         CommitLog(str(tmp_path))
     first.write_text(content.replace('"version":1', '"version":2'))
     with pytest.raises(ArchiveError, match="has version 2; this program reads 1"):

@@ -9,8 +9,8 @@ they are archived are missing in the files; which they were, the log says.
 
 What must stay true:
 - A file has its name only when it is complete and on disk; it is never replaced, because it may have been committed.
-- A file itself says which offsets of its range were lost, so that whoever finds it finished knows, too.
-- What a task does is the same whoever does it and however often: a task may outlive its driver.
+- A file itself names the lost offsets of its range, so a later run that takes over the file knows them too.
+- A task has the same effect on any executor and any number of times: a task may outlive its driver.
 - A topic that was deleted and created again is another topic: it has another id.
 
 All executors must see the directory under the same path, and its file system must have hard links.
@@ -204,9 +204,9 @@ def write_range(directory: str, fetch: FetchOptions, records: ArchivedRange) -> 
     lost = [] if os.path.exists(path) else _write_file(path, fetch, records)
     if not os.path.exists(path):
         return json.dumps({**asdict(records), "lost": lost})
-    # Whoever gave the file its name, perhaps somebody who has died since, has left this to us.
+    # The task that named the file may have died since, so this task does the rest.
     SystemFileSystem().sync_directory(os.path.dirname(path))
-    # Whoever wrote the file knows what is missing in it.
+    # The file itself names its lost offsets.
     footer = pq.read_metadata(path)
     lost = json.loads(footer.metadata[_LOST])
     found = replace(records, rows=footer.num_rows, size_bytes=os.path.getsize(path), file=file)
@@ -214,7 +214,7 @@ def write_range(directory: str, fetch: FetchOptions, records: ArchivedRange) -> 
 
 
 def _file_name(fetch: FetchOptions, records: ArchivedRange) -> str:
-    """What another way of reading left behind is not taken over: the name says how the records were read."""
+    """The name of a file; it names how the records were read, so a run never takes over files read in another way."""
     name = f"{records.partition:05}-{records.start_offset:020}-{records.end_offset:020}"
     ways = ("" if fetch.read_committed else "-uncommitted") + ("" if fetch.fail_on_data_loss else "-lossy")
     return f"{name}{ways}.parquet"

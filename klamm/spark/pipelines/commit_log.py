@@ -9,7 +9,8 @@ A record is of one of two kinds: a snapshot of the cluster (topics with configs,
 offsets, each with the file of its records.
 
 What must stay true:
-- What no record names is not there, whatever lies in `data`. A file is complete and on disk before a record names it.
+- A file in `data` that no record names is not part of the archive. A file is complete and on disk before a record names
+  it.
 - The ranges of a partition follow one another: each begins where the one before ended, and says which of its offsets
   were lost. So no offset is there twice, and none is passed over in silence.
 - A record is never changed, and is there as a whole or not at all.
@@ -87,7 +88,7 @@ class Snapshot:
 class CommitLog:
     """The records of an archive. Raises ArchiveError for a directory that holds something else.
 
-    Only who has the lock (`locked`) may commit.
+    Only the holder of the lock (`locked`) may commit.
     """
 
     def __init__(self, directory: str, files: FileSystem | None = None) -> None:
@@ -218,24 +219,24 @@ def parse_record(content: bytes, path: str) -> tuple[str, Any]:
     except ArchiveError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ArchiveError(f"{path} is no record of an archive: {error!r}") from None
+        raise ArchiveError(f"{path} is not a record of an archive: {error!r}") from None
 
 
 def parse_range(value: Mapping[str, Any]) -> ArchivedRange:
-    """A range that JSON has kept. Raises ValueError, TypeError or KeyError when it is none."""
+    """A range from its JSON form. Raises ValueError, TypeError or KeyError when the value is not a range."""
     found = ArchivedRange(**{**value, "lost": tuple((start, end) for start, end in value["lost"])})
     numbers = (found.partition, found.start_offset, found.end_offset, found.rows, found.size_bytes)
     if not all(type(number) is int and number >= 0 for number in numbers):
-        raise ValueError(f"a number of {value} is none")
+        raise ValueError(f"a number in {value} is not valid")
     if not all(type(text) is str for text in (found.topic, found.topic_id)):
-        raise ValueError(f"the topic of {value} is no text")
+        raise ValueError(f"the topic of {value} is not text")
     if not isinstance(found.file, str | None):
-        raise ValueError(f"the file of {value} is none")
+        raise ValueError(f"the file of {value} is not valid")
     if found.start_offset >= found.end_offset:
         raise ValueError(f"the range {value} is empty")
     edges = [found.start_offset, *(edge for span in found.lost for edge in span), found.end_offset]
     if not all(type(edge) is int for edge in edges) or edges != sorted(edges):
-        raise ValueError(f"what {value} has lost is not in it, or not in order")
+        raise ValueError(f"the lost offsets of {value} are not within its range, or not in order")
     return found
 
 

@@ -37,7 +37,9 @@ def check_deltalake() -> None:
     try:
         import deltalake  # noqa: F401
     except ImportError as error:
-        raise ArchiveError(f"Delta tables need deltalake ({error}); pip install 'klamm[delta]' brings it") from None
+        raise ArchiveError(
+            f"Delta tables need deltalake ({error}); install it with pip install 'klamm[delta]'"
+        ) from None
 
 
 def publish(log: CommitLog) -> None:
@@ -67,7 +69,7 @@ def publish(log: CommitLog) -> None:
             return
         properties = CommitProperties(app_transactions=[Transaction(APPLICATION_ID, log.next_number - 1)])
         if table is None:
-            # Who wants to delete rows, does so in a copy.
+            # The table is append-only; rows can be deleted in a copy.
             configuration = {"delta.appendOnly": "true"}
             create_table_with_add_actions(
                 directory, columns, added, configuration=configuration, commit_properties=properties

@@ -1,6 +1,6 @@
-"""An archive back into topics: the same partitions, order, headers and timestamps, at offsets that are told.
+"""Writes an archive back into topics, with the same partitions, order, headers and timestamps, and new offsets.
 
-The output directory says where everything went, and makes a replay that died go on:
+The output directory records the new offsets, and lets a new run finish a replay that died:
 
     plan.json                                      what goes where, written down before the first record
     offsets/<topic>/<partition>-<start>.parquet    of a file of the archive: runs of old offsets and their new ones
@@ -10,7 +10,7 @@ A partition gets the files of the archive one after another, so the new offset o
 attempt that finds records behind where its file begins compares them with the file and writes the rest.
 
 What must stay true:
-- Nobody else writes to the partitions meanwhile. A task that sees another's records fails, and passes over nothing.
+- No other program writes to the partitions meanwhile. A task that finds records of another program fails.
 - All attempts are one producer to the brokers: a plan has one producer id, and the sequence number of a record is its
   place in its partition. So two attempts at the same time, or one that outlived its driver, write no record twice: one
   of them is refused (OUT_OF_ORDER_SEQUENCE_NUMBER).
@@ -399,7 +399,7 @@ def _write_offsets(piece: _Piece, offsets: pa.Array) -> None:
     disk.replace_file(piece.offsets_file, memoryview(sink.getvalue()))
 
 
-# -- what the brokers are asked ---------------------------------------------------------------------------------------
+# -- requests to brokers ----------------------------------------------------------------------------------------------
 
 
 async def _end(client: ClusterClient, *, piece: _Piece) -> int:
@@ -416,7 +416,7 @@ async def _end(client: ClusterClient, *, piece: _Piece) -> int:
         if now - began >= _SETTLE_TIMEOUT_S:
             raise ReplayError(
                 f"{piece.topic}-{piece.partition} ends at offset {end}, all in-sync replicas have it to {committed},"
-                f" and that changes for {_SETTLE_TIMEOUT_S:g} s: another program writes to it, or a replica lags"
+                f" and has not settled for {_SETTLE_TIMEOUT_S:g} s: another program writes to it, or a replica lags"
             )
         await asyncio.sleep(_BACKOFF_S)
 

@@ -1,4 +1,4 @@
-"""What an archive keeps beside the records: the topics' configs and what groups have committed; and the way back.
+"""The part of an archive beside the records: the topics' configs and the groups' offsets; and its restoration.
 
 Source: KIP-133 (configs), KIP-211 and KIP-98 for what a group's offsets are.
 """
@@ -72,7 +72,7 @@ async def create_topic(client: ClusterClient, name: str, topic: TopicSnapshot) -
 
 
 async def _describe_configs(client: ClusterClient, names: list[str]) -> dict[str, dict[str, str | None]]:
-    """Of each topic the configs that were set for it."""
+    """The configs that were set for each topic."""
     resources = [
         DescribeConfigsRequest.DescribeConfigsResource(
             resource_type=_TOPIC, resource_name=name, configuration_keys=None
@@ -96,9 +96,9 @@ async def _describe_configs(client: ClusterClient, names: list[str]) -> dict[str
 
 
 async def _group_offsets(client: ClusterClient, topics: list[str], timeout_ms: int) -> dict[str, GroupOffsets]:
-    """Of each group that has committed something for these topics, what.
+    """The committed offsets of each group that has any for these topics.
 
-    Groups move when a broker dies, so everything is asked for again then, until the time is over.
+    Groups move when a broker dies; then all requests are repeated, until the time is over.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + timeout_ms / 1000
