@@ -64,9 +64,9 @@ def test_what_controllers_do(server, state):
 @pytest.mark.parametrize(
     "state, broken",
     [
-        (LeaderAndIsr(1, 4, (), 2), "none, or one twice"),
-        (LeaderAndIsr(1, 4, (1, 1), 2), "none, or one twice"),
-        (LeaderAndIsr(1, 4, (1, 7), 2), "among the replicas"),
+        (LeaderAndIsr(1, 4, (), 2), "the ISR is empty, or has a replica twice"),
+        (LeaderAndIsr(1, 4, (1, 1), 2), "the ISR is empty, or has a replica twice"),
+        (LeaderAndIsr(1, 4, (1, 7), 2), "not a subset of the replicas"),
         (LeaderAndIsr(0, 4, (1, 2), 2), "the leader is not in sync"),
         (LeaderAndIsr(1, 2, (1, 2), 2), "an epoch went back"),
         (LeaderAndIsr(1, 4, (1, 2), 1), "an epoch went back"),
@@ -91,7 +91,7 @@ def test_nobody_but_the_leader_takes_a_replica_in(server, leader):
     server.set(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode())
     server.set(STATE, LeaderAndIsr(1, 3, (1, 2, 0), 2).encode())
     server.set(STATE, LeaderAndIsr(1, 3, (1, 2), 2).encode())
-    with pytest.raises(SimulationFailure, match="no leader has taken in"):
+    with pytest.raises(SimulationFailure, match="joined the ISR without its leader"):
         server.set(STATE, LeaderAndIsr(leader, 4, (1, 2, 0), 2).encode())
 
 
