@@ -1,12 +1,12 @@
-"""What this broker tells clients about the cluster: brokers, topics, leaders (Kafka's `MetadataCache`).
+"""This broker's view of the cluster for its clients: brokers, topics, leaders (Kafka's `MetadataCache`).
 
-It is filled only by the controller (UpdateMetadata) and read by every handler. What the controller can no longer tell,
-that a topic is gone, `metadata_updates.py` finds out.
+Only the controller fills it (UpdateMetadata), and every handler reads it. `metadata_updates.py` finds the deleted
+topics that no controller reports any more.
 
 What must stay true:
-- A snapshot never changes. A reader that took one sees one state of the cluster, also across an `await`.
+- A snapshot never changes. Its reader sees one state of the cluster, also across an `await`.
 - An update makes a new snapshot and copies only the topics that it touches.
-- Of a topic that was deleted and created anew, nothing of the former topic stays.
+- When a topic was deleted and recreated, nothing of the former topic stays.
 """
 
 import asyncio
@@ -28,10 +28,10 @@ from klamm.znodes.topics import TopicPartition
 
 NO_LEADER = -1
 
-# How long the first clients of a broker that has just started wait until the controller has told it of the cluster.
+# How long the first clients of a starting broker wait for its first metadata from the controller.
 FIRST_UPDATE_TIMEOUT_MS = 3_000
 
-# What a step of an update takes over: about a millisecond.
+# The number of partitions that a step of an update copies: about a millisecond.
 PARTITIONS_PER_SLICE = 5000
 
 
@@ -67,20 +67,20 @@ class MetadataSnapshot:
         return None if partitions is None else partitions.get(partition)
 
     def has_other_listeners_than(self, broker_id: int) -> bool:
-        """Whether a broker has listeners of other names than this one, if this one is alive."""
+        """Whether any broker's listener names differ from this broker's, if this broker is alive."""
         own = self.brokers.get(broker_id)
         return own is not None and any(
             broker.endpoints.keys() != own.endpoints.keys() for broker in self.brokers.values()
         )
 
     def endpoint(self, broker_id: int, listener_name: str) -> Endpoint | None:
-        """Where a broker listens under this listener name; None if it is not alive or not there."""
+        """The broker's endpoint for this listener name; None if the broker is not alive or has no such listener."""
         broker = self.brokers.get(broker_id)
         return None if broker is None else broker.endpoints.get(listener_name)
 
 
 class MetadataCache:
-    """Holds the current snapshot. `is_filled` is set once the controller has told of the cluster."""
+    """Holds the current snapshot. `is_filled` is set by the first update from the controller."""
 
     def __init__(self) -> None:
         self.snapshot = MetadataSnapshot()
@@ -88,10 +88,10 @@ class MetadataCache:
         self._given_up_at_s: float | None = None
 
     async def first_snapshot(self) -> MetadataSnapshot:
-        """The snapshot that a client is told, once the controller has told of the cluster.
+        """The snapshot for a client's answer, after the first update from the controller.
 
-        A client that learned of no controller would ask again only after seconds. In a cluster that has none, the
-        snapshot is given as it is when FIRST_UPDATE_TIMEOUT_MS have passed since the first client asked.
+        A client that gets metadata without a controller retries only after seconds. In a cluster without a controller,
+        the snapshot is returned as it is once FIRST_UPDATE_TIMEOUT_MS have passed since the first client asked.
         """
         if not self.is_filled.is_set():
             if self._given_up_at_s is None:
@@ -102,16 +102,16 @@ class MetadataCache:
         return self.snapshot
 
     def update(self, request: UpdateMetadataRequest) -> list[TopicPartition]:
-        """Takes over an UpdateMetadata: the brokers and the controller are replaced, the named partitions merged.
+        """Applies an UpdateMetadata: the brokers and the controller are replaced, the named partitions merged.
 
-        A partition with leader LEADER_DURING_DELETE is removed, and so are all of a topic that has another id now.
-        Returns the deleted partitions, whether they were known here or not: a broker that has started since may keep
-        more of them than their leaders.
+        A partition with leader LEADER_DURING_DELETE is removed, and so are all partitions of a topic whose id changed.
+        Returns the deleted partitions, whether they were known here or not: after a restart this broker may hold more
+        of their state than the metadata cache.
         """
         return in_one_go(self.update_steps(request))
 
     def update_steps(self, request: UpdateMetadataRequest) -> Steps[list[TopicPartition]]:
-        """As `update`, in steps; the last one makes the new snapshot. Nobody else may update between them."""
+        """Like `update`, in steps; the last step makes the new snapshot. No other update may run between them."""
         old = self.snapshot
         live = {broker.id: _broker(broker) for broker in sorted(request.live_brokers, key=lambda broker: broker.id)}
         if not request.topics:
@@ -149,7 +149,7 @@ class MetadataCache:
         return deleted
 
     def forget(self, partitions: Iterable[TopicPartition]) -> None:
-        """These do not exist any more."""
+        """Removes partitions that no longer exist."""
         topics = dict(self.snapshot.topics)
         ids = dict(self.snapshot.topic_ids)
         gone: dict[str, set[int]] = {}
@@ -169,7 +169,7 @@ def _broker(broker: UpdateMetadataBroker) -> BrokerMetadata:
     endpoints = {
         endpoint.listener: Endpoint(endpoint.host, endpoint.port, SECURITY_PROTOCOLS[endpoint.security_protocol])
         for endpoint in broker.endpoints
-        # A protocol from the future is one that no client of ours can speak.
+        # Skips endpoints with a security protocol that is newer than this broker.
         if 0 <= endpoint.security_protocol < len(SECURITY_PROTOCOLS)
     }
     return BrokerMetadata(broker.id, endpoints, broker.rack)

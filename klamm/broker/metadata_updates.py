@@ -1,9 +1,9 @@
-"""What a broker does when it learns that topics have changed or are gone: cache, offsets, configurations, who waits.
+"""Applies changed and deleted topics to the broker's parts: metadata cache, offsets, configurations, waiting requests.
 
-The controller tells of it by UpdateMetadata. It tells of a deletion once, and only to the brokers that it takes for
-alive then: a broker without a session does not hear of it, nor does one that the controller could not reach before it
-died itself. Later controllers know of no such topic, and so can tell nobody that it is gone. The broker finds out
-itself, in /brokers/topics:
+The controller announces changes by UpdateMetadata. It announces a deletion once, and only to the brokers that are alive
+then. A broker without a session misses it, and so does a broker that the controller could not reach before the
+controller died. Later controllers do not know the topic and cannot announce its deletion. So the broker itself looks in
+/brokers/topics:
 
 | it looks                                                                     | because it may have missed        |
 |------------------------------------------------------------------------------|-----------------------------------|
@@ -13,12 +13,12 @@ itself, in /brokers/topics:
 | when groups are loaded that have offsets of unknown topics                   | what their last coordinator heard |
 
 What must stay true:
-- Forgotten is only what does not exist, or is being deleted. What is looked for was known before the server caught up
-  with all others (`sync`), and the controller has said nothing of the topic since.
-- Requests of the controller and looks follow one another; what follows from one is done before the next begins.
+- A topic is forgotten only if it does not exist or is being deleted. The broker knew the topic before its ZooKeeper
+  server caught up (`sync`), and the controller has sent nothing about the topic since.
+- Requests of the controller and looks run one after another; the effects of one are complete before the next begins.
 - The logs of forgotten topics stay on the disk.
 
-Not found out is that a topic without an id (before 2.8) was created anew, unless it has fewer partitions now.
+A look does not notice that a topic without an id (before 2.8) was recreated, unless it now has fewer partitions.
 """
 
 import asyncio
@@ -43,20 +43,20 @@ from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import TopicAssignment, TopicPartition
 from klamm.zookeeper.errors import ZooKeeperError
 
-# Topics, or partitions, that are looked at before others have the loop.
+# The number of topics, or partitions, that are checked before others have the loop.
 TOPICS_PER_SLICE = 1000
-# How many topics a line of the log names.
+# The number of topics that a log line names.
 MAX_LISTED = 10
 
 _log = logging.getLogger(__name__)
 
 
 class Look(IntEnum):
-    """What is compared with ZooKeeper. A later one includes the earlier ones."""
+    """The kinds of state that a look compares with ZooKeeper. Each kind includes the ones before."""
 
     NOTHING = 0
-    UNKNOWN_TOPICS = 1  # names of topics that only committed offsets are left of
-    NAMES = 2  # names of all topics that something is known of
+    UNKNOWN_TOPICS = 1  # names of topics of which only committed offsets are left
+    NAMES = 2  # names of all topics that this broker knows
     ASSIGNMENTS = 3  # ids and partitions, too
 
 
@@ -92,7 +92,7 @@ class MetadataUpdates:
     # -- what the controller says ---------------------------------------------------------------------------------
 
     async def update(self, request: UpdateMetadataRequest, correlation_id: int) -> None:
-        """Takes over an UpdateMetadata. Raises KafkaError STALE_CONTROLLER_EPOCH."""
+        """Applies an UpdateMetadata. Raises KafkaError STALE_CONTROLLER_EPOCH."""
         knew_topics = bool(self._metadata_cache.snapshot.topics)
         await self._replica_manager.update_metadata(request, lambda: self._apply(request), correlation_id)
         if knew_topics and request.broker_epoch != self._broker_epoch:
@@ -102,7 +102,7 @@ class MetadataUpdates:
         self._controller_epoch, self._broker_epoch = request.controller_epoch, request.broker_epoch
 
     def _apply(self, request: UpdateMetadataRequest) -> Steps[None]:
-        """Nobody can commit offsets of what was deleted any more, nor yet of what comes in its place."""
+        """No client can commit offsets for the deleted partitions any more, nor yet for recreated ones."""
         before = self._metadata_cache.snapshot
         deleted = yield from self._metadata_cache.update_steps(request)
         yield from self._group_coordinator.partitions_deleted(deleted)
@@ -128,13 +128,13 @@ class MetadataUpdates:
     # -- what nobody says -----------------------------------------------------------------------------------------
 
     def look_for_deleted_topics(self, look: Look) -> None:
-        """Begins to look; again, if it is under way, since it may have begun too early."""
+        """Begins a look; also during a running look, which may have begun too early."""
         self._wanted = max(self._wanted, look)
         if self._looking is None and not self._is_stopping:
             self._looking = start_task(self._look_until_done(), self._on_failure)
 
     async def stop(self) -> None:
-        """Looks no more. Idempotent."""
+        """Ends the current look. Idempotent."""
         self._is_stopping = True
         looking, self._looking = self._looking, None
         if looking is not None:
@@ -164,8 +164,8 @@ class MetadataUpdates:
         await store.sync()
         marked = dict.fromkeys(await store.topic_deletions())
         found = await store.existing_topics(suspects)
-        # One that is marked and not known here (any more) is being deleted: nobody tells when that is done. Its leaders
-        # lead until they are stopped, as a reassignment that the deletion waits for needs them.
+        # A marked topic that is not known here is being deleted, and the end of the deletion is not announced. Its
+        # leaders lead until they are stopped, because a reassignment that the deletion waits for needs them.
         led = dict.fromkeys(found)
         existing = [topic for topic in found if topic in known.snapshot.topics or topic not in marked]
         assignments: dict[str, TopicAssignment] = {}
@@ -181,7 +181,8 @@ class MetadataUpdates:
     def _forget(
         self, known: "_Known", gone: Collection[str], led: Collection[str], assignments: dict[str, TopicAssignment]
     ) -> Steps[None]:
-        """`assignments` has what exists, as far as it was read; `led` has what may have leaders, also if gone."""
+        """`assignments` has the existing topics, as far as read; `led` has topics that may have leaders, even if
+        deleted."""
         now = self._metadata_cache.snapshot.topics
         topics: dict[str, TopicAssignment | None] = {**dict.fromkeys(gone), **assignments}
         partitions: list[TopicPartition] = []
@@ -190,18 +191,18 @@ class MetadataUpdates:
             if now.get(topic) is known.snapshot.topics.get(topic):
                 partitions += [(topic, number) for number in known.outdated_partitions(topic, assignment)]
             else:
-                del topics[topic]  # The controller has told more of it meanwhile.
+                del topics[topic]  # The controller has sent news of the topic meanwhile.
             if looked_at.is_over():
                 yield
         if partitions:
             changed = dict.fromkeys(topic for topic, _ in partitions)
             _log.info(
-                "%d partitions are gone without the controller telling, of topics %s",
+                "found %d deleted partitions that no controller announced, of topics %s",
                 *(len(partitions), ", ".join(list(changed)[:MAX_LISTED])),
             )
             self._metadata_cache.forget(partitions)
             yield from self._group_coordinator.partitions_deleted(partitions)
-            # A new topic of the name may be led here already, which the controller tells to all in the next request.
+            # A new topic of the name may be led here already; the controller announces it in its next UpdateMetadata.
             hosted = {topic for topic, _ in self._replica_manager.partitions}
             yield from self._topics_changed(changed, still_configured=hosted)
         for topic, assignment in topics.items():
@@ -227,7 +228,7 @@ def _with_leader_epochs(partitions: Sequence[Partition]) -> Steps[dict[str, list
 
 
 class _Known(NamedTuple):
-    """What this broker has of topics at one moment."""
+    """The topics and partitions that this broker knows at one moment."""
 
     snapshot: MetadataSnapshot
     hosted: Mapping[str, Sequence[tuple[Partition, int]]]  # by topic, with the leader epoch
@@ -237,7 +238,7 @@ class _Known(NamedTuple):
         return list(dict.fromkeys((*self.snapshot.topics, *self.hosted, *self.committed)))
 
     def outdated_partitions(self, topic: str, assignment: TopicAssignment | None) -> list[int]:
-        """Those that clients are told of, or that have offsets, and that are not (any more) of this assignment."""
+        """The partitions in the metadata, or with offsets, that are not in this assignment."""
         known = list(dict.fromkeys((*self.snapshot.topics.get(topic, ()), *self.committed.get(topic, ()))))
         if assignment is None or _differ(self.snapshot.topic_ids.get(topic), assignment.topic_id):
             return known

@@ -1,4 +1,4 @@
-"""What a broker tells about itself over HTTP, on the port klamm.metrics.port.
+"""A broker's metrics and status over HTTP, on the port klamm.metrics.port.
 
 | path                       | what                                                                                  |
 |----------------------------|---------------------------------------------------------------------------------------|
@@ -6,9 +6,9 @@
 | /controller                | what the controller is doing, as JSON; of other brokers only who the controller is    |
 | /controller/events         | the newest records of the controller (state_change_log.py), one JSON object a line    |
 | /controller/events?follow  | the same, and all that follow, until the broker is not the controller any more;       |
-|                            | something every few seconds, so that who follows can tell quiet from dead             |
+|                            | a line every few seconds, so that the reader can tell an idle broker from a dead one  |
 
-What must stay true: whoever asks only reads, and whoever asks for much gets it in slices.
+What must stay true: requests only read, and large answers are made in slices.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ from klamm.tasks import OnFailure
 
 JSON_LINES = "application/x-ndjson"
 
-# So long a stream of records says nothing.
+# The longest silence of a stream of records.
 IDLE_S = 3.0
 IDLE = b'{"kind":"idle"}\n'
 
@@ -78,7 +78,7 @@ class MetricsEndpoint:
         self._server.stop()
 
     async def _show_metrics(self, _request: Request) -> Answer:
-        # Brokers whom nobody asks need not wait for the import of prometheus_client, and no broker's loop need.
+        # Brokers without a scraper never import prometheus_client, and the import never holds the loop.
         await self._environment.run_blocking(_import_prometheus)
         from klamm.broker.prometheus_text import CONTENT_TYPE, render
 
@@ -137,7 +137,7 @@ def _import_prometheus() -> None:
 
 
 class PauseWatch:
-    """How long the loop lets others wait, and how long the collector of garbage stops everything."""
+    """Measures how late the loop runs, and how long garbage collections take."""
 
     def __init__(self, environment: Environment) -> None:
         self._environment = environment

@@ -2,14 +2,14 @@
 
 What must stay true:
 - An append is answered when all in-sync replicas have its records (`offsets.commit.required.acks`, by default all), or
-  with the reason why that is not known.
+  with the reason why that is uncertain.
 - Appends to one partition are in the log, and are answered, in the order of the calls.
-- What was to be appended is appended only while this broker leads without a break: since then somebody else may have
-  written what must not be undone.
-- What different callers append in the same turn of the loop becomes one batch, so that many small commits, or the
+- Queued records are appended only while this broker leads without a break: another leader in between may have written
+  records that must not be overwritten.
+- Appends of different callers in the same turn of the loop become one batch, so that many small commits, or the
   tombstones of many groups, cost little more than one. The records of one caller always stay in one batch, and a batch
-  that is too large has one caller only: what one client sends never fails another's commit.
-- A reader gets what a transaction has written when it finds the transaction's commit, and never gets what was aborted.
+  that is too large has only one caller: one client's records never fail another client's commit.
+- A reader gets a transaction's records when it finds the transaction's commit, and never gets aborted records.
 - A reader decompresses no large batch on the loop, and decodes it in parts.
 
 Source: kafka.coordinator.group.GroupMetadataManager (`appendForGroup`, `doLoadGroupsAndOffsets`).
@@ -50,7 +50,7 @@ SHARED_BATCH_MAX_BYTES = 64 * 1024
 RECORD_OVERHEAD_BYTES = 24
 
 
-# What a reader decodes in one slice at most, and what it decompresses without leaving the loop.
+# The most that a reader decodes in one slice, and the most that it decompresses on the loop.
 BATCHES_PER_SLICE = 1_000
 DECOMPRESSED_AT_ONCE_BYTES = 256 * 1024
 
@@ -63,21 +63,21 @@ class _Term(NamedTuple):
 
 
 class _Append(NamedTuple):
-    """Records that wait for their step of the loop. Nobody waits for those without a `result`."""
+    """Records that wait for their step of the loop. No caller waits for records without a `result`."""
 
     records: Sequence[KeyAndValue]
     result: "asyncio.Future[Appended] | None"
     term: _Term
 
     def goes_with(self, other: "_Append") -> bool:
-        """Whether the two may share a batch: somebody waits for both, or for neither."""
+        """Whether the two may share a batch: callers wait for both, or for neither."""
         return (self.result is None) is (other.result is None) and self.term == other.term
 
 
 class OffsetsLog:
     """Appends to and reads from the partitions that this broker hosts. Made while the loop runs.
 
-    `on_failure` hears of faults that nobody waits for.
+    `on_failure` gets the faults in work that no caller waits for.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class OffsetsLog:
             try:
                 has_waited_for_disk = self._append_together(partition, batch)
             except Exception as error:
-                # A fault of the program. The loop would only log it; those who wait pass it on.
+                # A fault of the program. The loop would only log it; the waiting callers raise it.
                 self._fail(batch, error)
                 continue
             if has_waited_for_disk:
@@ -139,7 +139,7 @@ class OffsetsLog:
         del self._queued[partition]
 
     def _next_batch(self, partition: int, queued: deque[_Append]) -> list[_Append]:
-        """What comes next and goes together."""
+        """Takes the next appends that share a batch."""
         batch = [queued.popleft()]
         if queued:
             limit_bytes = self._shared_batch_max_bytes(partition) - _size_bytes(batch[0].records)
@@ -170,7 +170,7 @@ class OffsetsLog:
         def answer() -> None:
             offset = result.base_offset
             for append in appends:
-                # Whoever waited may have gone.
+                # The waiting caller may have been cancelled.
                 if append.result is not None and not append.result.done():
                     has_failed = result.error_code is not ErrorCode.NONE
                     append.result.set_result(Appended(result.error_code, -1 if has_failed else offset))
@@ -199,24 +199,24 @@ class OffsetsLog:
     # -- read -----------------------------------------------------------------------------------------------------
 
     async def read(self, partition: int) -> AsyncIterator[LogBatch]:
-        # What was to be appended before is there then, or has been refused.
+        # After this loop all earlier appends are in the log or refused.
         while partition in self._queued:  # noqa: ASYNC110  # Each step of the loop appends some of it.
             await asyncio.sleep(0)
         log = self._replica_manager.partition(GROUP_METADATA_TOPIC_NAME, partition).log
         if log.is_truncation_unsynced:
-            # The first append, which comes when all is read, would do it on the loop.
+            # Otherwise the first append after the read would flush on the loop.
             await log.flush()
         offset = log.log_start_offset
         uncommitted: dict[int, list[LogBatch]] = {}
         slices = Slices(BATCHES_PER_SLICE, self._loop.time)
-        # What is appended meanwhile comes from whoever reads here, who knows it already.
+        # Records appended during the read come from the reader, which knows them already.
         end = log.log_end_offset
         while offset < end:
             fetched = await log.read(
                 offset, self._config.current.offsets_load_buffer_size, max_offset=end, minimum_one_batch=True
             )
             if fetched.next_offset <= offset:
-                # A part of the groups must not pass for all of them.
+                # A part of the groups must not pass for all groups.
                 reason = f"{GROUP_METADATA_TOPIC_NAME}-{partition} ends at offset {offset} instead of {end}"
                 raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, reason)
             offset = fetched.next_offset
@@ -241,11 +241,10 @@ class OffsetsLog:
 def _committed_batches(
     data: Buffer, position: int, header: BatchHeader, body: Buffer, uncommitted: dict[int, list[LogBatch]]
 ) -> Iterator[LogBatch | None]:
-    """What is committed with the batch at `position`, whose uncompressed records are in `body`: its own records, a
-    large one's in parts, or those of the transaction that it ends.
+    """The records that the batch at `position` commits: its own records, in parts if it is large, or those of the
+    transaction that it ends. `body` holds the batch's uncompressed records.
 
-    `uncommitted` holds what transactions that have not ended have written, by producer id. None stands for the work of
-    adding to it.
+    `uncommitted` holds the records of open transactions, by producer id. A step that only adds to it yields None.
     """
     if header.is_control:
         marker = decode_end_transaction_marker(data, position, header)
@@ -263,7 +262,7 @@ def _committed_batches(
 
 
 def _size_bytes(records: Sequence[KeyAndValue]) -> int:
-    """About what the records take in a batch; not less."""
+    """An upper estimate of the records' size in a batch."""
     return sum(len(key) + len(value or b"") + RECORD_OVERHEAD_BYTES for key, value in records)
 
 

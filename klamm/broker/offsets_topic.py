@@ -1,11 +1,10 @@
-"""The topic in which group coordinators keep what they know, `__consumer_offsets`: who coordinates a group, and how the
-topic comes into being.
+"""The topic of the group coordinators, `__consumer_offsets`: finds a group's coordinator and creates the topic.
 
 What must stay true:
-- The number of partitions decides which broker coordinates a group, so all brokers must mean the same one. It is what
-  ZooKeeper says when the topic is first heard of, and stays so until the broker is started again, whatever becomes of
-  the topic. Before that no group has a partition.
-- The topic is created with Kafka's configuration, whoever is the first to ask for it.
+- The number of partitions decides which broker coordinates a group, so all brokers must use the same number. Each
+  broker takes it from ZooKeeper when it first learns of the topic, and keeps it until a restart, even if the topic
+  changes. Before that no group has a partition.
+- The topic is created with Kafka's configuration, whichever client asks first.
 
 Source: kafka.server.AutoTopicCreationManager, kafka.coordinator.group.GroupCoordinator (`offsetsTopicConfigs`).
 """
@@ -42,9 +41,9 @@ class OffsetsTopic:
         self._partition_count = 0
 
     async def load(self) -> None:
-        """Asks ZooKeeper for the number of partitions, if that is not known yet. Raises ZooKeeperError."""
+        """Reads the number of partitions from ZooKeeper, if it is not known yet. Raises ZooKeeperError."""
         if self._partition_count == 0:
-            # The controller may have told of the topic before this broker's ZooKeeper server has heard of it.
+            # The controller may have announced the topic before this broker's ZooKeeper server has seen it.
             await self._zookeeper().sync()
             assignment = await self._zookeeper().topic_assignment(GROUP_METADATA_TOPIC_NAME)
             if assignment is not None:
@@ -55,7 +54,7 @@ class OffsetsTopic:
         return partition_for(group_id, self._partition_count) if self._partition_count else UNKNOWN_PARTITION
 
     def new_topic(self) -> NewTopic:
-        """The topic as this broker's configuration wants it, and Kafka's demand of it."""
+        """The topic with this broker's configured counts and Kafka's required configs."""
         config = self._config.current
         return NewTopic(
             GROUP_METADATA_TOPIC_NAME,
@@ -71,8 +70,8 @@ class OffsetsTopic:
     async def find_coordinator(self, group_id: str, listener_name: str) -> tuple[int, Endpoint]:
         """The broker that coordinates the group, and where it listens under this listener name.
 
-        The first who asks has the topic created. Raises KafkaError COORDINATOR_NOT_AVAILABLE while there is no
-        coordinator: clients ask again.
+        The first request creates the topic. Raises KafkaError COORDINATOR_NOT_AVAILABLE while there is no
+        coordinator: clients retry.
         """
         snapshot = await self._metadata_cache.first_snapshot()
         if GROUP_METADATA_TOPIC_NAME not in snapshot.topics:

@@ -1,7 +1,7 @@
 """Puts the parts of a broker together.
 
-`BrokerParts` is made when it is known which broker of which cluster this is; from then on nothing is missing from it.
-Nothing is opened, bound or written here: the lifecycle is in `broker.py`.
+`BrokerParts` is made once the broker's id and cluster are known, and is complete from then on. It opens, binds and
+writes nothing: the lifecycle is in `broker.py`.
 """
 
 import asyncio
@@ -86,7 +86,7 @@ class BrokerParts:
         self._on_failure = on_failure
         self.response_memory = ResponseMemory(static.klamm_queued_max_response_bytes)
 
-        # What ZooKeeper and the controller tell.
+        # Data from ZooKeeper and the controller.
         self.registrar = Registrar(
             environment,
             broker_id,
@@ -152,7 +152,7 @@ class BrokerParts:
         )
         self.controlled_shutdown = ControlledShutdown(static, broker_id, self.registrar, self.metadata_cache)
 
-        # What changes while the broker runs.
+        # Changes while the broker runs.
         leader_elections = LeaderElections(self.controller, self.metadata_cache)
         self.metadata_updates = MetadataUpdates(
             self.metadata_cache,
@@ -176,7 +176,7 @@ class BrokerParts:
             self._store, environment.now_ms, self.config_handlers.changed, self.config_handlers.reload, on_failure
         )
 
-        # What serves clients.
+        # Serving clients.
         self.services = Services(
             environment=environment,
             config=config,
@@ -208,11 +208,11 @@ class BrokerParts:
         self.metrics_endpoint = self._make_metrics_endpoint(environment)
 
     def _store(self) -> KafkaZooKeeper:
-        """That of the current session."""
+        """The store of the current session."""
         return self._zookeeper.store
 
     def _make_isr_changes(self) -> AlterIsrManager | ZkIsrManager:
-        """How leaders change ISRs: through the controller, before 2.7-IV2 by themselves."""
+        """How leaders change ISRs: through the controller, or before 2.7-IV2 directly in ZooKeeper."""
         if self._config.inter_broker_protocol_version >= ApiVersion.V2_7_IV2:
             return AlterIsrManager(
                 lambda body: self.controller_channel.send(ApiKey.ALTER_ISR, lambda _version: body),
@@ -242,7 +242,7 @@ class BrokerParts:
     # -- what one part tells another --------------------------------------------------------------------------------
 
     async def register(self) -> None:
-        """Makes this broker known in the current session. The listeners are bound and the log directories locked."""
+        """Registers this broker in the current session. The listeners must be bound and the log directories locked."""
         await self.registrar.register(
             self._store(), self.listeners.advertised_endpoints(), self.log_manager.live_directories[0]
         )
@@ -276,7 +276,7 @@ class BrokerParts:
     def _directory_failed(self, directory: str, error: OSError) -> None:
         _log.error("log directory %s is offline: %s", directory, error)
         if not self.log_manager.is_loaded:
-            return  # Still starting: loading the logs tells what is wrong when no directory is left.
+            return  # Still starting: loading the logs raises the error if no directory is left.
         self.replica_manager.directory_failed(directory)
         if not self.log_manager.live_directories:
             self._on_failure(error)

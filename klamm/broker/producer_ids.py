@@ -22,7 +22,7 @@ class ProducerIds:
         await self._take_block()
 
     async def next(self) -> int:
-        """An id that nobody had before. Raises whatever `allocate_block` raises when a new block is needed."""
+        """An id that was never given out before. Raises the errors of `allocate_block` when a new block is needed."""
         while self._next > self._last:
             await self._take_block()
         self._next += 1

@@ -11,7 +11,7 @@ for Kafka show klamm:
 |                                                   | controllereventmanager_eventqueuetimems_count                 |
 | ControllerChannelManager, QueueSize, broker-id=1  | controllerchannelmanager_queuesize{broker_id="1"}             |
 
-Besides, what has quantiles has a `_sum`, which the exporter lacks.
+In addition, metrics with quantiles have a `_sum`, which the exporter lacks.
 """
 
 import re
@@ -23,7 +23,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from klamm.metrics import QUANTILES, Histogram, Kind, Metric, MetricName, Metrics
 
-# As Prometheus names it when it asks.
+# The content type that Prometheus requests.
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # The label is made of the digits in the attribute's name: 50thPercentile, 75thPercentile, ..., 999thPercentile.
 _QUANTILE_LABELS = ("0.50", "0.75", "0.95", "0.98", "0.99", "0.999")

@@ -1,7 +1,7 @@
-"""The one hook through which every response learns how long its client is throttled.
+"""The hook that decides how long a client is throttled after each response.
 
-Quotas themselves come later: until then nobody is throttled. A response goes out at once with its throttle time, and
-the connection is muted for as long (KIP-219).
+Quotas are not supported yet, so no client is throttled. A response leaves at once with its throttle time, and then the
+connection is muted for that time (KIP-219).
 """
 
 from typing import Protocol
@@ -19,7 +19,7 @@ class Quotas(Protocol):
 
 
 class NoQuotas:
-    """Throttles nobody."""
+    """Throttles no client."""
 
     def throttle_time_ms(self, api_key: ApiKey, client: Client, client_id: str | None, request_bytes: int) -> int:
         return 0

@@ -1,10 +1,10 @@
-"""How this broker is known in ZooKeeper, and the broker epoch that it has thereby (KIP-380).
+"""Registers this broker in ZooKeeper, which gives it its broker epoch (KIP-380).
 
 What must stay true:
-- The session that owns the registration is written down (`session_file`) before the registration is made.
-- What a former session left is replaced only if nothing written to the disk can have been lost since.
-- `broker_epoch` is that of the newest registration. What a controller sends for an older one was meant for a former
-  life of this broker and is refused.
+- The session that owns the registration is recorded (`session_file`) before the registration is made.
+- A former session's registration is replaced only if no data written to the disk can have been lost since.
+- `broker_epoch` is that of the newest registration. A controller's request for an older epoch was meant for this
+  broker before its restart and is refused.
 """
 
 from collections.abc import Mapping
@@ -23,12 +23,12 @@ NO_PORT = -1
 
 
 class BrokerStartError(Exception):
-    """The broker cannot be part of its cluster, or not any more; the message says why and what would be needed."""
+    """The broker cannot join or stay in its cluster; the message says why and what is needed."""
 
 
 class Registrar:
-    """Registers one broker, once for each ZooKeeper session. `features` are those that it supports; they are not told
-    while inter.broker.protocol.version, `protocol`, is older than they are."""
+    """Registers one broker, once for each ZooKeeper session. `features` are its supported features; they are left
+    out while inter.broker.protocol.version (`protocol`) is older than features."""
 
     def __init__(
         self,
@@ -46,12 +46,12 @@ class Registrar:
         self._session_ids: list[int] = []
         self.broker_epoch = NO_EPOCH
         self.metrics_port = NO_PORT
-        """The HTTP port that tells about this broker. Kafka's brokers tell their JMX port in its place."""
+        """The HTTP port for metrics and status. Kafka's brokers register their JMX port in its place."""
 
     def require_broker_epoch(self, broker_epoch: int) -> None:
-        """Raises KafkaError STALE_BROKER_EPOCH for a request that was meant for this broker's former life.
+        """Raises KafkaError STALE_BROKER_EPOCH for a request that was meant for this broker before its restart.
 
-        One that is newer than ours is right: our registration is done, and we only have not heard of it yet.
+        A newer epoch is accepted: the registration has happened, but its answer has not arrived here yet.
         """
         if broker_epoch != NO_EPOCH and broker_epoch < self.broker_epoch:
             raise KafkaError(
@@ -59,9 +59,10 @@ class Registrar:
             )
 
     async def register(self, store: KafkaZooKeeper, endpoints: Mapping[str, Endpoint], directory: str) -> None:
-        """Makes this broker known with these endpoints. `directory` is a log directory that it has locked.
+        """Registers this broker with these endpoints. `directory` is a log directory that it has locked.
 
-        Raises BrokerStartError when its id or an address is another broker's, or its rack is too long for a request.
+        Raises BrokerStartError if its id or an address belongs to another broker, or its rack is too long for a
+        request.
         """
         if self._rack is not None and len(self._rack.encode()) > znodes.MAX_TEXT_BYTES:
             raise BrokerStartError(

@@ -1,7 +1,7 @@
 """The table of APIs that this broker serves. Each module under `handlers/` registers its own key in it.
 
-ApiVersions and the protocol support table in the documentation are made from this table, so what is registered is
-what is advertised.
+ApiVersions and the protocol support table in the documentation are made from this table, so exactly the registered APIs
+are advertised.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from klamm.protocol.vocabulary import ResourceType
 if TYPE_CHECKING:
     from klamm.broker.services import Services
 
-# The error that a client gets when it may not use a resource.
+# The error for a client that is not authorized for a resource.
 DENIED = {
     ResourceType.TOPIC: ErrorCode.TOPIC_AUTHORIZATION_FAILED,
     ResourceType.GROUP: ErrorCode.GROUP_AUTHORIZATION_FAILED,
@@ -28,8 +28,8 @@ DENIED = {
 Body = TypeVar("Body")
 """The class of the request's message."""
 NO_BROKER = -1
-# Plain where the answer is known at once, `async def` where it may have to wait. None: nothing is answered. AnswerOnly:
-# all is done that the request changes, and only its answer must be waited for.
+# A plain function if the answer is ready at once, `async def` if it may have to wait. Returns the answer; None for no
+# answer; AnswerOnly if the request's changes are done and only its answer must still be waited for.
 Handle = Callable[["Request[Any]"], Any]
 Handler = TypeVar("Handler", bound=Handle)
 ErrorResponse = Callable[["Request[Any]", KafkaError], Any]
@@ -39,11 +39,11 @@ ErrorResponse = Callable[["Request[Any]", KafkaError], Any]
 class Api:
     """How this broker serves one API key.
 
-    `operation` on a resource of `resource_type` is what a client must be authorized for; None: it needs nothing.
-    `error_response` makes the answer when `handle` raises a KafkaError. `pipelined`: may start while earlier requests
-    of the same API on the connection are unanswered, because its effect comes before its response.
-    `ends_with_client`: is cancelled, wherever it is, when its client hangs up, because it only reads, or because what
-    it changes it changes in one step. Any other request runs to its end.
+    A client must be authorized for `operation` on a resource of `resource_type`; None needs no authorization.
+    `error_response` makes the answer when `handle` raises a KafkaError. A `pipelined` request may start while earlier
+    requests of the same API on the connection are unanswered, because its effect comes before its response. A request
+    that `ends_with_client` is cancelled at any point when its client hangs up, because it only reads or makes all
+    changes in one step. Any other request runs to its end.
     """
 
     key: ApiKey
@@ -75,23 +75,24 @@ class Request(Generic[Body]):
         return self.connection.listener_name
 
     def allows(self, name: str, operation: Operation | None = None, resource_type: ResourceType | None = None) -> bool:
-        """Whether the client may use the resource `name` as the API's registration says, or as given here."""
+        """Whether the client is authorized for the resource `name`, by the API's registration or the arguments."""
         wanted, kind = operation or self.api.operation, resource_type or self.api.resource_type
         assert wanted is not None and kind is not None
         return self.services.authorizer.allows(self.client, wanted, kind, name)
 
     def require_cluster(self) -> None:
-        """Raises KafkaError CLUSTER_AUTHORIZATION_FAILED unless the client has the API's right on the cluster."""
+        """Raises KafkaError CLUSTER_AUTHORIZATION_FAILED unless the client is authorized on the cluster for this
+        API."""
         if not self.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
 
     def authorized_operations(self, resource_type: ResourceType, name: str) -> set[int]:
-        """What the client may do with a resource, as codes (KIP-430)."""
+        """The codes of the client's authorized operations on a resource (KIP-430)."""
         return {operation for operation in OPERATIONS[resource_type] if self.allows(name, operation, resource_type)}
 
     @property
     def denied(self) -> ErrorCode:
-        """The error code for a resource that the client may not use."""
+        """The error code for a resource for which the client is not authorized."""
         assert self.api.resource_type is not None
         return DENIED[self.api.resource_type]
 

@@ -1,22 +1,22 @@
-"""What a request, or one item of it, is answered when ZooKeeper cannot be asked.
+"""The errors of a request, or one item of it, when ZooKeeper is unreachable or holds invalid data.
 
-What must stay true: an item that fails takes no other item of its request with it.
+What must stay true: a failed item does not fail any other item of its request.
 """
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes.fields import ZnodeError
 from klamm.zookeeper.errors import ZooKeeperError
 
-# What work on one item of a request may raise that is no fault of the program.
+# The expected errors of work on one item of a request. Any other exception is a fault of the program.
 ITEM_ERRORS = (KafkaError, ZooKeeperError, ZnodeError)
 
 
 def as_kafka_error(error: KafkaError | ZooKeeperError | ZnodeError) -> KafkaError:
-    """The error that is answered for one of `ITEM_ERRORS`."""
+    """The KafkaError with which one of `ITEM_ERRORS` is answered."""
     if isinstance(error, KafkaError):
         return error
     if isinstance(error, ZooKeeperError):
-        # ZooKeeper is away or has ended the session; whether a write that was under way was done is unknown.
+        # ZooKeeper is unreachable or has ended the session; the outcome of a pending write is unknown.
         return KafkaError(ErrorCode.REQUEST_TIMED_OUT, f"ZooKeeper: {error}")
-    # Somebody else has written a znode that the item is about.
+    # The item's znode has invalid content, written by another program.
     return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error))

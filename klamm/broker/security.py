@@ -1,6 +1,6 @@
-"""Who may do what: the operations and resources of Kafka's authorizer, and the authorizer that allows everything.
+"""Authorization: the operations and resources of Kafka's authorizer, and the authorizer that allows everything.
 
-Mechanisms that authenticate (SASL, TLS) come later; until then every client is `User:ANONYMOUS`.
+Brokers do not support authentication (SASL, TLS) yet, so every client is `User:ANONYMOUS`.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from klamm.protocol.vocabulary import ResourceType
 
 ANONYMOUS = "User:ANONYMOUS"
 CLUSTER_NAME = "kafka-cluster"
-# What requests about access control lists are told where there is no authorizer.
+# The error message for requests about access control lists without an authorizer.
 NO_AUTHORIZER = "No Authorizer is configured on the broker."
 
 
@@ -30,7 +30,7 @@ class Operation(IntEnum):
     IDEMPOTENT_WRITE = 12
 
 
-# Which operations exist on a resource (`AclEntry.supportedOperations`).
+# The operations that each resource type supports (`AclEntry.supportedOperations`).
 OPERATIONS = {
     ResourceType.TOPIC: (
         Operation.READ,
@@ -58,7 +58,7 @@ OPERATIONS = {
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who sent a request: the principal, and the address it came from."""
+    """The sender of a request: its principal and its address."""
 
     principal: str
     host: str

@@ -1,4 +1,4 @@
-"""What the handlers of a broker work with. The composition root (`parts.py`) makes it; nobody changes it."""
+"""The parts of a broker that its handlers use. The composition root (`parts.py`) makes it; it never changes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -58,10 +58,10 @@ class Services:
     fetch_sessions: FetchSessionCache
     offsets_topic: OffsetsTopic
     group_coordinator: GroupCoordinator
-    # Until it is encoded, an answer takes ten times as much memory as its bytes.
+    # Large answers are made one after another: before encoding, an answer takes ten times the memory of its bytes.
     long_answers: Turns
 
     def require_controller(self) -> None:
-        """Raises KafkaError NOT_CONTROLLER unless this broker is the active controller, as far as it knows."""
+        """Raises KafkaError NOT_CONTROLLER unless this broker takes itself for the active controller."""
         if not self.controller.is_active:
             raise KafkaError(ErrorCode.NOT_CONTROLLER, f"the controller is broker {self.controller.controller_id}")

@@ -1,21 +1,21 @@
-"""`zookeeper-session`: a file in a log directory with the ids of the ZooKeeper sessions that its broker had last.
+"""`zookeeper-session`: a file in a log directory with the ids of its broker's last ZooKeeper sessions.
 
     version: 1
     boot_id: 6e5f1c1e-50a3-4fb4-a9a5-6b2ae2d6a2b5
     session_ids: 0x100004f3c2a0001 0x100004f3c2a0000
 
 A broker that was killed leaves its registration behind until its session expires, and Kafka's broker cannot start again
-until then. The new process here holds the lock of the same log directory, so the old one is surely dead: what the
-sessions in this file own is its own leftover.
+until then. A new klamm process holds the lock of the same log directory, so the old process is surely dead, and a
+registration owned by the sessions in this file can be replaced.
 
 What must stay true:
-- Only what belongs to sessions since the machine's last start (`Environment.boot_id`) is replaced at once. A machine
-  that lost power has lost what it had not synced. If the broker replaced its registration within the session, a
-  controller that takes over in that moment would find it alive as the leader that it was, and let it lead on with the
-  shorter log. Earlier sessions are waited for.
-- The file names a session before that session owns anything.
-- A file that is missing, unreadable or cannot be written costs only a start that is refused until the expiry, so none
-  of it is an error.
+- Only the registration of a session since the machine's last start (`Environment.boot_id`) is replaced at once. A
+  machine that lost power has lost its unsynced writes. If the broker replaced its registration before the old session
+  expires, a controller elected in that moment would find the broker alive as the former leader, and let it continue to
+  lead with a shorter log. So the broker waits for the expiry of older sessions.
+- The file names a session before that session owns a znode.
+- A missing, unreadable or unwritable file is not an error: it only means that a start is refused until the old session
+  expires.
 """
 
 import logging
@@ -28,22 +28,22 @@ from klamm.environment import FileSystem
 FILE_NAME = "zookeeper-session"
 _UNKNOWN_BOOT = "unknown"
 _CONTENT = re.compile(rb"version: 1\nboot_id: ([!-~]{1,64})\nsession_ids:((?: 0x[0-9a-f]{1,16})*)\n")
-# It did not say since when the machine had been running.
+# Version 0 has no boot id.
 _CONTENT_VERSION_0 = re.compile(rb"version: 0\n()session_ids:((?: 0x[0-9a-f]{1,16})*)\n")
 
 _log = logging.getLogger(__name__)
 
 
 class NotedSessions(NamedTuple):
-    """The ids of a broker's former sessions, the latest first, and whether all are since the machine's last start."""
+    """The ids of a broker's former sessions, the latest first, and whether all began after the machine's last start."""
 
     ids: list[int]
     are_of_this_boot: bool
 
 
 def read_sessions(file_system: FileSystem, directory: str, boot_id: str | None) -> NotedSessions:
-    """What the directory's file says; no ids when there is no such file or it cannot be understood. Nothing is of this
-    boot when either boot is unknown."""
+    """Reads the directory's file; returns no ids if the file is missing or invalid. If either boot id is unknown, no
+    session counts as of this boot."""
     path = f"{directory}/{FILE_NAME}"
     nothing = NotedSessions([], False)
     try:

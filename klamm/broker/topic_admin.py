@@ -1,11 +1,11 @@
-"""Creating, growing and deleting topics: validation, placement, and the znodes that ask the controller to act
+"""Creates, grows and deletes topics: validation, placement, and the znodes that ask the controller to act
 (Kafka's `ZkAdminManager`).
 
 The broker that receives such a request only writes znodes. The controller watches them, does the work and announces
-the result by UpdateMetadata; the answer waits in purgatory until this broker's metadata shows it.
+the result by UpdateMetadata; the answer waits in purgatory until this broker's metadata shows the result.
 
 What must stay true:
-- Nothing is written before everything about the topic has been validated.
+- No znode is written before the whole topic has been validated.
 - Each topic of a request succeeds or fails on its own.
 """
 
@@ -30,9 +30,9 @@ from klamm.znodes.topics import MAX_TOPIC_NAME_LENGTH, is_legal_topic_name
 
 # In CreateTopics: take the broker's default.
 UNSET = -1
-# In one request. Kafka has no such bound, so there one number that is too large takes all memory.
+# The limit for one request. Kafka has no such limit, so a single huge number exhausts its memory.
 MAX_NEW_PARTITIONS = 100_000
-# Topics that can be decided without ZooKeeper; other requests run in between.
+# The number of topics that are decided without ZooKeeper before others have the loop.
 TOPICS_PER_SLICE = 100
 
 # The replicas of each partition that is added to a topic.
@@ -52,7 +52,7 @@ class NewTopic:
 
 @dataclass(frozen=True, slots=True)
 class CreatedTopic:
-    """What became of a NewTopic: created (or valid), or the error."""
+    """The result for a NewTopic: created (or valid), or the error."""
 
     name: str
     error: KafkaError | None = None
@@ -88,7 +88,7 @@ class TopicAdmin:
         self._purgatory: Purgatory[str] = Purgatory()
 
     def metadata_changed(self, topic: str) -> None:
-        """The metadata cache has news of this topic: whoever waits for it looks again."""
+        """The topic has changed in the metadata cache: waiting requests look again."""
         self._purgatory.check(topic)
 
     # -- creation -------------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class TopicAdmin:
     async def wait_until_created(self, created: Sequence[CreatedTopic], timeout_ms: int) -> list[CreatedTopic]:
         """Waits until each of these topics has leaders for all its partitions.
 
-        A topic that has not by `timeout_ms` gets REQUEST_TIMED_OUT, although it will be created.
+        A topic without all leaders after `timeout_ms` gets REQUEST_TIMED_OUT, although it will be created.
         """
         expected = {topic.name: topic.assignment for topic in created if topic.error is None}
         ready = await self._wait(_TopicsCreated(self._metadata_cache, expected), expected, timeout_ms)
@@ -134,7 +134,7 @@ class TopicAdmin:
         validate_topic_name(topic.name)
         if topic.name in snapshot.topics:
             raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
-        # Metrics names turn '.' into '_', so two topics must not differ in nothing else.
+        # Metric names replace '.' by '_', so two topic names must differ in more than that.
         collision = topic.name.replace(".", "_")
         for other in snapshot.topics if "_" in collision else ():
             if other.replace(".", "_") == collision:
@@ -204,7 +204,7 @@ class TopicAdmin:
     ) -> dict[str, NewPartitions | KafkaError]:
         """Grows topics to a count of partitions: (topic, count, replicas of each new partition or None).
 
-        They have no leaders yet.
+        The new partitions have no leaders yet.
         """
         results: dict[str, NewPartitions | KafkaError] = {}
         left_partitions = MAX_NEW_PARTITIONS
@@ -219,7 +219,7 @@ class TopicAdmin:
     async def wait_until_grown(
         self, results: dict[str, NewPartitions | KafkaError], timeout_ms: int
     ) -> dict[str, NewPartitions | KafkaError]:
-        """Waits until all new partitions have leaders. A topic where one has not gets REQUEST_TIMED_OUT."""
+        """Waits until all new partitions have leaders. Other topics get REQUEST_TIMED_OUT."""
         expected = {topic: result for topic, result in results.items() if not isinstance(result, KafkaError)}
         ready = await self._wait(_TopicsCreated(self._metadata_cache, expected), expected, timeout_ms)
         timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the partitions are added, but have no leaders yet")
@@ -276,7 +276,7 @@ class TopicAdmin:
     # -- deletion -------------------------------------------------------------------------------------------------
 
     async def delete_topics(self, topics: Sequence[str]) -> dict[str, KafkaError | None]:
-        """Marks topics for deletion. They are not gone yet."""
+        """Marks topics for deletion; the controller deletes them later."""
         results: dict[str, KafkaError | None] = {}
         for topic in topics:
             try:
@@ -289,7 +289,7 @@ class TopicAdmin:
     async def wait_until_deleted(
         self, results: dict[str, KafkaError | None], timeout_ms: int
     ) -> dict[str, KafkaError | None]:
-        """Waits until this broker no longer knows the topics. One that it still knows gets REQUEST_TIMED_OUT."""
+        """Waits until this broker no longer knows the topics. A topic still known gets REQUEST_TIMED_OUT."""
         marked = {topic: None for topic, error in results.items() if error is None}
         gone = await self._wait(_TopicsDeleted(self._metadata_cache, list(marked)), marked, timeout_ms)
         timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the topic is marked for deletion, but not gone yet")
@@ -298,7 +298,7 @@ class TopicAdmin:
         }
 
     async def _wait(self, operation: "_TopicsChanged", topics: Mapping[str, object], timeout_ms: int) -> list[str]:
-        """The topics that are as wanted, after at most `timeout_ms`. With no time given none counts as done."""
+        """The topics that are done after at most `timeout_ms`. Without a timeout no topic counts as done."""
         if timeout_ms <= 0:
             return []
         await self._purgatory.wait(operation, list(topics), timeout_ms)
@@ -306,7 +306,7 @@ class TopicAdmin:
 
 
 def _check_count(added: int, left_partitions: int) -> None:
-    """Raises KafkaError INVALID_PARTITIONS when more partitions are added than the request may still ask for."""
+    """Raises KafkaError INVALID_PARTITIONS if more partitions are added than the request's limit still allows."""
     if added > left_partitions:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS,
@@ -334,11 +334,11 @@ def _check_assignment(assignment: dict[int, list[int]], first_partition: int) ->
 
 
 class _TopicsChanged(DelayedOperation):
-    """Waits until every topic has been as wanted."""
+    """Waits until every topic has been done once."""
 
     def __init__(self, metadata_cache: MetadataCache, topics: Sequence[str]) -> None:
         self._metadata_cache = metadata_cache
-        # The next to look at is the last: a topic is not looked at again each time that another one changes.
+        # The next topic to check is the last: a checked topic is not checked again when another one changes.
         self._pending = list(reversed(topics))
 
     @abstractmethod
@@ -363,7 +363,7 @@ class _TopicsCreated(_TopicsChanged):
 
 
 class _TopicsDeleted(_TopicsChanged):
-    """No topic is known any more."""
+    """No topic is in the metadata any more."""
 
     def is_done(self, topic: str) -> bool:
         return topic not in self._metadata_cache.snapshot.topics

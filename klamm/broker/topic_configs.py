@@ -1,9 +1,9 @@
 """The configurations of topics, as ZooKeeper has them in /config/topics.
 
 What must stay true:
-- What is stored and cannot be read (somebody wrote the znode by hand) is logged, and never makes a topic less safe:
-  what was known before counts, or the safest values (`klamm.config.safest`). Other values of the znode stay in force.
-- What is kept for a topic is never older than what was read last: readings for keeps exclude each other.
+- An unreadable stored config (from a znode written by hand) is logged and never makes a topic less safe: the last known
+  value counts, or the safest one (`klamm.config.safest`). The znode's other values stay in force.
+- A topic's kept configuration is never older than the last one read: reads that update it are serialized.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from klamm.slices import each
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 
-# Topics whose configurations are made before others get a turn.
+# The number of topics whose configurations are made before others have the loop.
 TOPICS_PER_SLICE = 200
 
 _log = logging.getLogger(__name__)
@@ -36,13 +36,13 @@ class TopicConfigs:
         self._keeping = asyncio.Lock()
 
     async def load(self, topics: Sequence[str]) -> None:
-        """Reads and keeps the configurations of these topics, of which the controller may have told this broker before
-        its ZooKeeper server has heard of them. Raises ZooKeeperError when the session ends."""
+        """Reads and keeps the configurations of these topics. The controller may have announced them before this
+        broker's ZooKeeper server has seen them. Raises ZooKeeperError when the session ends."""
         async with self._keeping:
             self._configs.update(await self.read(topics))
 
     async def refresh(self, topic: str) -> TopicConfig:
-        """What the topic's configuration is after a notification in this session; it is kept if the topic's was kept.
+        """Reads the topic's configuration after a notification in this session; keeps it if the topic had one kept.
 
         Raises ZooKeeperError.
         """
@@ -53,15 +53,15 @@ class TopicConfigs:
             return config
 
     async def refresh_all(self) -> None:
-        """Reads what is kept again. Raises ZooKeeperError."""
+        """Reads all kept configurations again. Raises ZooKeeperError."""
         await self.load(list(self._configs))
 
     async def inherit(self) -> None:
-        """The broker's configuration has changed: topics have it where they have nothing of their own."""
+        """Applies a changed broker configuration to the topics that inherit from it."""
         async with self._keeping:
             self._default = TopicConfig.from_overrides(self._config.current, {})
             async for topic in each(self._configs, TOPICS_PER_SLICE):
-                # A topic may be forgotten while others have their turn.
+                # A topic may be forgotten while others have the loop.
                 if (kept := self._configs.get(topic)) is not None:
                     self._configs[topic] = self._make(topic, kept.overrides)
 
@@ -71,7 +71,7 @@ class TopicConfigs:
         return await self._read(topics)
 
     async def _read(self, topics: Sequence[str]) -> dict[str, TopicConfig]:
-        """As this session's server has them."""
+        """The configurations as this session's server has them."""
         stored = await self._zookeeper().topic_configs(topics)
         return {topic: self._make(topic, overrides) for topic, overrides in stored.items()}
 
@@ -85,7 +85,7 @@ class TopicConfigs:
             config, problems = TopicConfig.from_stored(self._config.current, stored, known)
         for problem in problems:
             _log.error(
-                "topic %s has a configuration that cannot be read: %s. Until it is mended, %s counts: %s",
+                "topic %s has a configuration that cannot be read: %s. Until it is corrected, %s counts: %s",
                 topic,
                 problem,
                 "what is safest" if known is None else "what was known before",
@@ -98,5 +98,5 @@ class TopicConfigs:
         return self._configs.get(topic, self._default)
 
     def forget(self, topic: str) -> None:
-        """The topic is deleted."""
+        """Drops the configuration of a deleted topic."""
         self._configs.pop(topic, None)

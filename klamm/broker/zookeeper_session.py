@@ -1,11 +1,11 @@
-"""The broker's ZooKeeper session, one after another.
+"""The broker's ZooKeeper sessions, one after another.
 
-A client object ends with its session. When the server says that a session has expired, everything ephemeral is gone:
-this module makes the next client and lets the broker set itself up anew.
+A client object ends with its session. When a session has expired, its ephemeral znodes are gone: this module makes the
+next client and lets the broker set itself up again.
 
 What must stay true:
-- `store` is always the current session's; while ZooKeeper is away its calls wait or fail with ConnectionLoss, and the
-  data path does not notice.
+- `store` is always the current session's; while ZooKeeper is unreachable its calls wait or fail with ConnectionLoss,
+  and the data path is not affected.
 - `on_expired` is called as soon as it is known that a session has ended, and before the next one begins.
 - `on_session` runs once for each session (again when ZooKeeper fails it), and never twice at a time.
 - A session that expires before `keep` fails the broker's start, like every call that was made in it.
@@ -25,7 +25,7 @@ from klamm.zookeeper.errors import ZooKeeperError
 
 RENEWAL_BACK_OFF_MS = 100
 
-# So many calls keep a server busy; the answers to more of them at once would hold the loop for longer than ten
+# This many calls keep a server busy; the answers to more calls at once would hold the loop for longer than ten
 # milliseconds.
 MAX_IN_FLIGHT = 500
 
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 class ZooKeeperSession:
     """`start`, and once the broker is set up `keep`; at the end `stop`.
 
-    `on_failure` hears of an `on_session` that failed for another reason than ZooKeeper.
+    `on_failure` gets the exception of an `on_session` that failed for another reason than ZooKeeper.
     """
 
     store: KafkaZooKeeper
@@ -46,7 +46,7 @@ class ZooKeeperSession:
         self._on_failure = on_failure
         self._client: ZooKeeperClient | None = None
         self._renewal: asyncio.Task[None] | None = None
-        # Sets the broker up in a new session; None: it is not to be.
+        # Sets the broker up in a new session; None before `keep` and after `stop`.
         self._renew: Callable[[], Coroutine[Any, Any, None]] | None = None
 
     async def start(self) -> None:
@@ -56,7 +56,7 @@ class ZooKeeperSession:
     def keep(self, on_expired: Callable[[], None], on_session: Callable[[KafkaZooKeeper], Awaitable[None]]) -> None:
         """From now on a session that has expired is followed by a new one.
 
-        `on_expired()` is told that everything ephemeral is gone; `on_session(store)` sets the broker up in the new
+        `on_expired()` is called when the ephemeral znodes are gone; `on_session(store)` sets the broker up in the new
         session.
         """
         self._renew = lambda: self._open_next(on_expired, on_session)

@@ -1,7 +1,7 @@
 """AlterConfigs (key 33), versions 0 to 2: replaces the configs of topics and brokers (KIP-133).
 
-What is not named in the request is no longer set; IncrementalAlterConfigs (key 44) changes single configs. Every broker
-serves it, but a broker's own configs only that broker.
+Configs that the request does not name are removed; IncrementalAlterConfigs (key 44) changes single configs. Every
+broker serves it, but only the named broker alters its own configs.
 """
 
 from collections.abc import Iterable

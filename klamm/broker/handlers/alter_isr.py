@@ -1,6 +1,6 @@
 """AlterIsr (key 56), version 0: a leader asks the controller to write changed in-sync replica sets (KIP-497).
 
-Served by the active controller, which checks each change against the leadership that it knows and ZooKeeper holds.
+Served by the active controller, which checks each change against the leadership that it knows and that ZooKeeper holds.
 """
 
 from klamm.broker.registry import Request, handler

@@ -1,7 +1,7 @@
 """AlterPartitionReassignments (key 45), version 0: moves partitions to other brokers, or cancels that (KIP-455).
 
 Answered when the reassignments have begun, not when they are complete. Only the controller's broker serves it. The
-request's timeout counts for nothing, as in Kafka: there is nothing to wait for.
+request's timeout has no effect, as in Kafka, because the answer waits for nothing.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from klamm.protocol.vocabulary import ResourceType
 from klamm.slices import Slices, in_slices
 from klamm.znodes.topics import TopicPartition
 
-# What is translated before others have the loop: about a millisecond.
+# The number of partitions that are translated before others have the loop: about a millisecond.
 PARTITIONS_PER_SLICE = 1000
 
 TopicResult = AlterPartitionReassignmentsResponse.ReassignableTopicResponse

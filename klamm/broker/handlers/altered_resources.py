@@ -1,4 +1,4 @@
-"""What AlterConfigs and IncrementalAlterConfigs have in common: their resources, and how each of them is answered."""
+"""The common part of AlterConfigs and IncrementalAlterConfigs: their resources and the answers for them."""
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,7 +28,7 @@ async def alter_each(
 ) -> list[tuple[Resource, KafkaError]]:
     """Each resource succeeds (NONE) or fails on its own, broker loggers always with INVALID_REQUEST.
 
-    KafkaError INVALID_REQUEST, and nothing is done, for resources that have no configs or are named twice.
+    If a resource has no configs or is named twice, raises KafkaError INVALID_REQUEST and alters nothing.
     """
     counts = Counter((resource.resource_type, resource.resource_name) for resource in resources)
     for (number, name), count in counts.items():

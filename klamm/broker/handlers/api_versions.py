@@ -1,8 +1,8 @@
 """ApiVersions (key 18): which APIs and versions this broker serves, straight from the registrations.
 
-Every version. A client that asks in a version from the future is answered in version 0 by the dispatcher. Needs no
-authorization: it is the first thing that any client sends. From version 3 it tells the features that this broker
-supports and those that are finalized (KIP-584), with their epoch: -1 when feature versioning is off.
+Every version. The dispatcher answers a request of an unknown newer version in version 0. It needs no authorization,
+because it is the first request of every client. From version 3 it returns this broker's supported features and the
+finalized ones (KIP-584), with their epoch: -1 when feature versioning is off.
 """
 
 import re

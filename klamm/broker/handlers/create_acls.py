@@ -1,6 +1,6 @@
 """CreateAcls (key 30), versions 1 and 2: adds access control lists.
 
-Without an authorizer each is refused with SECURITY_DISABLED, as in Kafka.
+Without an authorizer each creation is refused with SECURITY_DISABLED, as in Kafka.
 """
 
 from klamm.broker.registry import Request, handler

@@ -20,7 +20,7 @@ from klamm.slices import Slices
 
 Topic = CreateTopicsResponse.CreatableTopicResult
 
-# What is described in one go: about three milliseconds.
+# The number of topics that are described in one slice: about three milliseconds.
 TOPICS_PER_SLICE = 20
 
 
@@ -73,7 +73,7 @@ def _new_topic(topic: CreateTopicsRequest.CreatableTopic) -> NewTopic:
 
 
 def _created(request: Request[CreateTopicsRequest], topic: CreatedTopic) -> Topic:
-    """The counts and configs are told only to those who may describe the topic's configs (KIP-525)."""
+    """The counts and configs are returned only to clients that may describe the topic's configs (KIP-525)."""
     answer = Topic(name=topic.name, topic_id=topic.topic_id, error_code=ErrorCode.NONE, error_message=None, configs=[])
     if not request.allows(topic.name, Operation.DESCRIBE_CONFIGS):
         answer.topic_config_error_code = ErrorCode.TOPIC_AUTHORIZATION_FAILED

@@ -1,4 +1,4 @@
-"""DeleteGroups (key 42), versions 0 to 2: groups without members go, with the offsets that they have committed."""
+"""DeleteGroups (key 42), versions 0 to 2: deletes groups without members, with their committed offsets."""
 
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
@@ -10,7 +10,7 @@ from klamm.slices import slices
 
 Result = DeleteGroupsResponse.DeletableGroupResult
 
-# What is deleted in one go: a few milliseconds.
+# The number of groups that are deleted in one slice: a few milliseconds.
 GROUPS_PER_SLICE = 50
 
 

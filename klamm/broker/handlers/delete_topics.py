@@ -46,7 +46,7 @@ async def handle(request: Request[DeleteTopicsRequest]) -> AnswerOnly[DeleteTopi
         if name is None:
             results.append(_result(None, topic_id, KafkaError(ErrorCode.UNKNOWN_TOPIC_ID)))
         elif not request.allows(name, Operation.DESCRIBE):
-            # Whoever may not describe a topic must not learn its name from its id either.
+            # A client that may not describe a topic must not learn its name from its id either.
             results.append(_result(given, topic_id, KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)))
         elif not request.allows(name):
             results.append(_result(name, topic_id, KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)))

@@ -1,6 +1,6 @@
-"""DescribeAcls (key 29), versions 1 and 2: which access control lists there are.
+"""DescribeAcls (key 29), versions 1 and 2: lists access control lists.
 
-Without an authorizer there are none, and the answer is SECURITY_DISABLED, as Kafka's.
+Without an authorizer the answer is SECURITY_DISABLED, as in Kafka.
 """
 
 from klamm.broker.registry import Request, handler

@@ -1,6 +1,6 @@
 """DescribeCluster (key 60), version 0: the brokers and the controller (KIP-700).
 
-Everybody may know where the brokers are; only the list of allowed operations depends on authorization.
+Every client may learn the brokers' addresses; only the list of authorized operations depends on authorization.
 """
 
 from klamm.broker.registry import Request, handler
@@ -27,7 +27,8 @@ def error_response(request: Request[DescribeClusterRequest], error: KafkaError) 
 async def handle(request: Request[DescribeClusterRequest]) -> DescribeClusterResponse:
     allowed = None
     if request.body.include_cluster_authorized_operations:
-        # As in Kafka: who may not describe the cluster may do nothing with it, but is told where the brokers are.
+        # As in Kafka, a client that may not describe the cluster has no operations on it, but gets the brokers'
+        # addresses.
         described = request.allows(CLUSTER_NAME)
         allowed = request.authorized_operations(ResourceType.CLUSTER, CLUSTER_NAME) if described else set()
     snapshot = await request.services.metadata_cache.first_snapshot()

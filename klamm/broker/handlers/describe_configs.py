@@ -1,7 +1,7 @@
 """DescribeConfigs (key 32), versions 1 to 4: the configurations of topics and of this broker (KIP-133, 226, 569).
 
-Broker loggers are not configurable, so their resource type is refused. A broker is described by itself only, the
-default of the cluster (an empty name) by every broker.
+Broker loggers are not configurable, so their resource type is refused. A broker describes only itself; every broker
+describes the default of the cluster (an empty name).
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ Resource = DescribeConfigsRequest.DescribeConfigsResource
 TOPIC = 2
 BROKER = 4
 
-# What is described in one go: about three milliseconds.
+# The number of resources that are described in one slice: about three milliseconds.
 RESOURCES_PER_SLICE = 10
 
 
@@ -44,7 +44,7 @@ def error_response(request: Request[DescribeConfigsRequest], error: KafkaError) 
     ends_with_client=True,
 )
 async def handle(request: Request[DescribeConfigsRequest]) -> DescribeConfigsResponse:
-    # Each resource once, so that the response is not many thousand times as large as its request.
+    # Each resource is described once, so that the response is not many thousand times as large as its request.
     topics = _topics(request)
     configs: Mapping[str, TopicConfig] = {}
     unread = None
@@ -62,7 +62,7 @@ def _results(
     configs: Mapping[str, TopicConfig],
     unread: KafkaError | None,
 ) -> Steps[list[Result]]:
-    """`unread`: why the configurations of topics could not be read."""
+    """`unread`: the reason why the configurations of topics could not be read, if any."""
     resources = {(resource.resource_type, resource.resource_name): resource for resource in request.body.resources}
     results: list[Result] = []
     slices = Slices(RESOURCES_PER_SLICE)
@@ -89,7 +89,7 @@ def _results(
 
 
 def _topics(request: Request[DescribeConfigsRequest]) -> dict[str, None]:
-    """Those that are asked for and exist."""
+    """The requested topics that exist."""
     names = dict.fromkeys(one.resource_name for one in request.body.resources if one.resource_type == TOPIC)
     return {name: None for name in names if name in request.services.metadata_cache.snapshot.topics}
 
@@ -124,9 +124,9 @@ def _describe(
 def _entries(
     request: Request[DescribeConfigsRequest], wanted: Sequence[str] | None, entries: Sequence[DescribedConfig]
 ) -> list[Entry]:
-    """Those of the wanted names; an empty list means all, as null does.
+    """The entries of the wanted names; an empty list means all, like null.
 
-    Raises KafkaError UNKNOWN_SERVER_ERROR for a value that no response can hold; a file or a znode can.
+    Raises KafkaError UNKNOWN_SERVER_ERROR for a value from a file or a znode that is too long for a response.
     """
     body = request.body
     names = frozenset(wanted or (entry.name for entry in entries))

@@ -1,6 +1,6 @@
 """DescribeGroups (key 15), versions 0 to 5: state and members of groups that this broker coordinates.
 
-A group that does not exist is Dead. From version 3 on a client may ask what it is allowed to do (KIP-430).
+A group that does not exist is Dead. From version 3 on a client may ask for its authorized operations (KIP-430).
 """
 
 from klamm.broker.registry import Request, handler
@@ -14,7 +14,7 @@ from klamm.slices import each
 Group = DescribeGroupsResponse.DescribedGroup
 Member = Group.DescribedGroupMember
 
-# What is described in one go: a few milliseconds, if a group has a few members.
+# The number of groups that are described in one slice: a few milliseconds, if a group has a few members.
 GROUPS_PER_SLICE = 50
 
 

@@ -16,12 +16,12 @@ Directory = DescribeLogDirsResponse.DescribeLogDirsResult
 Topic = Directory.DescribeLogDirsTopic
 Partition = Topic.DescribeLogDirsPartition
 
-# What is described in one go: about two milliseconds.
+# The number of logs that are described in one slice: about two milliseconds.
 LOGS_PER_SLICE = 500
 
 
 def error_response(request: Request[DescribeLogDirsRequest], error: KafkaError) -> DescribeLogDirsResponse:
-    # As in Kafka, a client that may not ask learns of no directory; the versions served have no room for an error.
+    # As in Kafka, an unauthorized client gets no directories; the served versions have no field for an error.
     return DescribeLogDirsResponse(results=[])
 
 

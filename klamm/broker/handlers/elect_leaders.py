@@ -1,7 +1,7 @@
 """ElectLeaders (key 43), versions 0 to 2: elects preferred leaders (KIP-183) or, from version 1, unclean ones.
 
-Without a list of partitions it is about all that this broker knows, and those that need no election are left out of the
-answer. Only the controller's broker serves it; it waits until the leaders are in its metadata.
+Without a list of partitions it covers all partitions that this broker knows, and the answer leaves out those that need
+no election. Only the controller's broker serves it; it waits until the leaders are in its metadata.
 """
 
 import asyncio

@@ -1,7 +1,8 @@
 """Fetch (key 1), versions 4 to 12: reads for consumers and followers, with sessions and long poll (KIP-74, 98, 227).
 
 Versions 0 to 3, which would need batches converted down to message sets, are not served. A follower fetches with its
-broker's id, reads up to the end of the log, and tells thereby what it has; it needs the right to act in the cluster.
+broker's id and reads up to the end of the log; its fetch offset tells the leader which records it has. A follower must
+be authorized to act in the cluster.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from klamm.slices import Slices, in_slices
 
 # Clients of earlier versions do not know zstd.
 FIRST_VERSION_WITH_ZSTD = 10
-# From this version on a response has room for an error of the session itself.
+# From this version on a response has a field for an error of the session itself.
 FIRST_VERSION_WITH_SESSIONS = 7
 
 
@@ -54,7 +55,7 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
         )
     )
     refused = _refused_topics(request, exchange.wanted, is_follower)
-    # What is refused would be answered at once, so it must not wait either.
+    # A refused partition has its answer already, so the fetch must not wait.
     results = await services.replica_manager.fetch(
         [wanted for wanted in exchange.wanted if wanted[0] not in refused],
         replica_id=body.replica_id,
@@ -83,7 +84,7 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
 def _refused_topics(
     request: Request[FetchRequest], wanted: Sequence[Wanted], is_follower: bool
 ) -> dict[str, ErrorCode]:
-    """The topics that must not be read, and what is answered for them."""
+    """The topics that the client must not read, with the answers for them."""
     topics = dict.fromkeys(topic for topic, _ in wanted)
     if is_follower:
         allowed = request.allows(CLUSTER_NAME, Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
@@ -97,6 +98,6 @@ def _refused_topics(
 
 
 def _is_zstd(request: Request[FetchRequest], topic: str, number: int) -> bool:
-    """Whether all that is in the partition is to be compressed so. Of single batches nobody asks, as in Kafka."""
+    """Whether the topic's compression.type is zstd. Single batches are not checked, as in Kafka."""
     hosted = request.services.replica_manager.hosted_partition((topic, number))
     return hosted is not None and hosted.log.config.codec is CompressionType.ZSTD

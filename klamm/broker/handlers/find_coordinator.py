@@ -1,10 +1,10 @@
 """FindCoordinator (key 10), versions 0 to 3: which broker coordinates a group or a transactional id.
 
 The coordinator of a group is the leader of its partition of `__consumer_offsets`; while there is none, the answer is
-COORDINATOR_NOT_AVAILABLE, which clients retry. Who asks first has the topic created.
+COORDINATOR_NOT_AVAILABLE, which clients retry. The first request creates the topic.
 
 There is no transaction coordinator yet: a transactional id is answered with TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-because that is the error at which a producer gives up at once instead of waiting for a coordinator that never comes.
+because a producer then gives up at once instead of waiting for a coordinator that never comes.
 """
 
 from klamm.broker.registry import NO_BROKER, Request, handler

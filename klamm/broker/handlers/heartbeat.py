@@ -1,4 +1,4 @@
-"""Heartbeat (key 12), versions 0 to 4: a member is alive, and hears whether its generation still is."""
+"""Heartbeat (key 12), versions 0 to 4: a member shows that it is alive, and learns whether a rebalance has begun."""
 
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation

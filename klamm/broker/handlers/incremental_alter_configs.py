@@ -1,6 +1,7 @@
 """IncrementalAlterConfigs (key 44), versions 0 and 1: changes single configs of topics and brokers (KIP-339).
 
-Every broker serves it, but a broker's own configs only that broker. The levels of broker loggers cannot be changed.
+Every broker serves it, but only the named broker alters its own configs. The levels of broker loggers cannot be
+changed.
 """
 
 from collections.abc import Iterable

@@ -38,6 +38,6 @@ async def handle(request: Request[InitProducerIdRequest]) -> InitProducerIdRespo
     try:
         producer_id = await request.services.producer_ids.next()
     except ZooKeeperError as error:
-        # What every client takes for "ask again"; to Java's, most other codes are the end of the producer.
+        # Every client retries after this error; with most other codes Java's producer fails for good.
         raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, f"ZooKeeper: {error}") from error
     return InitProducerIdResponse(error_code=ErrorCode.NONE, producer_id=producer_id, producer_epoch=0)

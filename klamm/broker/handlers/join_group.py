@@ -1,4 +1,4 @@
-"""JoinGroup (key 11), versions 0 to 7: a member asks to be in a group, and hears of the generation that it is in.
+"""JoinGroup (key 11), versions 0 to 7: a member joins a group, and gets its generation.
 
 The answer waits until the generation is complete: for the first one up to `group.initial.rebalance.delay.ms`, then up
 to the largest rebalance timeout of the members. From version 4 on a member first gets its id, with MEMBER_ID_REQUIRED

@@ -1,7 +1,7 @@
-"""LeaderAndIsr (key 4), versions 0 to 5: the controller says which partitions this broker leads and which it follows.
+"""LeaderAndIsr (key 4), versions 0 to 5: the controller sets which partitions this broker leads and which it follows.
 
-What the request as a whole is refused for: a controller that is not the latest, and a broker epoch from before this
-broker's last registration, since it was meant for its former life (KIP-380). All else is answered per partition.
+The whole request is refused if its controller epoch is stale, or if its broker epoch is older than this broker's last
+registration, because it was meant for the broker before its restart (KIP-380). Other errors are answered per partition.
 """
 
 from klamm.broker.registry import Request, handler

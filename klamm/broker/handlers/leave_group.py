@@ -1,6 +1,6 @@
 """LeaveGroup (key 13), versions 0 to 4: a member leaves its group; from version 3 on, several do (KIP-345).
 
-Who names several is told of each; before that the answer is that of the one member.
+From version 3 on the answer has an error for each member; before, one error for the single member.
 """
 
 from collections.abc import Sequence

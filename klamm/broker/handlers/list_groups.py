@@ -1,6 +1,6 @@
 """ListGroups (key 16), versions 0 to 4: the groups that this broker coordinates; from 4 on those in given states.
 
-Without the right to describe the cluster, a client is told of the groups that it may describe.
+A client that may not describe the cluster gets only the groups that it may describe.
 """
 
 from klamm.broker.registry import Request, handler

@@ -21,7 +21,7 @@ Wanted = ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition
 
 FIRST_VERSION_WITH_OFFSET_NOT_AVAILABLE = 5
 
-# What is looked at in one go: a millisecond or two.
+# The number of partitions that are looked up in one slice: a millisecond or two.
 PARTITIONS_PER_SLICE = 200
 
 

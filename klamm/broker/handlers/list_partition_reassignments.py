@@ -19,7 +19,7 @@ from klamm.protocol.vocabulary import ResourceType
 from klamm.slices import Slices, in_slices
 from klamm.znodes.topics import TopicPartition
 
-# What is translated before others have the loop: about two milliseconds.
+# The number of partitions that are translated before others have the loop: about two milliseconds.
 PARTITIONS_PER_SLICE = 1000
 
 Topic = ListPartitionReassignmentsResponse.OngoingTopicReassignment

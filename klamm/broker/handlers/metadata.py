@@ -1,9 +1,9 @@
 """Metadata (key 3): brokers, the controller, and the leaders of topics, as this broker's metadata cache has them.
 
-Every version. Topics that do not exist are created when the client allows it, auto.create.topics.enable is on and the
-client may create; they are answered with LEADER_NOT_AVAILABLE, as in Kafka, and a later request finds them. So they are
-while ZooKeeper is away, and the topics that exist are answered as ever. Topics are found by name only; ids in requests
-come with version 12, which Kafka 2.8 does not have.
+Every version. Missing topics are created if the request allows it, auto.create.topics.enable is on and the client is
+authorized. They are answered with LEADER_NOT_AVAILABLE, as in Kafka, also while ZooKeeper is unreachable, and a later
+request finds them. Existing topics are answered in any case. Topics are found by name only; topic ids in requests come
+with version 12, which Kafka 2.8 does not have.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,10 @@ from klamm.slices import Slices
 Topic = MetadataResponse.MetadataResponseTopic
 Partition = Topic.MetadataResponsePartition
 
-# What a step of an answer describes: about two milliseconds.
+# The number of partitions that a step of an answer describes: about two milliseconds.
 PARTITIONS_PER_SLICE = 500
 
-# Up to this version a leader that does not have the client's listener counts as not available.
+# Up to this version a leader without the client's listener counts as not available.
 LAST_VERSION_WITHOUT_LISTENER_NOT_FOUND = 5
 
 
@@ -86,7 +86,7 @@ def _names(topics: Sequence[MetadataRequest.MetadataRequestTopic]) -> list[str]:
 async def _missing_topics(
     request: Request[MetadataRequest], snapshot: MetadataSnapshot, names: Sequence[str]
 ) -> dict[str, ErrorCode]:
-    """The code for each name that the snapshot does not have; NONE for those it has. Creates topics where allowed."""
+    """The error code for each name that is missing in the snapshot, NONE for the others. Creates topics if allowed."""
     codes = {}
     to_create = []
     for name in names:

@@ -1,8 +1,8 @@
-"""OffsetCommit (key 8), versions 2 to 8: a group remembers how far it has read, for each partition.
+"""OffsetCommit (key 8), versions 2 to 8: stores how far a group has read, for each partition.
 
-Answered when the offsets are in the log of the group's partition, on all in-sync replicas. Partitions that do not exist
-are refused each for itself. Versions 2 to 4 may say how long the offsets are kept. Versions 0 and 1 are not served:
-version 0 kept offsets in ZooKeeper, and no client of the last ten years uses it.
+Answered when the offsets are in the log of the group's partition, on all in-sync replicas. Each missing partition is
+refused by itself. Versions 2 to 4 may set the retention of the offsets. Versions 0 and 1 are not served: version 0 kept
+offsets in ZooKeeper, and no client of the last ten years uses it.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from klamm.znodes.topics import TopicPartition
 Topic = OffsetCommitResponse.OffsetCommitResponseTopic
 Partition = Topic.OffsetCommitResponsePartition
 
-# The latest time that a record can hold.
+# The latest timestamp that a record can hold.
 END_OF_TIME_MS = 2**63 - 1
 
 

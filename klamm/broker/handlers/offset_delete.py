@@ -1,6 +1,6 @@
-"""OffsetDelete (key 47), version 0: a group forgets what it has committed for partitions (KIP-496).
+"""OffsetDelete (key 47), version 0: deletes a group's committed offsets for partitions (KIP-496).
 
-What its members subscribe to stays, with GROUP_SUBSCRIBED_TO_TOPIC.
+Offsets of topics to which a member subscribes stay, with GROUP_SUBSCRIBED_TO_TOPIC.
 """
 
 from klamm.broker.registry import Request, handler

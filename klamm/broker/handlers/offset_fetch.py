@@ -1,7 +1,7 @@
 """OffsetFetch (key 9), versions 1 to 7: how far a group has read, for these partitions or, from version 2 on, for all.
 
 A partition without a committed offset is answered with -1. With `require_stable` (version 7, KIP-447) one whose next
-offset is being committed gets UNSTABLE_OFFSET_COMMIT, and the client asks again. Version 0, which read offsets from
+offset is being committed gets UNSTABLE_OFFSET_COMMIT, and the client retries. Version 0, which read offsets from
 ZooKeeper, is not served.
 """
 
@@ -21,10 +21,10 @@ from klamm.znodes.topics import TopicPartition
 Topic = OffsetFetchResponse.OffsetFetchResponseTopic
 Partition = Topic.OffsetFetchResponsePartition
 
-# Before this version an error of the group is told for each partition.
+# Before this version an error of the group is returned for each partition.
 FIRST_VERSION_WITH_GROUP_ERROR = 2
 
-# What is looked up, or answered, in one go: a millisecond or two.
+# The number of partitions that are looked up, or answered, in one slice: a millisecond or two.
 PARTITIONS_PER_SLICE = 500
 
 NO_OFFSET = OffsetAndMetadata(-1, -1, "", -1)
@@ -53,14 +53,14 @@ async def handle(request: Request[OffsetFetchRequest]) -> OffsetFetchResponse:
     wanted = _committed(request) if body.topics is None else _wanted(request)
     answers: dict[TopicPartition, Answer] = {}
     if not wanted:
-        _fetch(request, wanted)  # Raises what is wrong with the group.
+        _fetch(request, wanted)  # Raises the group's error, if any.
     async for piece in slices(wanted, PARTITIONS_PER_SLICE):
         answers |= _fetch(request, piece)
     return await in_slices(_response(request, ErrorCode.NONE, answers.items()))
 
 
 def _committed(request: Request[OffsetFetchRequest]) -> list[TopicPartition]:
-    """All for which something is committed. Whoever may not describe a topic must not learn of it here."""
+    """The partitions with committed offsets, without topics that the client may not describe."""
     partitions = request.services.group_coordinator.partitions_of_group(request.body.group_id)
     allowed = {topic: _allows(request, topic) for topic in dict.fromkeys(topic for topic, _ in partitions)}
     return [key for key in partitions if allowed[key[0]]]

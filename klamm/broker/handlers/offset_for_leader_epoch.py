@@ -1,7 +1,7 @@
 """OffsetForLeaderEpoch (key 23), versions 2 to 4: where the records of a leader epoch end (KIP-101, KIP-320).
 
-A client or follower asks it after a change of leader to learn from where on its own view may differ. Who may act in the
-cluster, as followers may, needs no right on the topics.
+After a change of leader a client or follower asks from where on its own records may differ. A client that is authorized
+to act in the cluster, as followers are, needs no authorization for the topics.
 """
 
 from klamm.broker.registry import Request, handler

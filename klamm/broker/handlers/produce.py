@@ -1,11 +1,10 @@
 """Produce (key 0), versions 0 to 9: appends one batch to each partition (acks 0, 1, all).
 
-Versions 0 to 2 are served so that old clients hear why not: their records are message sets, and klamm keeps record
-batches (magic 2) only, so they get UNSUPPORTED_FOR_MESSAGE_FORMAT. A request with a transactional batch is refused as a
-whole, whatever its transactional id, as there is no transaction coordinator that would ever end the transaction. With
-acks=0 nothing is answered; an error then closes the connection, as in Kafka, so that the client learns that something
-is wrong. From version 8 on the answer names the records for which a batch is refused (KIP-467); not more than
-MAX_NAMED_RECORDS of them.
+Versions 0 to 2 are served only to answer old clients with a reason: their records are message sets, but klamm stores
+only record batches (magic 2), so they get UNSUPPORTED_FOR_MESSAGE_FORMAT. A request with a transactional batch is
+refused as a whole, whatever its transactional id, because klamm has no transaction coordinator to end the transaction.
+With acks=0 there is no answer; an error then closes the connection, as in Kafka, so that the client notices. From
+version 8 on the answer names the records for which a batch is refused (KIP-467), at most MAX_NAMED_RECORDS.
 """
 
 import asyncio
@@ -28,10 +27,10 @@ from klamm.storage.batch_inspection import Inspected, LargeBatch
 from klamm.storage.log import Log
 
 ACKS = (ACKS_NONE, 1, ACKS_ALL)
-# Versions up to this one carry message sets, which have their own rules; later ones exactly one record batch.
+# Versions up to this one carry message sets, which have their own rules; later versions carry exactly one record batch.
 LAST_VERSION_WITH_MESSAGE_SETS = 2
 FIRST_VERSION_WITH_ZSTD = 7
-# What is appended in one go: some milliseconds, where the batches are small.
+# The number of batches that are appended in one slice: some milliseconds if the batches are small.
 BATCHES_PER_SLICE = 100
 # Kafka's tools name themselves so; only they may write to internal topics.
 ADMIN_CLIENT_ID = "__admin_client"
@@ -94,7 +93,7 @@ def handle(request: Request[ProduceRequest]) -> object:
     except LargeBatch:
         pass
     if len(appended) < len(batches):
-        # The produces that follow on the connection must not overtake it.
+        # Later produces of the connection must not overtake this one.
         release = request.connection.hold_followers()
         return AnswerOnly(partial(_append_with_pauses, request, batches, appended, unsynced, release))
     return _answer(request, appended)
@@ -107,10 +106,10 @@ async def _append_with_pauses(
     unsynced: Sequence[Log],
     on_appended: Callable[[], None],
 ) -> object:
-    """Appends what is not appended yet, when the logs that have to be durable before are.
+    """Appends the remaining batches, after the logs that must be durable first have been synced.
 
-    One batch after the other is looked into, so that a client has one at a time in the worker; other clients' batches
-    are appended meanwhile, to the same partition too.
+    Batches are inspected one after another, so that a client has one at a time in the worker; other clients' batches
+    are appended meanwhile, even to the same partition.
     """
     slices = Slices(BATCHES_PER_SLICE, asyncio.get_running_loop().time)
     try:
@@ -157,7 +156,7 @@ def _append(
     records: memoryview | None,
     inspected: Inspected | None = None,
 ) -> ProduceResult:
-    """Raises LargeBatch as `ReplicaManager.append_records`."""
+    """Raises LargeBatch like `ReplicaManager.append_records`."""
     if not request.allows(topic):
         return ProduceResult(request.denied)
     if topic in INTERNAL_TOPICS and request.client_id != ADMIN_CLIENT_ID:

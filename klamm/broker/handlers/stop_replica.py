@@ -1,6 +1,6 @@
-"""StopReplica (key 5), versions 0 to 3: the controller ends this broker's part in partitions, or deletes them.
+"""StopReplica (key 5), versions 0 to 3: the controller stops replicas on this broker, or deletes them.
 
-Refused like LeaderAndIsr: stale controllers, and what was meant for this broker's former life.
+Stale controller and broker epochs are refused as in LeaderAndIsr.
 """
 
 from klamm.broker.registry import Request, handler

@@ -1,7 +1,7 @@
-"""SyncGroup (key 14), versions 0 to 5: a member asks for its assignment; the leader brings everybody's.
+"""SyncGroup (key 14), versions 0 to 5: a member asks for its assignment; the leader sends all assignments.
 
-The answer waits until the leader has brought them and they are in the log. From version 5 on a member says which
-protocol it believes in (KIP-559).
+The answer waits until the leader's assignments are in the log. From version 5 on a member names the protocol that it
+expects (KIP-559).
 """
 
 from klamm.broker.registry import Request, handler

@@ -1,7 +1,6 @@
-"""UpdateMetadata (key 6), versions 0 to 7: the controller tells who lives and who leads what.
+"""UpdateMetadata (key 6), versions 0 to 7: the controller sends the live brokers and the partitions' leaders.
 
-What follows from it is in `metadata_updates.py`. Refused like LeaderAndIsr: stale controllers, and what was meant for
-this broker's former life.
+`metadata_updates.py` applies it. Stale controller and broker epochs are refused as in LeaderAndIsr.
 """
 
 import logging
