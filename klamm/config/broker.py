@@ -1,8 +1,8 @@
 """A broker's configuration: server.properties in, checked and typed values out. Pure.
 
 Precedence and fallbacks are Kafka's (`KafkaConfig`): log.retention.ms over minutes over hours, log.dirs over log.dir,
-advertised.listeners over advertised.host.name over listeners, and so on. What must stay true: a `BrokerConfig` that
-exists is valid; everything wrong with a file is reported at once.
+advertised.listeners over advertised.host.name over listeners, and so on. What must stay true: every `BrokerConfig` is
+valid; all problems of a file are reported at once.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -37,7 +37,7 @@ _NO_KRAFT = "KRaft is not supported; klamm keeps its metadata in ZooKeeper (zook
 _HOUR_MS = 3_600_000
 _MINUTE_MS = 60_000
 
-# Keys whose silence would leave a cluster less protected than its operator believes: a start with one is refused.
+# Keys that would leave a cluster less protected than its operator believes: a broker refuses to start with one.
 PROTECTIONS = {
     "authorizer.class.name": "the authorizer would not be asked",
     "zookeeper.ssl.client.enable": "connections to ZooKeeper would not be encrypted",
@@ -52,9 +52,9 @@ PROTECTIONS = {
 class BrokerConfig(BrokerKeys):
     """The configuration of one broker; an attribute for each key (`log.segment.bytes` -> `log_segment_bytes`).
 
-    `originals` is what the file said, as text. Over it lie the dynamic configs, as text too: `dynamic_default` is set
-    for all brokers of the cluster, `dynamic_broker` for this one. `values` is each key's own typed value, before any
-    fallback (None = not set), as DescribeConfigs shows it.
+    `originals` is the content of the file, as text. The dynamic configs take precedence, also as text:
+    `dynamic_default` is set for all brokers of the cluster, `dynamic_broker` for this broker. `values` is each key's
+    own typed value, before any fallback (None: not set), as DescribeConfigs shows it.
     """
 
     originals: Mapping[str, str]
@@ -69,13 +69,13 @@ class BrokerConfig(BrokerKeys):
         dynamic_default: Mapping[str, str] = MappingProxyType({}),
         dynamic_broker: Mapping[str, str] = MappingProxyType({}),
     ) -> "BrokerConfig":
-        """Raises ConfigError listing every bad key with its value and what is allowed. Unknown keys are no error."""
+        """Raises ConfigError listing every bad key with its value and what is allowed. Unknown keys are allowed."""
         if originals.get("process.roles"):
             raise ConfigError([f"process.roles={originals['process.roles']}: {_NO_KRAFT}"])
         properties = _over(_over(originals, dynamic_default), dynamic_broker)
         values, problems = BROKER_CONFIG_DEF.parse(properties)
         resolved, more_problems = _resolve(values, properties)
-        # Values that are wrong in themselves would only be found wrong again when compared with others.
+        # A value that is wrong by itself would only be reported again when compared with others.
         problems = problems + more_problems + _broken_rules(resolved) or _contradictions(resolved, values)
         if problems:
             raise ConfigError(problems)
@@ -91,7 +91,7 @@ class BrokerConfig(BrokerKeys):
     def with_dynamic(
         self, *, default: Mapping[str, str] | None = None, broker: Mapping[str, str] | None = None
     ) -> "BrokerConfig":
-        """The same broker with other dynamic configs; None: those it has. Raises ConfigError."""
+        """The same broker with other dynamic configs; None keeps the current ones. Raises ConfigError."""
         return BrokerConfig.from_properties(
             self.originals,
             dynamic_default=self.dynamic_default if default is None else default,
@@ -100,7 +100,7 @@ class BrokerConfig(BrokerKeys):
 
     @property
     def unknown_keys(self) -> list[str]:
-        """The keys in the file that no broker knows, for a warning at start."""
+        """The unknown keys in the file, for a warning at start."""
         return [name for name in self.originals if config_key(name) is None]
 
     @property
@@ -110,7 +110,7 @@ class BrokerConfig(BrokerKeys):
         return self.inter_broker_listener_name if control_plane is None else control_plane.upper()
 
     def unsupported_reasons(self) -> list[str]:
-        """Why this broker must not start with this configuration although it is valid; empty when it may."""
+        """The reasons why this broker must not start with this valid configuration; empty if it may start."""
         reasons = _unsupported_listeners(self.listeners)
         for key, consequence in PROTECTIONS.items():
             if self.values[key]:
@@ -119,32 +119,32 @@ class BrokerConfig(BrokerKeys):
 
 
 def _over(properties: Mapping[str, str], dynamic: Mapping[str, str]) -> dict[str, str]:
-    """`properties` with the dynamic configs over them; what names the same setting in another unit is gone."""
+    """`properties` overridden by the dynamic configs. Drops keys that name the same setting in another unit."""
     replaced = [name for family in FAMILIES for name in family if not dynamic.keys().isdisjoint(family)]
     return {**{name: text for name, text in properties.items() if name not in replaced}, **dynamic}
 
 
 def config_key(name: str) -> ConfigKey | None:
-    """The definition of a broker's key, also of its form for one listener (listener.name.X.KEY); None if unknown."""
+    """The definition of a broker's key or its form for one listener (listener.name.X.KEY); None if unknown."""
     key = BROKER_CONFIG_DEF.keys.get(name) or DYNAMIC_ONLY_DEF.keys.get(name)
     if key is None and name.startswith(_LISTENER_PREFIX):
         _, _, base = name.removeprefix(_LISTENER_PREFIX).partition(".")
-        # A SASL key may have its mechanism before it: listener.name.X.scram-sha-256.sasl.jaas.config.
+        # A SASL key may be prefixed by its mechanism: listener.name.X.scram-sha-256.sasl.jaas.config.
         _, _, without_mechanism = base.partition(".")
         key = BROKER_CONFIG_DEF.keys.get(base) or BROKER_CONFIG_DEF.keys.get(without_mechanism)
     return key
 
 
 def unknown_key_problem(name: str) -> str:
-    """A sentence for a property that no broker has, with the most similar one that brokers have."""
-    import difflib  # Only a mistake needs it.
+    """A sentence for an unknown property, with the most similar known property."""
+    import difflib  # Needed only for a mistake.
 
     close = difflib.get_close_matches(name, [*BROKER_CONFIG_DEF.keys, *DYNAMIC_ONLY_DEF.keys], 1)
     return f"{name} is not a property of a broker" + (f"; did you mean {close[0]}?" if close else "")
 
 
 def _resolve(values: Mapping[str, Any], properties: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-    """The value of each attribute by key, fallbacks applied and structured values parsed; and what was wrong."""
+    """The value of each attribute by key, after fallbacks and parsing; and the problems found."""
     resolved = dict(values)
     problems: list[str] = []
 
@@ -203,7 +203,7 @@ def _listeners_text(values: Mapping[str, Any]) -> str:
 
 
 def _advertised_text(values: Mapping[str, Any]) -> str | None:
-    """What is advertised; None when that is the listeners themselves."""
+    """The advertised listeners; None if they are the listeners themselves."""
     text: str | None = values["advertised.listeners"]
     if text is not None:
         return text
@@ -230,7 +230,7 @@ def _inter_broker_listener(
     return name.upper()
 
 
-# The rules for single keys that concern the value after fallbacks, or that Kafka does not check when it parses.
+# The rules for the value of a single key after fallbacks, or that Kafka does not check when it parses.
 _RULES: dict[str, Validator] = {
     "log.roll.ms": at_least(1),
     "log.roll.jitter.ms": at_least(0),
@@ -249,7 +249,7 @@ def _broken_rules(resolved: Mapping[str, Any]) -> list[str]:
 
 
 def _contradictions(resolved: Mapping[str, Any], values: Mapping[str, Any]) -> list[str]:
-    """What is wrong between keys that are right each for itself (Kafka's `validateValues`)."""
+    """Contradictions between keys that are each valid (Kafka's `validateValues`)."""
 
     def say(key: str) -> str:
         return f"{key}={values[key]}"
@@ -311,7 +311,7 @@ def _unsupported_listeners(listeners: Iterable[Listener]) -> list[str]:
 
 
 def _listener_problems(resolved: Mapping[str, Any]) -> list[str]:
-    """What does not fit together. When a listener cannot be served anyway, that is the problem to be told."""
+    """Contradictions between the listener keys; only the unsupported listeners if there are any."""
     listeners: tuple[Listener, ...] = resolved["listeners"]
     advertised: tuple[Listener, ...] = resolved["advertised.listeners"]
     names = [listener.name for listener in listeners]

@@ -628,7 +628,7 @@ class BrokerKeys:
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class DynamicOnlyKeys:
-    """Keys that no file has: they can only be set while brokers run."""
+    """Keys that a file cannot have: they can only be set while brokers run."""
 
     leader_replication_throttled_rate: int = long(
         LONG_MAX,

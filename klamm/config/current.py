@@ -1,7 +1,7 @@
-"""The configuration that a broker runs with now.
+"""A running broker's current configuration.
 
-A part that uses a config which may change while the broker runs holds the `CurrentConfig`: it reads `current` at each
-use, or subscribes. A part all of whose configs need a restart takes the `BrokerConfig` that it is made with.
+A part that uses a config that may change while the broker runs holds the `CurrentConfig`: it reads `current` at each
+use, or subscribes. A part whose configs all need a restart keeps the `BrokerConfig` that it was made with.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ ConfigChanged = Callable[[BrokerConfig, BrokerConfig], None]
 
 
 class CurrentConfig:
-    """`current` is replaced as a whole, so whatever reads it once has values that go together."""
+    """`current` is replaced as a whole, so the values of one read are consistent."""
 
     def __init__(self, config: BrokerConfig) -> None:
         self._current = config
@@ -23,7 +23,7 @@ class CurrentConfig:
         return self._current
 
     def subscribe(self, changed: ConfigChanged) -> None:
-        """From now on `changed(old, new)` is called when `current` has been replaced, in the order of subscription."""
+        """Calls `changed(old, new)` after each replacement of `current`, in the order of subscription."""
         self._subscribers.append(changed)
 
     def replace(self, new: BrokerConfig) -> None:

@@ -1,7 +1,7 @@
-"""What a configuration key is: its type, default, allowed values, importance, documentation and how it may change.
+"""Defines configuration keys: type, default, allowed values, importance, documentation and update mode.
 
 A configuration is a frozen dataclass whose fields are declared by the functions below; the field's name is the
-key with underscores for dots (`log.segment.bytes` -> `log_segment_bytes`), so each key is written down once:
+key with underscores for dots (`log.segment.bytes` -> `log_segment_bytes`), so each key is defined once:
 
     log_segment_bytes: int = integer(1 << 30, "Size at which ...", at_least(14), importance=HIGH)
 
@@ -51,7 +51,7 @@ class Importance(Enum):
 
 
 class UpdateMode(Enum):
-    """Whether a broker's key may change while it runs, and for whom."""
+    """Whether a key may change while brokers run: for one broker, for the whole cluster, or not at all."""
 
     READ_ONLY = "read-only"
     PER_BROKER = "per-broker"
@@ -64,7 +64,7 @@ PER_BROKER, CLUSTER_WIDE = UpdateMode.PER_BROKER, UpdateMode.CLUSTER_WIDE
 
 @dataclass(frozen=True, slots=True)
 class Validator:
-    """`accepts` decides; `allowed` says, for a person, what is accepted ("at least 1")."""
+    """`accepts` decides; `allowed` describes the accepted values for people ("at least 1")."""
 
     allowed: str
     accepts: Callable[[Any], bool]
@@ -89,7 +89,7 @@ def all_of(*choices: str) -> Validator:
 
 @dataclass(frozen=True, slots=True)
 class ConfigKey:
-    """One key. A `default` of None means not set; `effective` is False while the key is stored but changes nothing."""
+    """One key. A `default` of None means not set. `effective` is False if the key is stored but has no effect."""
 
     name: str
     type: ConfigType
@@ -121,7 +121,7 @@ class ConfigKey:
 
 
 class ConfigDef:
-    """The keys declared by a dataclass, in its order."""
+    """The keys that a dataclass declares, in its order."""
 
     def __init__(self, config_class: type) -> None:
         fields = dataclasses.fields(config_class)
@@ -132,10 +132,10 @@ class ConfigDef:
         }
 
     def parse(self, properties: Mapping[str, str]) -> tuple[dict[str, Any], list[str]]:
-        """The value of every key, by key, and a sentence for each bad one.
+        """The value of every key, by key, and a sentence for each bad value.
 
-        A key's value is parsed where `properties` has it; its default stands in elsewhere, and where it was bad.
-        Unknown properties are passed over.
+        A key that is missing in `properties`, or has a bad value there, gets its default. Unknown properties are
+        ignored.
         """
         values: dict[str, Any] = {}
         problems: list[str] = []
@@ -247,7 +247,7 @@ def _integer_parser(name: str, bits: int) -> Callable[[str], int]:
     limit = 1 << (bits - 1)
 
     def parse(text: str) -> int:
-        # The length is looked at first: turning a very long number into an int is slow and refused by Python.
+        # The length is checked first: Python parses a very long number slowly, or refuses it.
         if len(text) > 32 or not _INTEGER.fullmatch(text) or not -limit <= int(text) < limit:
             raise ValueError(f"{name} (a whole number from {-limit} to {limit - 1})")
         return int(text)

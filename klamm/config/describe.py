@@ -1,7 +1,7 @@
-"""What DescribeConfigs (KIP-133, KIP-226, KIP-569) answers about a topic or a broker, as plain data.
+"""The content of DescribeConfigs responses (KIP-133, KIP-226, KIP-569) for a topic or a broker, as plain data.
 
-Each key comes with its value, where that value is from, and the other places that would supply it, in the order of
-precedence (`kafka.server.ConfigHelper`).
+Each key has its value, the source of the value, and the other sources that would supply it, in the order of precedence
+(`kafka.server.ConfigHelper`).
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from klamm.config.topic import BROKER_KEY, TOPIC_CONFIG_DEF, TopicConfig
 
 
 class ConfigSource(IntEnum):
-    """Where a value is from; the number is the wire's config_source."""
+    """The source of a value. The number is the protocol's config_source."""
 
     UNKNOWN = 0
     DYNAMIC_TOPIC_CONFIG = 1
@@ -27,7 +27,7 @@ class ConfigSource(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ConfigSynonym:
-    """A place that supplies, or would supply, a key's value."""
+    """A source that supplies, or would supply, a key's value."""
 
     name: str
     value: str | None
@@ -49,12 +49,12 @@ class DescribedConfig:
 
     @property
     def is_default(self) -> bool:
-        """Version 0 of the API tells only this of the source."""
+        """The only part of the source that version 0 of the API has."""
         return self.source is ConfigSource.DEFAULT_CONFIG
 
 
 _FAMILY_OF = {name: family for family in FAMILIES for name in family}
-# One way only: the interval falls back on the scheduler's, which does not know of it.
+# In one direction only: the interval falls back to the scheduler's interval, not the other way round.
 _FAMILY_OF["log.flush.interval.ms"] = ("log.flush.interval.ms", "log.flush.scheduler.interval.ms")
 
 
@@ -73,7 +73,7 @@ def _describe_topic_key(config: TopicConfig, key: ConfigKey) -> DescribedConfig:
 
 
 def describe_broker(config: BrokerConfig) -> list[DescribedConfig]:
-    """Every key of the broker, then what is set and not known as one (its value might be a secret)."""
+    """Every key of the broker, then the unknown keys that are set. An unknown value might be a secret."""
     given = {**config.originals, **config.dynamic_default, **config.dynamic_broker}
     described = []
     for name in dict.fromkeys((*BROKER_CONFIG_DEF.keys, *given)):
@@ -84,7 +84,7 @@ def describe_broker(config: BrokerConfig) -> list[DescribedConfig]:
 
 
 def describe_default_broker(config: BrokerConfig) -> list[DescribedConfig]:
-    """What is set for all brokers of the cluster."""
+    """The keys that are set for all brokers of the cluster."""
     described = []
     for name, value in config.dynamic_default.items():
         synonyms = [
@@ -99,7 +99,7 @@ def describe_default_broker(config: BrokerConfig) -> list[DescribedConfig]:
 def _describe_broker_key(name: str, value: str | None, synonyms: Sequence[ConfigSynonym]) -> DescribedConfig:
     key = config_key(name)
     own = BROKER_CONFIG_DEF.keys.get(name)
-    # A key for one listener is told read-only by its full name, as Kafka does, although its base key may change.
+    # As in Kafka, a key for one listener is reported as read-only, although its base key may change.
     read_only = own is None or own.update_mode is UpdateMode.READ_ONLY
     return _described(name, key, value, synonyms, read_only=read_only)
 
@@ -123,13 +123,13 @@ def _described(
 
 
 def _broker_synonyms(config: BrokerConfig, name: str) -> list[ConfigSynonym]:
-    """What supplies a broker's key: what is set for this broker under each of its names, then what is set for the
-    cluster, then the file, then the defaults.
+    """The sources of a broker's key, under each of its names: this broker's dynamic configs, the cluster's, the file,
+    the defaults.
 
-    As in Kafka, names that come before `name` itself do not count; without any entry of its own there are none.
+    As in Kafka, names before `name` itself do not count, and a key without any entry of its own has no synonyms.
     """
     key = config_key(name)
-    # A key for one listener falls back on its base key.
+    # A key for one listener falls back to its base key.
     names = _FAMILY_OF.get(name, (name,) if key is None or key.name == name else (name, key.name))
     layers = (
         (config.dynamic_broker, ConfigSource.DYNAMIC_BROKER_CONFIG),

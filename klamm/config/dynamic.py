@@ -1,10 +1,10 @@
-"""The configs that may change while a broker runs, and what is wrong with a change of them. Pure.
+"""The configs that may change while a broker runs, and the validation of their changes. Pure.
 
-Kafka's DynamicBrokerConfig and DynamicConfig. They are stored at two levels: for one broker (/config/brokers/N), and as
-the default of the cluster (/config/brokers/<default>). A broker's own value comes before the cluster's, and both come
-before server.properties.
+Kafka's DynamicBrokerConfig and DynamicConfig. Dynamic configs are stored at two levels: for one broker
+(/config/brokers/N), and as the cluster's default (/config/brokers/<default>). A broker's own value comes before the
+cluster's, and both come before server.properties.
 
-A key that nobody knows is accepted, as in Kafka: a plugin may know it.
+As in Kafka, an unknown key is accepted, because a plugin may know it.
 """
 
 import re
@@ -22,9 +22,9 @@ SAFEST_BROKER_VALUES: Mapping[str, str] = MappingProxyType(
 )
 
 _LISTENER_KEY = re.compile(r"listener\.name\.[^.]*\.(.*)", re.DOTALL)
-# Of the keys for one listener these two may also be set for the whole cluster.
+# The only keys for one listener that may also be set for the whole cluster.
 _CLUSTER_WIDE_LISTENER_KEYS = ("max.connections", "max.connection.creation.rate")
-# May change for one listener, but not for all of them at once (SslConfigs.RECONFIGURABLE_CONFIGS).
+# Keys that may change for one listener, but not for all listeners at once (SslConfigs.RECONFIGURABLE_CONFIGS).
 _ONLY_FOR_ONE_LISTENER = (
     "ssl.keystore.type",
     "ssl.keystore.location",
@@ -37,7 +37,7 @@ _ONLY_FOR_ONE_LISTENER = (
     "ssl.truststore.password",
     "ssl.truststore.certificates",
 )
-# Pools of threads in Kafka, which grow and shrink by a factor of two at most.
+# The sizes of Kafka's thread pools, which grow and shrink by a factor of two at most.
 _POOL_SIZES = (
     "num.io.threads",
     "num.network.threads",
@@ -55,7 +55,7 @@ def is_password(name: str) -> bool:
 
 
 def entry_problems(entries: Mapping[str, str], *, per_broker: bool) -> dict[str, str]:
-    """What is wrong with each entry by itself, by key; `per_broker` is False for the default of the cluster."""
+    """The problem of each invalid entry, by key. `per_broker` is False for the cluster's default."""
     problems = {name: _entry_problem(name, text, per_broker) for name, text in entries.items()}
     return {name: problem for name, problem in problems.items() if problem is not None}
 
@@ -68,7 +68,7 @@ def _entry_problem(name: str, text: str, per_broker: bool) -> str | None:
             return f"{name} may be set for one broker only, not as the default of the cluster"
         key = BROKER_CONFIG_DEF.keys.get(base)
         if key is not None and key.update_mode is UpdateMode.READ_ONLY:
-            return None  # Belongs to a listener that may be added by the same change.
+            return None  # The same change may add the listener.
     else:
         key = BROKER_CONFIG_DEF.keys.get(name) or DYNAMIC_ONLY_DEF.keys.get(name)
         if key is not None and key.update_mode is UpdateMode.READ_ONLY:
@@ -87,7 +87,7 @@ def _entry_problem(name: str, text: str, per_broker: bool) -> str | None:
 
 
 def change_problems(current: BrokerConfig, new: BrokerConfig) -> list[str]:
-    """Why a broker that runs with `current` must not be given `new`, although that is valid."""
+    """The reasons why a broker that runs with `current` must not change to `new`, although `new` is valid."""
     problems = []
     for name in _POOL_SIZES:
         old_size, size = current.values[name], new.values[name]

@@ -1,4 +1,4 @@
-"""Listeners: the endpoints that a broker opens, and those that it tells its clients to use. Pure.
+"""Listeners: the endpoints that a broker opens, and the endpoints that it advertises to clients. Pure.
 
 Rules (Kafka's `CoreUtils.listenerListToEndPoints`, `EndPoint`): names are upper case and unique, each name has a
 security protocol in listener.security.protocol.map, ports of listeners are unique (0, any free port, may repeat).
@@ -34,7 +34,7 @@ def split_list(text: str) -> list[str]:
 
 
 def parse_map(key: str, text: str) -> dict[str, str]:
-    """The pairs of "name:value,name:value"; the last colon divides. Raises ConfigError."""
+    """The pairs of "name:value,name:value", each split at its last colon. Raises ConfigError."""
     pairs: dict[str, str] = {}
     for part in split_list(text):
         name, colon, value = part.rpartition(":")
@@ -61,7 +61,7 @@ def require_protocol(key: str, protocol: str) -> None:
 
 
 def parse_listeners(key: str, text: str, protocols: Mapping[str, str], *, unique_ports: bool) -> tuple[Listener, ...]:
-    """The endpoints of "NAME://host:port,...". Raises ConfigError with everything that is wrong."""
+    """The endpoints of "NAME://host:port,...". Raises ConfigError with all problems."""
     problems: list[str] = []
     listeners: list[Listener] = []
     for part in split_list(text):

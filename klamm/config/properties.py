@@ -1,7 +1,6 @@
 """Java's .properties syntax, as `java.util.Properties` reads and writes it: server.properties, meta.properties.
 
-Pure: bytes in, a dict out, and back. What must stay true: whatever `format_properties` writes, `parse_properties`
-(and Java) reads back as the same pairs.
+Pure. What must stay true: `parse_properties`, and Java, read the output of `format_properties` back as the same pairs.
 """
 
 import re
@@ -19,9 +18,9 @@ class PropertiesError(ValueError):
 
 
 def parse_properties(content: bytes) -> dict[str, str]:
-    """The pairs of a .properties file (ISO 8859-1, as Java reads it); of a key given twice, the last value.
+    """The pairs of a .properties file, in ISO 8859-1 as in Java. For a repeated key the last value counts.
 
-    Raises PropertiesError for a `\\u` escape without four hexadecimal digits, the only malformed input there is.
+    Raises PropertiesError for a `\\u` escape without four hexadecimal digits, the only possible malformed input.
     """
     properties: dict[str, str] = {}
     for number, line in _logical_lines(content.decode("iso-8859-1")):

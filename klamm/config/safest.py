@@ -1,11 +1,11 @@
-"""What counts where a stored configuration cannot be read: what was known last, or what is safest for records. Pure.
+"""Substitutes for stored configurations that cannot be read: the last known or the safest values. Pure.
 
-A znode may hold what nobody can read, or a single value in it may be wrong, because somebody wrote it by hand. What its
-owner wanted is then not known, and the next level (the broker's configuration, the file, the default) may want less: a
-leader elected that lacks records, records deleted earlier, an answer before enough replicas have the records.
+A znode that was written by hand may be malformed, or a single value in it may be invalid. The intended value is then
+unknown, and the value of the next level (the broker's configuration, the file, the default) may be less safe: it may
+elect a leader that lacks records, delete records earlier, or answer before enough replicas have the records.
 
-What must stay true: a configuration that cannot be read makes no broker less safe than the values that it may hold.
-Values that guard no record, such as the size of segments, are those of the next level.
+What must stay true: a configuration that cannot be read never makes a broker less safe than the intended values would.
+Keys that do not protect records, such as the size of segments, get the value of the next level.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,8 +16,8 @@ from klamm.config.definition import INT_MAX
 # As a value of min.insync.replicas: acks=all needs all replicas of the partition, however many there are.
 ALL_REPLICAS = INT_MAX
 
-# The keys of a topic that guard records, with their safest values as text. Without a policy nothing is deleted or
-# compacted, whatever the retention is.
+# The keys of a topic that protect records, with their safest values as text. Without a cleanup.policy nothing is
+# deleted or compacted, whatever the retention is.
 SAFEST_TOPIC_VALUES: Mapping[str, str] = MappingProxyType(
     {
         "cleanup.policy": "",
@@ -32,6 +32,6 @@ SAFEST_TOPIC_VALUES: Mapping[str, str] = MappingProxyType(
 
 
 def values_instead(keys: Iterable[str], known: Mapping[str, str] | None, safest: Mapping[str, str]) -> dict[str, str]:
-    """What counts for those `keys` whose values cannot be read. `known` was read last; None: nothing was."""
+    """The values for those `keys` that cannot be read. `known` has the last values read; None if none were read."""
     values = safest if known is None else known
     return {key: values[key] for key in keys if key in values}

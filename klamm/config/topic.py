@@ -1,4 +1,4 @@
-"""A topic's configuration: its own overrides over what it inherits from the broker. Pure."""
+"""A topic's configuration: the topic's overrides, and the values inherited from the broker. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -95,7 +95,7 @@ class TopicKeys:
 
 TOPIC_CONFIG_DEF = ConfigDef(TopicKeys)
 
-# The broker's key that a topic's key inherits from; the two throttled-replicas keys inherit from none.
+# Topic key -> the broker's key that it inherits from. The two throttled-replicas keys do not inherit.
 BROKER_KEY: Mapping[str, str] = MappingProxyType(
     {
         "cleanup.policy": "log.cleanup.policy",
@@ -127,15 +127,15 @@ BROKER_KEY: Mapping[str, str] = MappingProxyType(
 
 
 class ContradictoryTopicConfig(ConfigError):
-    """Values that are right each for itself, but not together."""
+    """Values that are each valid, but contradict each other."""
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class TopicConfig(TopicKeys):
     """The configuration of one topic; an attribute for each key (`segment.bytes` -> `segment_bytes`).
 
-    `overrides` is what was set for the topic itself, as text, and what counts in place of what cannot be read;
-    everything else comes from `broker_config`.
+    `overrides` has the values set for the topic itself, as text, and the substitutes for values that cannot be read.
+    Every other value comes from `broker_config`.
     """
 
     broker_config: BrokerConfig
@@ -153,7 +153,7 @@ class TopicConfig(TopicKeys):
         values, bad_values = TOPIC_CONFIG_DEF.parse(texts)
         if problems := problems + bad_values:
             raise ConfigError(problems)
-        # As in Kafka only what the topic has of its own: what brokers have may be changed whatever their topics have.
+        # As in Kafka, only the topic's own values are compared: a broker's values may change whatever its topics have.
         if contradictions := _contradictions(values):
             raise ContradictoryTopicConfig(contradictions)
         return _topic_config(_inherit(values, texts, broker_config), texts, broker_config)
@@ -162,11 +162,10 @@ class TopicConfig(TopicKeys):
     def from_stored(
         broker_config: BrokerConfig, stored: Mapping[str, str], known: "TopicConfig | None" = None
     ) -> "tuple[TopicConfig, list[str]]":
-        """The configuration that ZooKeeper holds, and a sentence for each value in it that is not valid.
+        """The configuration stored in ZooKeeper, and a sentence for each invalid value in it.
 
-        One bad value does not change what the others say. What counts in its place says `safest`; `known` is the
-        configuration that the topic had until now. Keys that are unknown here are passed over: another program may
-        know them.
+        A bad value does not affect the others; `safest` has its substitute. `known` is the topic's configuration until
+        now. Unknown keys are ignored, because another program may know them.
         """
         valid: dict[str, str] = {}
         bad: list[str] = []
@@ -188,7 +187,7 @@ class TopicConfig(TopicKeys):
 
     @staticmethod
     def unreadable(broker_config: BrokerConfig, known: "TopicConfig | None" = None) -> "TopicConfig":
-        """The configuration of a topic of whose stored one nothing can be read; `known` as above."""
+        """The configuration of a topic whose stored configuration cannot be read. `known` is as in `from_stored`."""
         overrides = SAFEST_TOPIC_VALUES if known is None else known.overrides
         return TopicConfig.from_stored(broker_config, overrides)[0]
 
@@ -204,7 +203,7 @@ class TopicConfig(TopicKeys):
 
 
 def _inherit(values: dict[str, Any], overrides: Mapping[str, str], broker_config: BrokerConfig) -> dict[str, Any]:
-    """`values`, with the broker's where the topic has none of its own."""
+    """`values`, with the broker's value for each key that the topic does not set."""
     for key, broker_key in BROKER_KEY.items():
         if key not in overrides:
             values[key] = getattr(broker_config, attribute(broker_key))

@@ -16,7 +16,7 @@ _ALL = (
 
 
 class ApiVersion(IntEnum):
-    """A version of the protocol between brokers; newer is greater, so features are asked for by comparing."""
+    """A version of the protocol between brokers. Newer versions are greater, so code compares them."""
 
     V2_4_IV0 = 24
     V2_4_IV1 = 25
