@@ -97,13 +97,13 @@ class Registrar:
             raise BrokerStartError(error.message) from None
 
     async def _note_session(self, store: KafkaZooKeeper, directory: str) -> list[int]:
-        """Writes the session down as this broker's. Returns those before it whose leftovers it may replace: of this
-        process, and of earlier ones since the machine was started. Those from before that are waited for."""
+        """Records the session as this broker's. Returns the former sessions whose registration may be replaced: those
+        of this process, and of earlier ones since the machine's start. Waits for the expiry of older sessions."""
         file_system, run_blocking = self._environment.file_system, self._environment.run_blocking
         boot_id, session_id = self._environment.boot_id(), store.client.session_id
         noted = await run_blocking(read_sessions, file_system, directory, boot_id)
         own = dict.fromkeys([*self._session_ids, *(noted.ids if noted.are_of_this_boot else ())])
-        # Before the file forgets them: this start may be killed while it waits, or wait in vain.
+        # Before the file drops the older sessions: this start may be killed while it waits, or wait in vain.
         await store.wait_for_expiry(self._broker_id, [other for other in noted.ids if other not in own])
         replaceable = [other for other in own if other != session_id]
         self._session_ids = [session_id, *replaceable[:1]]
