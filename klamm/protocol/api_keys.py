@@ -1,4 +1,4 @@
-"""The APIs of Kafka 2.8 and their numbers. What their messages are stands in `apis/`."""
+"""The APIs of Kafka 2.8 and their numbers. `apis/` defines their messages."""
 
 from enum import IntEnum
 

@@ -1,4 +1,4 @@
-"""Makes functions of the notation (`schema.py`): straight-line Python for each message and version, compiled once.
+"""Compiles the notation of `schema.py` into functions: straight-line Python for each message and version.
 
 A decoder and an encoder are one function each: the structs of a message become nested loops, and fields of fixed size
 that follow each other are read or written by one `struct` call, together with the length of what comes next. Both also
@@ -10,8 +10,8 @@ What must stay true:
   bytes after the end. The error has the path of the field: it is looked up by the line of the function that failed.
 - The work and memory that a frame costs are bounded before they are spent: an array's count must fit into the bytes
   that follow it, and all arrays and tagged fields of a message together hold at most `max_elements` elements.
-- A common case is decided inline; whatever is longer, null or wrong goes to the reader in `primitives.py`, which
-  decides alone what is right.
+- The common case is handled inline. Longer, null or invalid values go to the readers in `primitives.py`, which alone
+  decide what is valid.
 """
 
 import struct
@@ -29,7 +29,7 @@ DecoderInSteps = Callable[[Buffer, int], Steps[Any]]
 Encoder = Callable[[Any], list[Buffer]]
 EncoderInSteps = Callable[[Any], Steps[list[Buffer]]]
 
-# What a step reads or writes: about a millisecond.
+# The bytes that one step reads or writes, in about a millisecond.
 STEP_BYTES = 8 * 1024
 # A message with more elements than this is encoded in steps.
 LARGE_ELEMENTS = 500

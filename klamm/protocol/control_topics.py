@@ -1,11 +1,11 @@
-"""What LeaderAndIsr, UpdateMetadata and StopReplica have in common: the states of partitions, topic by topic.
+"""The common part of LeaderAndIsr, UpdateMetadata and StopReplica: the states of partitions, topic by topic.
 
-The versions of all go the same way: first every partition names its topic, then partitions are grouped by topic, then
-the encoding is flexible, then topics have ids. `ControlTopics` is told from which version on; the layout of a partition
-is its user's. Responses that name the topic with every partition's error are alike, too.
+All three have the same history: first every partition names its topic, then partitions are grouped by topic, then the
+encoding is flexible, then topics have ids. `ControlTopics` gets the versions of these changes and the layout of a
+partition from its user. Responses that name the topic with every partition's error are also alike.
 
-What must stay true: large messages are read in steps, and a step is a tight loop over partitions. A topic and a state
-are not changed once they were encoded: the encodings are kept with them.
+What must stay true: large messages are read in steps, and a step is a tight loop over partitions. A topic or a state
+does not change once it is encoded, because its encoding is kept with it.
 """
 
 import struct
@@ -41,7 +41,7 @@ _FLEXIBLE_ERROR = struct.Struct(">ihB")
 
 
 class ControlState(Protocol):
-    """A partition's state. `_encoded` is (version, what the state is in that version)."""
+    """A partition's state. `_encoded` is (version, the state's encoding in that version)."""
 
     _encoded: tuple[int, bytes] | None
 
@@ -64,9 +64,9 @@ Topic = TypeVar("Topic", bound=ControlTopic[Any])
 
 @contextmanager
 def complaints_about(message: str, position: Callable[[], int]) -> Iterator[None]:
-    """Decoding in here raises nothing but InvalidFrame, and its path begins with the message's name.
+    """Code in this context raises only InvalidFrame, whose path begins with the message's name.
 
-    `position` says how far the reader came, for a frame that ends too early.
+    `position` returns the reader's position, for a frame that ends too early.
     """
     try:
         yield
@@ -98,7 +98,7 @@ class ControlTopics(Generic[Topic, State]):
     flexible_partition_bytes: int
 
     def read(self, version: int, frame: Buffer, position: int, elements: list[int]) -> Steps[tuple[list[Topic], int]]:
-        """The topics and the position after them, in steps of `PARTITIONS_PER_STEP`."""
+        """Reads the topics, in steps of `PARTITIONS_PER_STEP`. Returns them and the position after them."""
         if version < self.grouped_from:
             return self._read_ungrouped(version, frame, position, elements)
         return self._read_grouped(version, frame, position, elements)
@@ -153,7 +153,7 @@ class ControlTopics(Generic[Topic, State]):
     def _read_states(
         self, version: int, frame: Buffer, position: int, elements: list[int], count: int, states: list[State]
     ) -> int:
-        """Adds so many partitions to `states`; returns the position after them."""
+        """Adds `count` partitions to `states`. Returns the position after them."""
         read_state = self.read_state
         for _ in range(count):
             state, position = read_state(version, frame, position, elements)
@@ -174,9 +174,9 @@ class ControlTopics(Generic[Topic, State]):
         return parts
 
     def encode_topic(self, version: int, topic: Topic) -> bytes:
-        """What a topic is in a version that groups by topics (others: nothing yet).
+        """A topic's encoding in a version that groups by topics; does nothing in other versions.
 
-        It is kept with the topic and its states; so a large request is encoded topic by topic before it is as a whole.
+        The encoding is kept with the topic and its states, so a large request can be encoded topic by topic first.
         """
         encoded = topic._encoded
         if encoded is not None and encoded[0] == version:
@@ -197,7 +197,7 @@ class ControlTopics(Generic[Topic, State]):
         return whole
 
     def encode_states(self, version: int, states: Sequence[State]) -> list[bytes]:
-        """What the partitions are in this version. It is kept with them, for all who are told the same."""
+        """The partitions' encoding in this version. It is kept with them, for requests to other brokers."""
         encode_state = self.encode_state
         encoded_states = []
         for state in states:
@@ -211,7 +211,7 @@ class ControlTopics(Generic[Topic, State]):
 def read_errors_by_name(
     flexible: bool, frame: Buffer, position: int, elements: list[int]
 ) -> Steps[tuple[dict[str, list[tuple[int, int]]], int]]:
-    """An array of (topic, partition, error code): by topic, and the position after it, in steps."""
+    """Reads an array of (topic, partition, error code), in steps. Returns it by topic, and the position after it."""
     read_text = read_compact_string if flexible else read_string
     topics: dict[str, list[tuple[int, int]]] = {}
     count, position = read_count(frame, position, flexible)
@@ -232,7 +232,7 @@ def read_errors_by_name(
 
 
 def encode_errors_by_name(flexible: bool, topics: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> list[bytes]:
-    """The parts of what `read_errors_by_name` reads."""
+    """The encoding that `read_errors_by_name` reads, in parts."""
     parts = [length_prefix(sum(len(errors) for _, errors in topics), flexible)]
     for topic, errors in topics:
         if flexible:

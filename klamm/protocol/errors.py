@@ -1,7 +1,7 @@
 """Kafka's error codes, and the one exception that carries a code through klamm.
 
-A `KafkaError` is an *operating* error: something that a client can cause or must hear of. It becomes a code in a
-response, never a traceback. Anything else that is raised is a fault of the program.
+A `KafkaError` is an *operating* error: an error that a client can cause or must be told of. It becomes a code in a
+response, never a traceback. Any other exception is a bug.
 """
 
 from enum import IntEnum
@@ -119,7 +119,7 @@ class ErrorCode(IntEnum):
 
     @classmethod
     def _missing_(cls, value: object) -> "ErrorCode":
-        """A code from the future is an error that nobody here knows, as in Kafka (`Errors.forCode`)."""
+        """As in Kafka, an unknown code is UNKNOWN_SERVER_ERROR (`Errors.forCode`)."""
         return cls.UNKNOWN_SERVER_ERROR
 
 
@@ -128,9 +128,9 @@ MAX_MESSAGE_LENGTH = 2_000
 
 
 class KafkaError(Exception):
-    """An operating error with the code that a client is told.
+    """An operating error with the code that the client gets.
 
-    `message` says, for a person, what was wrong and what is allowed; it reaches those responses that have room for it.
+    `message` says what was wrong and what is allowed. It is sent in responses that have a field for it.
     A message that quotes much of a client's request is cut: a string in a response holds no more than 32,767 bytes.
     """
 
@@ -142,5 +142,5 @@ class KafkaError(Exception):
         self.message = message
 
     def __reduce__(self) -> tuple[type["KafkaError"], tuple[ErrorCode, str]]:
-        """So that it can come from another process."""
+        """Makes the error picklable, so that it can come from another process."""
         return KafkaError, (self.code, self.message)

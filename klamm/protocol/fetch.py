@@ -66,7 +66,7 @@ _CURRENT_LEADER_TAG = 1
 
 
 class FetchPartition(NamedTuple):
-    """A partition to fetch from. Epochs are -1 where unknown; `log_start_offset` is a follower's own, else -1."""
+    """A partition to fetch from. An unknown epoch is -1. `log_start_offset` is a follower's own, -1 for a consumer."""
 
     partition: int
     current_leader_epoch: int
@@ -78,7 +78,7 @@ class FetchPartition(NamedTuple):
 
 @dataclass(slots=True)
 class FetchRequest(Answered["FetchResponse"]):
-    """Records wanted, per topic name. `replica_id` is -1 for a consumer. Session epoch -1 means no session."""
+    """The partitions to fetch, by topic. `replica_id` is -1 for a consumer. Session epoch -1 means no session."""
 
     replica_id: int = -1
     max_wait_ms: int = 0
@@ -97,7 +97,7 @@ class FetchRequest(Answered["FetchResponse"]):
 class FetchResponsePartition:
     """One partition's records and state.
 
-    `aborted_transactions` has (producer id, first offset) pairs, None unless read_committed was asked for;
+    `aborted_transactions` has (producer id, first offset) pairs; None unless the isolation level is read_committed.
     `diverging_epoch` is (epoch, end offset) where a follower must truncate; `current_leader` is (leader id, epoch).
     """
 
@@ -115,7 +115,7 @@ class FetchResponsePartition:
 
 @dataclass(slots=True)
 class FetchResponse:
-    """The answer, per topic name."""
+    """The partitions' results, by topic."""
 
     throttle_time_ms: int = 0
     error_code: int = 0
@@ -219,7 +219,7 @@ def _read_flexible_partitions(frame: Buffer, position: int, elements: list[int])
     size = _PARTITION_V12.size
     check_count(count, size, frame, position, elements)
     end = position + count * size
-    # Hardly ever has a partition tagged fields; if none has, all are of one size and are read at once.
+    # Partitions hardly ever have tagged fields. Without tagged fields all have one size and are read at once.
     if not any(memoryview(frame)[position + size - 1 : end : size]):
         return list(map(FetchPartition._make, _PARTITION_V12.iter_unpack(memoryview(frame)[position:end]))), end
     partitions = []
@@ -283,7 +283,7 @@ def encode_request_steps(version: int, request: FetchRequest) -> Steps[list[Buff
 
 
 def encode_response(version: int, response: FetchResponse) -> list[Buffer]:
-    """The response's body as buffers; records are among them as they are, and may not change until they are sent."""
+    """The response's body as buffers. Records are not copied, so they must not change until they are sent."""
     return in_one_go(encode_response_steps(version, response))
 
 
@@ -325,7 +325,7 @@ def encode_response_steps(version: int, response: FetchResponse) -> Steps[list[B
 
 
 def _encode_partition_head(version: int, flexible: bool, result: FetchResponsePartition, head: bytearray) -> None:
-    """All of a partition before its records."""
+    """The part of a partition before its records."""
     values = (result.partition, result.error_code, result.high_watermark, result.last_stable_offset)
     head += _RESULT_V5.pack(*values, result.log_start_offset) if version >= 5 else _RESULT_V4.pack(*values)
     aborted = result.aborted_transactions

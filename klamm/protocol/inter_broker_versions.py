@@ -1,4 +1,4 @@
-"""In which version brokers send requests to each other: they do not ask, inter.broker.protocol.version says it. Pure.
+"""The versions of requests between brokers, which inter.broker.protocol.version implies. Pure.
 
 From Kafka's `ControllerBrokerRequestBatch`, `KafkaServer.controlledShutdown` and `ReplicaFetcherThread`. An older
 inter.broker.protocol.version than 2.4-IV0 is not supported.
@@ -7,7 +7,7 @@ inter.broker.protocol.version than 2.4-IV0 is not supported.
 from klamm.config.versions import ApiVersion
 from klamm.protocol.api_keys import ApiKey
 
-# For each API, the newest first: from which inter.broker.protocol.version on which version of the request is sent.
+# API -> (the first inter.broker.protocol.version, the request's version from there on), the newest first.
 _VERSIONS: dict[ApiKey, tuple[tuple[ApiVersion, int], ...]] = {
     ApiKey.LEADER_AND_ISR: ((ApiVersion.V2_8_IV1, 5), (ApiVersion.V2_4_IV1, 4), (ApiVersion.V2_4_IV0, 3)),
     ApiKey.STOP_REPLICA: ((ApiVersion.V2_6_IV0, 3), (ApiVersion.V2_4_IV1, 2), (ApiVersion.V2_4_IV0, 1)),
@@ -22,6 +22,6 @@ _VERSIONS: dict[ApiKey, tuple[tuple[ApiVersion, int], ...]] = {
 def inter_broker_version(api_key: ApiKey, protocol: ApiVersion) -> int:
     """The version in which a broker of this inter.broker.protocol.version sends the request to another one.
 
-    KeyError for an API whose version is not decided so.
+    Raises KeyError for an API whose version does not depend on it.
     """
     return next(version for since, version in _VERSIONS[api_key] if protocol >= since)

@@ -1,13 +1,13 @@
-"""LeaderAndIsr (key 4), versions 0 to 5: messages and hand-written codecs. The controller tells a broker what it leads
-and what it follows.
+"""LeaderAndIsr (key 4), versions 0 to 5: messages and hand-written codecs. The controller tells a broker which
+partitions it leads and follows.
 
 Messages are the same for every version; the codecs put them into the version's layout.
 
 Versions: 1 new replicas, 2 grouped by topic, broker epoch (KIP-380), 3 replicas being added and removed (KIP-455),
 4 flexible, 5 topic ids (KIP-516).
 
-What must stay true: a partition's state is not changed once it is made. Its encoding is kept with it, so that all
-brokers which are told the same share the work.
+What must stay true: a partition's state never changes. Its encoding is kept with it and shared by the requests to all
+brokers.
 """
 
 import struct
@@ -64,9 +64,9 @@ _FLEXIBLE_ERROR = struct.Struct(">ihB")
 
 @dataclass(slots=True)
 class LeaderAndIsrPartitionState:
-    """One partition's leadership. `leader` is -1 for nobody; `controller_epoch` is that of the decision.
+    """One partition's leadership. `leader` is -1 if there is none; `controller_epoch` is that of the decision.
 
-    Never changed once made: `_encoded` is (version, what the state is in that version).
+    A state never changes: `_encoded` is (version, the state's encoding in that version).
     """
 
     partition: int
@@ -83,7 +83,7 @@ class LeaderAndIsrPartitionState:
 
 
 class LiveLeader(NamedTuple):
-    """Where followers reach a leader: the endpoint of its inter-broker listener."""
+    """The endpoint of a leader's inter-broker listener, for its followers."""
 
     broker_id: int
     host: str
@@ -97,7 +97,7 @@ class LeaderAndIsrTopic(ControlTopic[LeaderAndIsrPartitionState]):
 
 @dataclass(slots=True)
 class LeaderAndIsrRequest(Answered["LeaderAndIsrResponse"]):
-    """`broker_epoch` is the receiver's, as the controller knows it; -1 where the version does not say."""
+    """`broker_epoch` is the receiver's, as the controller knows it; -1 if the version does not have it."""
 
     controller_id: int
     controller_epoch: int
@@ -138,7 +138,7 @@ def request_decoder(version: int) -> Callable[[Buffer, int], LeaderAndIsrRequest
 
 
 def request_steps(version: int) -> Callable[[Buffer, int], Steps[LeaderAndIsrRequest]]:
-    """What `request_decoder` makes, in steps of `PARTITIONS_PER_STEP`."""
+    """As `request_decoder`, in steps of `PARTITIONS_PER_STEP`."""
     flexible = version >= FLEXIBLE_FROM
 
     def decode(frame: Buffer, position: int) -> Steps[LeaderAndIsrRequest]:
@@ -169,10 +169,10 @@ def _read_flexible_states(
     count: int,
     states: list[LeaderAndIsrPartitionState],
 ) -> int:
-    """Adds so many partitions to `states`, those with short arrays in a fast way; returns the position after them."""
+    """Adds `count` partitions to `states`, faster if their arrays are short. Returns the position after them."""
     for _ in range(count):
         try:
-            # Where the lengths stand if all of them are short: a null would be -1, a longer one more than SHORT_ARRAY.
+            # The lengths if all arrays are short: a null would give -1, a longer array more than SHORT_ARRAY.
             isr = frame[position + 16] - 1
             next_length = position + 21 + 4 * isr
             replicas = frame[next_length] - 1
@@ -239,7 +239,7 @@ def _read_state(
 
 @lru_cache(maxsize=1024)
 def _layout(isr: int, replicas: int, adding: int, removing: int) -> struct.Struct:
-    """A whole partition of a flexible version whose arrays have so many (fewer than SHORT_ARRAY) elements."""
+    """A whole partition of a flexible version whose arrays have these lengths, all below SHORT_ARRAY."""
     return struct.Struct(f">4iB{isr}iiB{replicas}iB{adding}iB{removing}i?B")
 
 
@@ -343,7 +343,7 @@ def response_decoder(version: int) -> Callable[[Buffer, int], LeaderAndIsrRespon
 
 
 def response_steps(version: int) -> Callable[[Buffer, int], Steps[LeaderAndIsrResponse]]:
-    """What `response_decoder` makes, in steps of `PARTITIONS_PER_STEP`."""
+    """As `response_decoder`, in steps of `PARTITIONS_PER_STEP`."""
     flexible = version >= FLEXIBLE_FROM
 
     def decode(frame: Buffer, position: int) -> Steps[LeaderAndIsrResponse]:
@@ -389,7 +389,7 @@ def _read_errors_by_id(
 
 
 def encode_response(version: int, response: LeaderAndIsrResponse) -> list[Buffer]:
-    """The response's body. From version 5 on every topic must have its id: it stands for the name."""
+    """The response's body. From version 5 on every topic must have its id, which replaces the name."""
     flexible = version >= FLEXIBLE_FROM
     parts = [_INT16.pack(response.error_code)]
     if version >= TOPIC_IDS_FROM:

@@ -1,13 +1,13 @@
-"""The one door to Kafka's messages: frames in, messages out, and the other way round, for every API and version.
+"""The only entry point to Kafka's messages: decodes and encodes frames of every API and version.
 
 Messages are written in the notation of `schema.py`, in a module for each API (`apis/`); `compiler.py` makes the codecs,
 when they are first needed. Four APIs have hand-written messages and codecs, which are faster (`apis/__init__.py` names
 them). Everything is decoded strictly, requests and responses alike.
 
 What must stay true:
-- A message is made without its version: who encodes it says which one is meant.
-- A request is decoded, and a response encoded, in the versions that a broker advertises; what a client sends and reads
-  may be of any version that the messages know.
+- A message does not have a version; the caller names the version when it encodes the message.
+- A request is decoded, and a response encoded, only in the versions that a broker advertises. A client may encode
+  requests and decode responses in any version that the messages know.
 """
 
 import struct
@@ -65,7 +65,7 @@ MAX_ELEMENTS = 100_000
 # A response of this size or more is decoded in steps.
 LARGE_RESPONSE_BYTES = 16 * 1024
 
-# A response is only decoded from a broker that we chose to ask, and of a size that we chose to accept.
+# A response comes only from a broker that this client called, and is no larger than this client accepts.
 RESPONSE_MAX_ELEMENTS = 10_000_000
 
 _REQUEST_HEADER = struct.Struct(">hhi")
@@ -76,7 +76,7 @@ _UNSUPPORTED_VERSION = b"\0\x23"
 
 
 class RequestHeader(NamedTuple):
-    """What every request begins with; the body begins at byte `body_position` of the frame."""
+    """The header of every request. The body begins at byte `body_position` of the frame."""
 
     api_key: ApiKey
     api_version: int
@@ -86,21 +86,21 @@ class RequestHeader(NamedTuple):
 
 
 def request_header_version(api_key: ApiKey, api_version: int) -> int:
-    """0 has no client id, 2 ends with tagged fields."""
+    """Header version 0 has no client id; version 2 ends with tagged fields."""
     if api_key == ApiKey.CONTROLLED_SHUTDOWN and api_version == 0:
         return 0
     return 2 if api_version >= FLEXIBLE_FROM[api_key] else 1
 
 
 def response_header_version(api_key: ApiKey, api_version: int) -> int:
-    """1 ends with tagged fields. An ApiVersions response must be readable before the versions are known."""
+    """Header version 1 ends with tagged fields. An ApiVersions response must be readable before versions are known."""
     return 1 if api_version >= FLEXIBLE_FROM[api_key] and api_key != ApiKey.API_VERSIONS else 0
 
 
 def parse_request_header(frame: Buffer) -> RequestHeader:
-    """The header of a request. InvalidFrame for what is none, and for an API that Kafka 2.8 does not know.
+    """The header of a request. Raises InvalidFrame for a malformed header, or an API that Kafka 2.8 does not know.
 
-    The version may be one that nobody supports: an ApiVersions request of any version must be answered.
+    The version need not be supported: an ApiVersions request of any version must be answered.
     """
     try:
         number, api_version, correlation_id = _REQUEST_HEADER.unpack_from(frame)
@@ -199,8 +199,8 @@ def _response_encoder_in_steps(api_key: ApiKey, version: int) -> compiler.Encode
 def _surplus_bytes(api_key: ApiKey, version: int) -> int:
     """How many bytes may follow a request.
 
-    librdkafka (2.16 still) asks for all topics with three bytes too many: the place it had kept for a four-byte count.
-    Kafka ignores what follows a request, so its users never noticed; `kcat -L` must work here too.
+    When librdkafka (up to 2.16 at least) requests all topics, it sends three bytes too many, reserved for a four-byte
+    count. Kafka ignores bytes after a request, so its users never noticed; `kcat -L` must work here too.
     """
     return 3 if api_key is ApiKey.METADATA and _is_flexible(api_key, version) else 0
 
@@ -235,7 +235,7 @@ def decode_request(api_key: ApiKey, version: int, frame: Buffer, position: int) 
 
 
 def request_steps(api_key: ApiKey, version: int, frame: Buffer, position: int) -> Steps[Any] | None:
-    """As `decode_request`, in steps; None for Produce, of which only the records are large."""
+    """As `decode_request`, in steps; None for Produce, in which only the records are large."""
     if api_key is ApiKey.PRODUCE:
         _check_served(api_key, version)
         return None
@@ -260,7 +260,7 @@ def encode_request(
 ) -> list[Buffer]:
     """A whole request, size and header included, as buffers to be written one after another.
 
-    `body` is the message's, where it has been encoded before.
+    `body` is the message's encoded body, if it was encoded before.
     """
     header = bytearray(_REQUEST_HEADER.pack(api_key, version, correlation_id))
     header_version = request_header_version(api_key, version)
@@ -311,7 +311,7 @@ def _with_response_header(api_key: ApiKey, version: int, correlation_id: int, bo
 
 
 def parse_correlation_id(frame: Buffer) -> int:
-    """Which request a response answers. InvalidFrame when the frame is too short to say so."""
+    """The correlation id of a response. Raises InvalidFrame when the frame is too short for one."""
     if len(frame) < 4:
         raise InvalidFrame(f"a response of {len(frame)} bytes", 0, "correlation_id")
     correlation_id: int = _CORRELATION.unpack_from(frame)[0]

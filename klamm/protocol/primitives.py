@@ -1,7 +1,7 @@
-"""The protocol's elementary values: varints, text, array counts, tagged fields; and the error for bytes that are none.
+"""The protocol's elementary values (varints, text, array counts, tagged fields), and the error for invalid bytes.
 
-Readers take the frame and a position and return the value and the position after it. They raise `InvalidFrame`, or let
-IndexError and struct.error through where the frame ends too early: whoever reads a whole message turns those into one.
+Readers take the frame and a position and return the value and the position after it. They raise `InvalidFrame`, or
+IndexError or struct.error where the frame ends too early, which the reader of the whole message converts.
 """
 
 import struct
@@ -13,15 +13,15 @@ T = TypeVar("T")
 
 Buffer = bytes | bytearray | memoryview
 Steps = Generator[None, None, T]
-"""Work that stops after every few milliseconds, so that its caller may do something else before it goes on."""
+"""Work that pauses every few milliseconds, so that its caller may do other work in between."""
 
-# What a step of decoding reads: a millisecond or two.
+# The partitions that one step of decoding reads, in a millisecond or two.
 PARTITIONS_PER_STEP = 1000
 
-# Also for strings whose length could be larger, as Kafka has it: so what one version takes, every other can say again.
+# As in Kafka, also for strings whose length field could be larger, so that every version can encode every string.
 MAX_STRING_BYTES = 2**15 - 1
 
-# Of one struct, unknown ones included; Kafka defines at most four. They are read in one go, whatever takes steps.
+# Of one struct, including unknown fields; Kafka defines at most four. They are read without a pause.
 MAX_TAGGED_FIELDS = 20
 
 _INT16 = struct.Struct(">h")
@@ -30,7 +30,7 @@ _ZERO_UUID = bytes(16)
 
 
 class InvalidFrame(ValueError):
-    """Bytes that are not what they should be: the reason, the byte position in the frame, the path of the field."""
+    """Invalid bytes: the reason, the byte position in the frame, the path of the field."""
 
     def __init__(self, reason: str, position: int, *path: str) -> None:
         super().__init__(reason)
@@ -147,7 +147,7 @@ def check_count(count: int, element_bytes: int, data: Buffer, position: int, ele
 
 
 def in_one_go(steps: Steps[T]) -> T:
-    """Takes all steps; what the last one returns."""
+    """Takes all steps. Returns their result."""
     while True:
         try:
             next(steps)
@@ -181,7 +181,7 @@ def read_int32_array(data: Buffer, position: int, flexible: bool, elements: list
 
 
 def read_uuid(data: Buffer, position: int) -> tuple[UUID | None, int]:
-    """A UUID; the one of zeros means none. IndexError when the frame ends within it."""
+    """A UUID; zeros mean None. Raises IndexError when the frame ends within it."""
     end = position + 16
     if end > len(data):
         raise IndexError
@@ -205,7 +205,7 @@ def read_records(data: Buffer, position: int, flexible: bool) -> tuple[memoryvie
 
 
 def skip_tagged_fields(data: Buffer, position: int, elements: list[int]) -> int:
-    """The position after a tagged-field section of which nothing is known."""
+    """The position after a tagged-field section whose fields are all unknown."""
     return position + 1 if data[position] == 0 else read_tagged_fields(data, position, elements)[1]
 
 
@@ -239,7 +239,7 @@ def compact_nullable_string(value: str | None) -> bytes:
 
 
 def length_prefix(length: int, flexible: bool) -> bytes:
-    """What precedes an array of `length` elements, or that many bytes of records; -1 stands for null."""
+    """The length prefix of an array of `length` elements, or of that many bytes of records; -1 means null."""
     return unsigned_varint(length + 1) if flexible else _INT32.pack(length)
 
 

@@ -1,14 +1,14 @@
-"""Record batches, message format v2: the 61-byte header, and the records inside for the few who need them.
+"""Record batches, message format v2: the 61-byte header, and the records inside for the few callers that need them.
 
 The hot path treats a batch as opaque bytes and reads its header only; decoding records is for lookups by timestamp,
 compacted topics, control batches, tests and tools.
 
 What must stay true:
-- Nothing here trusts a length or a count before it has been checked against the bytes that are really there.
+- No length or count is trusted before it has been checked against the available bytes.
 - The CRC-32C covers everything from the attributes (byte 21) to the end, so the base offset and the partition leader
   epoch can be set without touching it.
-- Whatever a stranger sends, the answer is a value or a `KafkaError`; decompression is bounded. A value is one that
-  Java could have: what a record says is a number of 32 or 64 bits, and sums of such wrap around.
+- Any bytes give a value or a `KafkaError`; decompression is bounded. Values are those that Java would have: numbers of
+  32 or 64 bits, whose sums wrap around.
 
 Source: org.apache.kafka.common.record.DefaultRecordBatch, DefaultRecord, EndTransactionMarker (KIP-98).
 """
@@ -59,7 +59,7 @@ _CONTROL_FLAG = 0x20
 
 _MIN_RECORD_SIZE_BYTES = 7  # seven fields of at least one byte each
 _MAX_SEQUENCE = 2**31 - 1
-# The offset after the last record must be a number, too.
+# The offset after the last record must also fit into 63 bits.
 _MAX_OFFSET = 2**63 - 1
 
 _XERIAL_HEADER = b"\x82SNAPPY\x00"
@@ -79,7 +79,7 @@ class CompressionType(IntEnum):
 
 
 class ControlRecordType(IntEnum):
-    """What a control record says about its transaction."""
+    """The type of a control record: how its transaction ended."""
 
     ABORT = 0
     COMMIT = 1
@@ -154,7 +154,7 @@ class Record(NamedTuple):
 
 
 class EndTransactionMarker(NamedTuple):
-    """What the one record of a control batch says."""
+    """The content of a control batch's only record."""
 
     type: ControlRecordType
     coordinator_epoch: int
@@ -220,7 +220,7 @@ def iterate_batches(buffer: Buffer, *, allow_partial_end: bool = False) -> Itera
 
 
 def is_partial(buffer: Buffer, position: int) -> bool:
-    """Whether the batch at `position` goes on after the buffer's end."""
+    """Whether the batch at `position` continues after the buffer's end."""
     available = len(buffer) - position
     if available < LOG_OVERHEAD_BYTES:
         return True
@@ -253,9 +253,9 @@ def most_records(header: BatchHeader) -> int:
 
 
 def max_decompressed_bytes(header: BatchHeader) -> int:
-    """What a broker decompresses of this batch, at most, when somebody sends it or asks for what is in it.
+    """The most bytes that a broker decompresses from this batch, for an append or a lookup.
 
-    It grows with what was received: gzip, snappy and lz4 cannot exceed the factor, zstd could by far.
+    The limit grows with the received bytes: gzip, snappy and lz4 cannot exceed the factor, zstd could by far.
     """
     grown = header.size_bytes * _MAX_COMPRESSION_FACTOR
     return min(max(_ALWAYS_DECOMPRESSED_BYTES, grown), MAX_DECOMPRESSED_BYTES)
@@ -318,7 +318,7 @@ def compressed_batch(header: BatchHeader, body: Buffer, codec: CompressionType) 
 
 
 def at_once(steps: Generator[int, None, T]) -> T:
-    """Takes all steps of some work without a pause; what the last one returns."""
+    """Takes all steps of some work without a pause. Returns their result."""
     while True:
         try:
             next(steps)
@@ -543,7 +543,7 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
 
 
 def decode_end_transaction_marker(buffer: Buffer, position: int, header: BatchHeader) -> EndTransactionMarker | None:
-    """What the control batch at `position` says; None when it is empty (compacted away) or of a type not known.
+    """The marker in the control batch at `position`; None when it is empty (compacted away) or of an unknown type.
 
     Raises KafkaError(CORRUPT_MESSAGE).
     """

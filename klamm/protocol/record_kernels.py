@@ -5,8 +5,8 @@ in the worker process, where there are that many records, and nowhere else; wher
 `record_walk` goes on alone.
 
 What must stay true:
-- Compiled code checks no index. So nothing is read before it is known that it lies within the batch.
-- It knows only records as they should be. Before any other it stops, and `record_walk` finds the words.
+- Compiled code does not check indexes, so every position is checked to be within the batch before it is read.
+- Compiled code handles only valid records. It stops before any other record, and `record_walk` reports the error.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from numba import types
 from klamm.compiling import compiled, inlined
 from klamm.protocol.record_walk import MAX_NAMED_RECORDS, RecordWalk, Refusal, RefusedRecord
 
-# What the walk is about, and how far it is.
+# The input of the walk, and its progress.
 COUNT, BASE_OFFSET, BASE_TIMESTAMP, HAS_APPEND_TIME, APPEND_TIME = range(5)
 NEEDS_KEYS, EARLIEST, LATEST, HAS_FROM, FROM_TIMESTAMP, FROM_OFFSET = range(5, 11)
 POSITION, INDEX, MAX_TIMESTAMP, KEYLESS, OUT_OF_RANGE, IS_NUMBERED, NAMED = range(11, 18)
@@ -60,7 +60,7 @@ def _field(data: Any, position: int, end: int) -> tuple[Any, int]:
 
 @compiled(types.boolean(_read, _int64s, _table, types.int64))
 def _walk(data: Any, state: Any, refused: Any, most_steps: int) -> bool:
-    """Whether it has stopped before a record that is not as it should be."""
+    """Returns whether the walk stopped before an invalid record."""
     size = len(data)
     while state[INDEX] < state[COUNT] and most_steps > 0:
         length, position = _number(data, state[POSITION], size, 5)
@@ -142,7 +142,7 @@ def advance(walk: RecordWalk, most_steps: int) -> bool:
     if state[HAS_MATCH]:
         walk.match = int(state[MATCH_TIMESTAMP]), int(state[MATCH_OFFSET])
         return True
-    # One step more says what is odd, or that nothing is left.
+    # One more step reports the invalid record, or the end of the walk.
     return walk.advance(1) if is_odd or walk.index >= header.record_count else False
 
 

@@ -1,11 +1,11 @@
 """A walk through the records of a batch: looks at each one's key, timestamp and sizes, and keeps none of them.
 
-For what Kafka's broker looks at when it appends (LogValidator), and for lookups by timestamp. A walk can stop after any
-number of steps and go on later, so that a batch of a million records holds nobody up.
+Used for the checks of Kafka's LogValidator at an append, and for lookups by timestamp. A walk can stop after any number
+of steps and continue later, so that a batch of a million records blocks no other work.
 
 What must stay true:
-- No length is believed before it has been compared with the bytes that are there. Whatever they are, a walk ends in
-  what it has found or in a KafkaError.
+- No length is trusted before it has been checked against the available bytes. For any bytes, a walk ends with a result
+  or a KafkaError.
 - A step is a record or one of its headers, and a walk can stop after each: they cost about the same, whatever a
   record's size.
 - The numbers are Java's: 32 and 64 bits, which wrap around.
@@ -21,7 +21,7 @@ from typing import NamedTuple
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import NO_TIMESTAMP, BatchHeader, wrapped_int64
 
-# More refused records than this are counted, not named: the answer must not be much larger than the request.
+# Refused records above this number are only counted, so that the response is not much larger than the request.
 MAX_NAMED_RECORDS = 10_000
 # From so many on it pays to import numba, which then does so many times the steps in the same time.
 COMPILED_FROM_RECORDS = 200_000
@@ -29,14 +29,14 @@ COMPILED_SPEEDUP = 50
 
 
 class Refusal(IntEnum):
-    """What is wrong with one record."""
+    """The reason why a record is refused."""
 
     NO_KEY = 1
     TIMESTAMP_OUT_OF_RANGE = 2
 
 
 class RefusedRecord(NamedTuple):
-    """One that a topic does not take, by its place in the batch."""
+    """A record that the topic does not accept, by its index in the batch."""
 
     batch_index: int
     refusal: Refusal
@@ -243,7 +243,7 @@ def advance_fast(walk: RecordWalk, most_steps: int) -> bool:
 
 @cache
 def _compiled_advance() -> Callable[[RecordWalk, int], bool] | None:
-    """None where it cannot be had: numba is not installed or does not fit to numpy, its cache cannot be written, ..."""
+    """None if compiled code is unavailable: numba is missing or does not fit numpy, its cache is not writable, ..."""
     try:
         from klamm.protocol.record_kernels import advance  # numba takes half a second and much memory
     except Exception:

@@ -1,4 +1,4 @@
-"""What Kafka's protocol gives a name or a number: each defined here, once, under Kafka's name where it has one.
+"""The names and numbers of Kafka's protocol, each defined once, under Kafka's name if it has one.
 
 Error codes are in `errors`, the numbers of the APIs in `api_keys`.
 """
