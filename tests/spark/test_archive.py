@@ -321,7 +321,7 @@ def test_records_that_are_gone(tmp_path):
 
 
 def test_records_that_are_removed_during_a_run(klamm_helper, tmp_path):
-    properties = {"log.retention.check.interval.ms": 100, "log.initial.task.delay.ms": 100}
+    properties = {"log.retention.check.interval.ms": 100}
     with Cluster(1, helper=klamm_helper, properties=properties) as cluster:
         cluster.create_topic("t", configs={"segment.bytes": 1000, "retention.ms": -1})
         produce(cluster.bootstrap, "t", numbered(97), **{"batch.num.messages": 7})

@@ -235,7 +235,7 @@ def test_offsets_behind_the_end_of_the_log(
 
 
 def test_records_that_retention_has_removed(klamm_helper: Helper, caplog: pytest.LogCaptureFixture) -> None:
-    properties = {"log.retention.check.interval.ms": 100, "log.initial.task.delay.ms": 100}
+    properties = {"log.retention.check.interval.ms": 100}
     with Cluster(1, helper=klamm_helper, properties=properties) as cluster:
         cluster.create_topic("t", configs={"segment.bytes": 1000, "retention.ms": -1})
         produce(cluster.bootstrap, "t", numbered(200), **{"batch.num.messages": 10})
