@@ -229,7 +229,7 @@ async def _stage(directory: Path) -> Any:
 
     client = new_client()
     await client.start(TIMEOUT_S * 1000)
-    properties = {"file.delete.delay.ms": "100"}
+    properties = {"log.segment.delete.delay.ms": "100"}
     async with (
         Interposer("127.0.0.1", server.port) as interposer,
         Cluster(BROKERS, zookeeper=interposer.address, properties=properties) as cluster,

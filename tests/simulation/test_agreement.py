@@ -343,7 +343,7 @@ class OnlyAcknowledged:
     "values, wrong",
     [
         ([b"a", b"b"], None),
-        ([b"x", b"b"], "what nobody has sent"),
+        ([b"x", b"b"], "no producer has sent"),
         ([b"b"], "was acknowledged by its leader"),
         ([b"b", b"b"], None),
     ],

@@ -262,7 +262,9 @@ def test_a_delta_table_that_does_not_fit(cluster, topic, tmp_path):
         assert elsewhere(partial(refused, make, reason)) == 0
     with (
         patch.dict(sys.modules, deltalake=None),
-        pytest.raises(ArchiveError, match=r"Delta tables need deltalake \(.*\); pip install 'klamm\[delta\]' brings"),
+        pytest.raises(
+            ArchiveError, match=r"Delta tables need deltalake \(.*\); install it with pip install 'klamm\[delta\]'"
+        ),
     ):
         run(cluster, name, tmp_path / "none", delta=True)
     assert not (tmp_path / "none").exists()
