@@ -1,8 +1,8 @@
 """The only entry point to Kafka's messages: decodes and encodes frames of every API and version.
 
 Messages are written in the notation of `schema.py`, in a module for each API (`apis/`); `compiler.py` makes the codecs,
-when they are first needed. Four APIs have hand-written messages and codecs, which are faster (`apis/__init__.py` names
-them). Everything is decoded strictly, requests and responses alike.
+when they are first needed. Four APIs still have hand-written messages and codecs (`apis/__init__.py` names
+them and says why). Everything is decoded strictly, requests and responses alike.
 
 What must stay true:
 - A message does not have a version; the caller names the version when it encodes the message.
