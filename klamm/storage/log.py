@@ -307,7 +307,8 @@ class Log:
         """Appends the leader's records: whole batches with their offsets, and maybe a part of one more.
 
         Records that fill several segments may be appended in part: if the first segment's append has synced the log
-        (flush.messages), the rest, which would wait for the disk as well, is left to the next fetch.
+        (flush.messages, or the first append after a truncation), the rest, which may wait for the disk as well, is
+        left to the next fetch.
 
         Raises KafkaError: CORRUPT_MESSAGE; OFFSET_OUT_OF_RANGE when the records do not follow the log's end.
         """
