@@ -41,7 +41,7 @@ from rich.table import Table
 from sides import ROOT, Kafka, Klamm, Side, number
 
 from klamm.spark.options import write_options
-from klamm.spark.writing import record_writer
+from klamm.spark.write.writing import record_writer
 
 SESSION = Path(__file__).with_name("spark_session.py")
 PARTS = ("read", "archive", "write", "first", "scaling")

@@ -119,7 +119,7 @@ async def serve(file: Path) -> None:
     from klamm.broker.broker import Broker
     from klamm.config.broker import BrokerConfig
     from klamm.environment import SystemEnvironment, raise_open_file_limit
-    from klamm.tools.garbage import GarbageCollection
+    from klamm.processes.garbage import GarbageCollection
     from klamm.tools.properties import read_properties
 
     raise_open_file_limit()

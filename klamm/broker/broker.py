@@ -19,7 +19,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
-from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
+from klamm.broker.configs.dynamic_broker_config import DynamicBrokerConfig
 from klamm.broker.finalized_features import SUPPORTED_FEATURES, FinalizedFeatureCache
 from klamm.broker.parts import BrokerParts, log_directories
 from klamm.broker.quotas import NoQuotas, Quotas

@@ -28,10 +28,10 @@ from enum import IntEnum
 from typing import NamedTuple
 from uuid import UUID
 
+from klamm.broker.configs.topic_configs import TopicConfigs
 from klamm.broker.leader_elections import LeaderElections
 from klamm.broker.metadata_cache import MetadataCache, MetadataSnapshot
 from klamm.broker.topic_admin import TopicAdmin
-from klamm.broker.topic_configs import TopicConfigs
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import UpdateMetadataRequest

@@ -9,13 +9,14 @@ import logging
 import os.path
 
 from klamm.broker.auto_topic_creation import AutoTopicCreation
-from klamm.broker.config_admin import ConfigAdmin
-from klamm.broker.config_changes import ConfigChanges
-from klamm.broker.config_handlers import ConfigHandlers
+from klamm.broker.configs.change_listener import ConfigChanges
+from klamm.broker.configs.config_admin import ConfigAdmin
+from klamm.broker.configs.config_handlers import ConfigHandlers
+from klamm.broker.configs.dynamic_broker_config import DynamicBrokerConfig
+from klamm.broker.configs.topic_configs import TopicConfigs
 from klamm.broker.controlled_shutdown import ControlledShutdown
 from klamm.broker.controller_channel import ControllerChannel
 from klamm.broker.dispatcher import Dispatcher
-from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
 from klamm.broker.fetch_session import FetchSessionCache
 from klamm.broker.finalized_features import FinalizedFeatureCache
 from klamm.broker.handlers import APIS
@@ -33,7 +34,6 @@ from klamm.broker.registration import Registrar
 from klamm.broker.security import Authorizer
 from klamm.broker.services import Services
 from klamm.broker.topic_admin import TopicAdmin
-from klamm.broker.topic_configs import TopicConfigs
 from klamm.broker.zookeeper_session import ZooKeeperSession
 from klamm.config.broker import BrokerConfig
 from klamm.config.versions import ApiVersion

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from klamm.broker.auto_topic_creation import AutoTopicCreation
-from klamm.broker.config_admin import ConfigAdmin
+from klamm.broker.configs.config_admin import ConfigAdmin
+from klamm.broker.configs.topic_configs import TopicConfigs
 from klamm.broker.controller_channel import ControllerChannel
 from klamm.broker.fetch_session import FetchSessionCache
 from klamm.broker.finalized_features import FinalizedFeatureCache
@@ -18,7 +19,6 @@ from klamm.broker.registration import Registrar
 from klamm.broker.registry import Api
 from klamm.broker.security import Authorizer
 from klamm.broker.topic_admin import TopicAdmin
-from klamm.broker.topic_configs import TopicConfigs
 from klamm.config.current import CurrentConfig
 from klamm.controller.controller import KafkaController
 from klamm.coordinator.group_coordinator import GroupCoordinator

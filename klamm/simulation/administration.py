@@ -14,9 +14,9 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from klamm.client.cluster import RETRIABLE_ERRORS, RetryPolicy
 from klamm.controller.leader_election import ElectionType
 from klamm.net.client import ClientError
-from klamm.net.cluster import RETRIABLE_ERRORS, RetryPolicy
 from klamm.protocol.apis.alter_partition_reassignments import AlterPartitionReassignmentsRequest
 from klamm.protocol.apis.create_partitions import CreatePartitionsRequest
 from klamm.protocol.apis.elect_leaders import ElectLeadersRequest

@@ -21,10 +21,10 @@ import random
 from collections.abc import Callable, Collection, Sequence
 
 from klamm.broker.broker import Broker, BrokerStartError
+from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.config.broker import BrokerConfig
 from klamm.coordinator.group_metadata_manager import partition_for
 from klamm.net.client import Address, ConnectionOptions
-from klamm.net.cluster import ClusterClient, RetryPolicy
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from klamm.simulation.deletion_witness import WitnessedBroker
@@ -33,7 +33,7 @@ from klamm.simulation.process import ProcessDead, SimulationFailure
 from klamm.simulation.state_checker import StateChecker
 from klamm.simulation.world import Node, World
 from klamm.zookeeper.errors import ZooKeeperError
-from klamm.zookeeper.tree import ZnodeTree
+from klamm.zookeeper.server.tree import ZnodeTree
 
 LOG_DIRS = ("/disk-a", "/disk-b")
 BROKER_PORT = 9092

@@ -26,7 +26,7 @@ from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.server.connection import ClientConnection
 from klamm.zookeeper.server.requests import Requests, encode_event
 from klamm.zookeeper.server.sessions import Session
-from klamm.zookeeper.tree import Applied, Caller, Event, Txn, Watches, ZnodeTree
+from klamm.zookeeper.server.tree import Applied, Caller, Event, Txn, Watches, ZnodeTree
 
 USUAL_LAG_S = 0.002
 MAX_LAG_S = 3.0

@@ -19,8 +19,8 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.net.client import ClientError, Connection
-from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
 from klamm.protocol.apis.join_group import JoinGroupRequest
 from klamm.protocol.apis.leave_group import LeaveGroupRequest

@@ -28,7 +28,7 @@ from klamm.znodes.topics import (
     topic_path,
 )
 from klamm.zookeeper.errors import NoNode
-from klamm.zookeeper.tree import Caller, ZnodeTree
+from klamm.zookeeper.server.tree import Caller, ZnodeTree
 
 _ANYBODY = Caller(0, ())
 _STATE = re.compile(rf"path='({TOPICS_PATH}/([^/']+)/partitions/([0-9]+)/state)'")

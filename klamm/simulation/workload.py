@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.environment import Buffer
 from klamm.net.client import ClientError
-from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.apis.create_topics import CreateTopicsRequest
 from klamm.protocol.apis.delete_topics import DeleteTopicsRequest
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest

@@ -33,8 +33,8 @@ import pyarrow as pa
 
 from klamm.spark import schema
 from klamm.spark.options import read_options
-from klamm.spark.partition_reader import read_range
-from klamm.spark.planning import plan_batch
+from klamm.spark.read.partition_reader import read_range
+from klamm.spark.read.planning import plan_batch
 from klamm.spark.settings import FetchOptions, PartitionRange
 
 PartitionOffsets = Mapping[str, Mapping[str | int, int]]

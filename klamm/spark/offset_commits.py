@@ -11,15 +11,15 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.options import ClientOptions
+from klamm.client.threads import call
 from klamm.net.client import Disconnected, NotSent
-from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.spark.network import call
-from klamm.spark.settings import ClientOptions
 
 logger = logging.getLogger(__name__)
 

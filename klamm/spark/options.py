@@ -20,9 +20,10 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.net.security import PROPERTIES, REFUSED, SecurityError, security_options
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
-from klamm.spark.settings import ClientOptions, FetchOptions, ProducerOptions
+from klamm.spark.settings import FetchOptions
 
 if TYPE_CHECKING:
     from klamm.net.client import Address
@@ -389,7 +390,9 @@ def _client(given: _Given) -> ClientOptions:
         security = security_options(properties)
     except SecurityError as error:
         raise OptionError(f"option kafka.{error}") from None
-    client = ClientOptions(parse_addresses("kafka.bootstrap.servers", servers), security=security)
+    client = ClientOptions(
+        parse_addresses("kafka.bootstrap.servers", servers), client_id="klamm-spark", security=security
+    )
     return replace(
         client,
         client_id=given.text("kafka.client.id") or client.client_id,

@@ -57,24 +57,24 @@ class KlammDataSource(DataSource):
         return StructType([StructField(name, TYPES[name]) for name in names])
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        from klamm.spark.batch import KlammReader
+        from klamm.spark.read.batch import KlammReader
 
         return KlammReader(read_options(self.options, streaming=False), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        from klamm.spark.stream import KlammStreamReader
+        from klamm.spark.read.stream import KlammStreamReader
 
         return KlammStreamReader(read_options(self.options, streaming=True), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        from klamm.spark.sink import KlammWriter
+        from klamm.spark.write.sink import KlammWriter
 
         if overwrite:
             raise OptionError("a topic cannot be overwritten; allowed: mode('append')")
         return KlammWriter(write_options(self.options), schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
-        from klamm.spark.sink import KlammStreamWriter
+        from klamm.spark.write.sink import KlammStreamWriter
 
         if overwrite:
             raise OptionError("a topic cannot be overwritten; allowed: outputMode('append')")

@@ -22,14 +22,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
 from klamm.config.broker import config_key, unknown_key_problem
+from klamm.processes.helper import Helper
+from klamm.processes.local_cluster import HOST, broker_arguments, broker_properties
+from klamm.processes.processes import BROKER, EMBEDDED_ZOOKEEPER, Processes, ServerFailed, ServerProcess
+from klamm.processes.readiness import NotReady, wait_for_no_topic, wait_for_topic, wait_until_ready
 from klamm.testing.conditions import Wait, note
 from klamm.testing.errors import ClusterError
 from klamm.testing.observer import LoopThread, Observer, create_topic, delete_topic, load_messages
 from klamm.testing.ports import ReservedPort
-from klamm.tools.helper import Helper
-from klamm.tools.local_cluster import HOST, broker_arguments, broker_properties
-from klamm.tools.processes import BROKER, EMBEDDED_ZOOKEEPER, Processes, ServerFailed, ServerProcess
-from klamm.tools.readiness import NotReady, wait_for_no_topic, wait_for_topic, wait_until_ready
 from klamm.znodes.topics import NO_LEADER, LeaderAndIsr, TopicPartition
 
 if TYPE_CHECKING:

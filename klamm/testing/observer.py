@@ -9,9 +9,9 @@ import threading
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
+from klamm.client.cluster import ClusterClient
 from klamm.environment import SystemEnvironment
 from klamm.net.client import Address, ClientError
-from klamm.net.cluster import ClusterClient
 from klamm.protocol.apis.create_topics import CreateTopicsRequest
 from klamm.protocol.apis.delete_topics import DeleteTopicsRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -20,7 +20,7 @@ from klamm.testing.errors import ClusterError
 from klamm.znodes.cluster import CONTROLLER_PATH, Controller
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr, TopicPartition
-from klamm.zookeeper.client import State, ZooKeeperClient, retrying
+from klamm.zookeeper.client.client import State, ZooKeeperClient, retrying
 from klamm.zookeeper.errors import NoNode, SessionExpired, ZooKeeperError
 
 T = TypeVar("T")

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from klamm.processes.helper import Helper
     from klamm.testing.async_cluster import AsyncCluster
     from klamm.testing.cluster import Cluster
-    from klamm.tools.helper import Helper
 
 LOG_LINES = 30
 
@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(scope="session")
 def klamm_helper() -> "Iterator[Helper]":
     """The helper process that starts all clusters of the session; each but the first starts in a tenth of a second."""
-    from klamm.tools.helper import Helper
+    from klamm.processes.helper import Helper
 
     with Helper() as helper:
         yield helper

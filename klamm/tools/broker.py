@@ -30,8 +30,8 @@ def broker(
 ) -> None:
     """Run one broker until SIGTERM or Ctrl-C; a second signal ends it at once."""
     properties = {**read_properties(file), **parse_pairs("--override", override or [])}
-    from klamm.tools.servers import BrokerServer
-    from klamm.tools.serving import configure_logging, run_server
+    from klamm.processes.servers import BrokerServer
+    from klamm.processes.serving import configure_logging, run_server
 
     configure_logging()
     if trace_state_changes:

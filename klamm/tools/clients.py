@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from klamm.tools.errors import ToolError
+from klamm.processes.errors import ToolError
 from klamm.tools.properties import read_properties
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, BinaryIO
 
 import typer
 
+from klamm.processes.errors import ToolError
 from klamm.tools.clients import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -25,7 +26,6 @@ from klamm.tools.clients import (
     connected,
 )
 from klamm.tools.codecs import use_cramjam
-from klamm.tools.errors import ToolError
 from klamm.tools.progress import progress
 from klamm.tools.text import RecordFormat, parse_separator, record_json
 

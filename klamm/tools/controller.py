@@ -15,8 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
+from klamm.processes.errors import ToolError, describe_os_error
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
-from klamm.tools.errors import ToolError, describe_os_error
 
 app = typer.Typer(help="Watch the controller, or move it.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -339,7 +339,7 @@ async def _store(connect: str) -> AsyncIterator[Any]:
     from klamm.environment import SystemEnvironment
     from klamm.znodes.fields import ZnodeError
     from klamm.znodes.store import KafkaZooKeeper
-    from klamm.zookeeper.client import ZooKeeperClient
+    from klamm.zookeeper.client.client import ZooKeeperClient
     from klamm.zookeeper.errors import ZooKeeperError
 
     environment = SystemEnvironment(blocking_workers=1)

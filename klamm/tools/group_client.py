@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.clients import explain_code
-from klamm.tools.errors import ToolError
 
 UNKNOWN_OFFSET: Final = -1
 CONSUMER_PROTOCOL: Final = "consumer"

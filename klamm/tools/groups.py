@@ -17,10 +17,10 @@ from typing import Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
+from klamm.processes.errors import EXIT_FAILED, ToolError
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, TopicPartition
 from klamm.tools import group_views as views
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
-from klamm.tools.errors import EXIT_FAILED, ToolError
 from klamm.tools.group_client import GroupClient, GroupDescription
 from klamm.tools.group_resets import (
     MAX_OFFSET,

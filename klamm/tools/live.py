@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any, Final
 
-from klamm.tools.errors import ToolError
+from klamm.processes.errors import ToolError
 
 REFRESH_EVERY_S: Final = 1.0
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from klamm.processes.errors import EXIT_FAILED, ToolError
 from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer
-from klamm.tools.errors import EXIT_FAILED, ToolError
 from klamm.tools.progress import progress
 from klamm.tools.properties import parse_pairs
 

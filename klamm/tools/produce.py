@@ -16,6 +16,7 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from klamm.processes.errors import ToolError
 from klamm.tools.clients import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -28,7 +29,6 @@ from klamm.tools.clients import (
     explain,
 )
 from klamm.tools.codecs import use_cramjam
-from klamm.tools.errors import ToolError
 from klamm.tools.progress import progress
 from klamm.tools.text import BadRecord, parse_record, parse_separator, split_records
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from klamm.processes.errors import ToolError
 from klamm.tools.clients import (
     DEFAULT_BOOTSTRAP,
     AsJson,
@@ -23,7 +24,6 @@ from klamm.tools.clients import (
     connected,
     explain_code,
 )
-from klamm.tools.errors import ToolError
 from klamm.tools.properties import parse_pairs
 
 app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True, rich_markup_mode=None)

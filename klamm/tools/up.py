@@ -22,10 +22,9 @@ from klamm.config.broker import BrokerConfig, unknown_key_problem
 from klamm.config.definition import ConfigError
 from klamm.config.listeners import Listener
 from klamm.config.properties import format_properties
-from klamm.tools.clients import AsJson
-from klamm.tools.errors import ToolError, describe_os_error
-from klamm.tools.local_cluster import HOST, address_of, broker_arguments, broker_properties
-from klamm.tools.processes import (
+from klamm.processes.errors import ToolError, describe_os_error
+from klamm.processes.local_cluster import HOST, address_of, broker_arguments, broker_properties
+from klamm.processes.processes import (
     BROKER,
     EMBEDDED_ZOOKEEPER,
     READY_TIMEOUT_S,
@@ -33,6 +32,7 @@ from klamm.tools.processes import (
     ServerFailed,
     ServerProcess,
 )
+from klamm.tools.clients import AsJson
 from klamm.tools.properties import parse_pairs
 from klamm.tools.up_view import View, make_view
 
@@ -174,7 +174,7 @@ class Cluster:
     def _wait_until_ready(self) -> int:
         import asyncio
 
-        from klamm.tools.readiness import NotReady, wait_until_ready
+        from klamm.processes.readiness import NotReady, wait_until_ready
 
         addresses = {broker_id: address_of(broker) for broker_id, broker in enumerate(self.brokers)}
         try:

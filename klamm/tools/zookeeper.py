@@ -12,8 +12,8 @@ def zookeeper(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
 ) -> None:
     """Run the embedded ZooKeeper server until SIGTERM or Ctrl-C; a second signal ends it at once."""
-    from klamm.tools.servers import EmbeddedZooKeeper
-    from klamm.tools.serving import configure_logging, run_server
+    from klamm.processes.servers import EmbeddedZooKeeper
+    from klamm.processes.serving import configure_logging, run_server
 
     configure_logging()
     server = EmbeddedZooKeeper(str(directory.absolute()), host, port)

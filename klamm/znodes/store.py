@@ -28,7 +28,8 @@ from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.cluster import Features, FeatureStatus, FinalizedFeatures, ProducerIdBlock
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import LeaderAndIsr, Replicas, TopicAssignment, TopicPartition
-from klamm.zookeeper.client import ZooKeeperClient, retrying
+from klamm.zookeeper.client.client import ZooKeeperClient, retrying
+from klamm.zookeeper.client.watches import Watch
 from klamm.zookeeper.errors import BadVersion, ConnectionLoss, NodeExists, NoNode, ZooKeeperError
 from klamm.zookeeper.jute import (
     OPEN_ACL,
@@ -41,7 +42,6 @@ from klamm.zookeeper.jute import (
     Stat,
     WatcherEvent,
 )
-from klamm.zookeeper.watches import Watch
 
 logger = logging.getLogger(__name__)
 

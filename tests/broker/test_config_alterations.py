@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klamm.broker.config_alterations import (
+from klamm.broker.configs.alterations import (
     ConfigChange,
     change_broker_config,
     change_topic_config,
     replace_broker_config,
     replace_topic_config,
 )
-from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
+from klamm.broker.configs.dynamic_broker_config import DynamicBrokerConfig
 from klamm.config.broker import BROKER_CONFIG_DEF, BrokerConfig
 from klamm.config.topic import TOPIC_CONFIG_DEF
 from klamm.protocol.errors import ErrorCode, KafkaError

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from one_broker import until
 
-from klamm.broker.config_changes import CHANGE_EXPIRATION_MS, ConfigChanges
+from klamm.broker.configs.change_listener import CHANGE_EXPIRATION_MS, ConfigChanges
 from klamm.environment import SystemEnvironment
 from klamm.znodes.configs import CONFIG_CHANGE_PREFIX, CONFIG_CHANGES_PATH
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.zookeeper.client import ZooKeeperClient
+from klamm.zookeeper.client.client import ZooKeeperClient
 from klamm.zookeeper.errors import SessionExpired
 from klamm.zookeeper.server import ZooKeeperServer
 
@@ -175,7 +175,7 @@ def test_notifications_are_removed_after_a_quarter_of_an_hour(tmp_path: Path) ->
 
 
 def test_what_could_not_be_applied_is_applied_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("klamm.broker.config_changes.RETRY_BACK_OFF_MS", 1)
+    monkeypatch.setattr("klamm.broker.configs.change_listener.RETRY_BACK_OFF_MS", 1)
 
     async def scenario(scene: Scene) -> None:
         scene.failing = 3
@@ -188,7 +188,7 @@ def test_what_could_not_be_applied_is_applied_later(tmp_path: Path, monkeypatch:
 
 
 def test_all_is_read_again_in_a_new_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("klamm.broker.config_changes.RETRY_BACK_OFF_MS", 1)
+    monkeypatch.setattr("klamm.broker.configs.change_listener.RETRY_BACK_OFF_MS", 1)
 
     async def scenario(scene: Scene) -> None:
         scene.changes.start()
@@ -228,7 +228,7 @@ def test_somebody_removes_all_notifications_and_the_znode_above_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next change makes it again, and its number is 0 again."""
-    monkeypatch.setattr("klamm.broker.config_changes.RETRY_BACK_OFF_MS", 1)
+    monkeypatch.setattr("klamm.broker.configs.change_listener.RETRY_BACK_OFF_MS", 1)
 
     async def scenario(scene: Scene) -> None:
         scene.changes.start()

@@ -17,8 +17,8 @@ import pytest
 from committed_offsets import OFFSETS_TOPIC, check_no_commit_goes_back, logged_commits
 from confluent_kafka import Consumer, TopicPartition
 
+from klamm.client.cluster import ClusterClient
 from klamm.coordinator.group_metadata_manager import partition_for
-from klamm.net.cluster import ClusterClient
 from klamm.protocol.messages import ApiKey
 from klamm.simulation.group_workload import GroupMember, GroupWorkload
 from klamm.testing.async_cluster import AsyncCluster

@@ -12,7 +12,7 @@ from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from kazoo.client import KazooClient
 from oracles import RealKafka, RealZooKeeper
 
-from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
+from klamm.broker.configs.dynamic_broker_config import DynamicBrokerConfig
 from klamm.config.broker import BrokerConfig
 from klamm.config.describe import DescribedConfig, describe_broker, describe_topic
 from klamm.config.topic import TopicConfig

@@ -10,12 +10,12 @@ import pytest
 from oracles import EnsembleMember, RealEnsemble
 
 from klamm.broker.broker import Broker
+from klamm.client.cluster import ClusterClient
 from klamm.config.broker import BrokerConfig
 from klamm.environment import SystemEnvironment
 from klamm.net.client import ConnectionOptions
-from klamm.net.cluster import ClusterClient
 from klamm.simulation.workload import create_topic
-from klamm.zookeeper.client import ZooKeeperClient
+from klamm.zookeeper.client.client import ZooKeeperClient
 
 CONFIGS = {"cleanup.policy": "compact", "min.insync.replicas": "2"}
 PAUSE_S = 0.5

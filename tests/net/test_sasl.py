@@ -9,6 +9,7 @@ import random
 import pytest
 from test_wire_client import FAST, heartbeat, heartbeat_response, run, toy
 
+from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.net.client import (
     AuthenticationFailed,
     ConnectFailed,
@@ -18,7 +19,6 @@ from klamm.net.client import (
     UnsupportedVersion,
     connect,
 )
-from klamm.net.cluster import ClusterClient, RetryPolicy
 from klamm.net.sasl import authenticator
 from klamm.net.security import SaslOptions
 from klamm.protocol.errors import ErrorCode

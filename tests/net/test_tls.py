@@ -11,8 +11,8 @@ import pytest
 from certificates import Authority, one_line, openssl
 from test_wire_client import FAST, echo_group_length, heartbeat, run, toy
 
+from klamm.client.cluster import ClusterClient
 from klamm.net.client import AuthenticationFailed, ConnectFailed, ConnectionOptions, connect
-from klamm.net.cluster import ClusterClient
 from klamm.net.security import SecurityError, TlsOptions, security_options
 from klamm.net.tls import client_context
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse

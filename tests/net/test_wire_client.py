@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 import uvloop
 
+from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.net.client import (
     AuthenticationFailed,
     ConnectFailed,
@@ -19,7 +20,6 @@ from klamm.net.client import (
     UnsupportedVersion,
     connect,
 )
-from klamm.net.cluster import ClusterClient, RetryPolicy
 from klamm.net.framing import FrameReader
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from klamm.broker.config_handlers import ConfigHandlers
+from klamm.broker.configs.config_handlers import ConfigHandlers
 from klamm.broker.services import Services
+from klamm.client.cluster import RetryPolicy
 from klamm.config.topic import TopicConfig
 from klamm.coordinator.group_metadata_manager import GroupMetadataManager
-from klamm.net.cluster import RetryPolicy
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, request_class

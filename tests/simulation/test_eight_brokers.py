@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-from klamm.net.cluster import ClusterClient
+from klamm.client.cluster import ClusterClient
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.simulation.cluster import SimulatedCluster

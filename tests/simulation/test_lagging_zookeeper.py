@@ -9,7 +9,7 @@ import pytest
 
 from klamm.broker.broker import Broker
 from klamm.broker.metadata_cache import MetadataSnapshot
-from klamm.net.cluster import ClusterClient
+from klamm.client.cluster import ClusterClient
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import request_class

@@ -13,9 +13,9 @@ import pytest
 
 from klamm.broker.broker import Broker
 from klamm.broker.metadata_updates import Look
+from klamm.client.cluster import ClusterClient
 from klamm.coordinator.group_metadata_manager import partition_for
 from klamm.net.client import connect
-from klamm.net.cluster import ClusterClient
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode

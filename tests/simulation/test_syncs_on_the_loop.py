@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from klamm.client.cluster import ClusterClient
 from klamm.net.client import Connection
-from klamm.net.cluster import ClusterClient
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode

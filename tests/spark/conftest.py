@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from klamm.processes.helper import Helper
 from klamm.testing.cluster import Cluster
-from klamm.tools.helper import Helper
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

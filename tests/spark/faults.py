@@ -17,13 +17,13 @@ from typing import Any, Self, TypeVar
 
 from pyspark import cloudpickle
 
-from klamm.spark.batch import KlammReader
+from klamm.processes.helper import Helper
 from klamm.spark.options import read_options, write_options
-from klamm.spark.sink import KlammStreamWriter, KlammWriter
+from klamm.spark.read.batch import KlammReader
+from klamm.spark.read.stream import KlammStreamReader
 from klamm.spark.source import KlammDataSource
-from klamm.spark.stream import KlammStreamReader
+from klamm.spark.write.sink import KlammStreamWriter, KlammWriter
 from klamm.testing.cluster import Cluster
-from klamm.tools.helper import Helper
 
 T = TypeVar("T")
 Address = tuple[str, int]

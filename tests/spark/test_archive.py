@@ -24,12 +24,12 @@ from test_partition_reader import set_retention
 
 from klamm.environment import SystemFileSystem
 from klamm.protocol.vocabulary import TopicPartition as Partition
-from klamm.spark import partition_reader
 from klamm.spark.options import OptionError, read_options
 from klamm.spark.pipelines import archive as archive_module
 from klamm.spark.pipelines.archive import Archived, Progress, archive, files, plan, write_range
 from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, locked, parse_range
-from klamm.spark.planning import Position, initial_position
+from klamm.spark.read import partition_reader
+from klamm.spark.read.planning import Position, initial_position
 from klamm.spark.settings import DataLoss
 from klamm.testing.cluster import Cluster
 from klamm.tools import main, pipeline

@@ -89,7 +89,7 @@ def test_an_empty_topic_has_columns(cluster: Cluster, topic: Callable[..., str])
 
 
 def test_wrong_arguments_say_what_is_allowed(cluster: Cluster, orders: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("klamm.spark.planning.MISSING_TIMEOUT_MS", 100)
+    monkeypatch.setattr("klamm.spark.read.planning.MISSING_TIMEOUT_MS", 100)
     with pytest.raises(ValueError, match="no column 'valeu'; allowed: key, value"):
         arrow.read(cluster.bootstrap, subscribe=orders, columns=["valeu"])
     with pytest.raises(OptionError, match="exactly one of the options"):
@@ -105,7 +105,7 @@ def test_wrong_arguments_say_what_is_allowed(cluster: Cluster, orders: str, monk
 def test_an_error_while_reading_is_the_readers(
     cluster: Cluster, topic: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("klamm.spark.partition_reader.GRACE_MS", 100)
+    monkeypatch.setattr("klamm.spark.read.partition_reader.GRACE_MS", 100)
     name = topic()
     produce(cluster.bootstrap, name, numbered(3))
     reader = arrow.read(cluster.bootstrap, subscribe=name)

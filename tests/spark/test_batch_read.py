@@ -166,7 +166,8 @@ def test_what_is_wrong_is_told_in_sparks_error(
 
 def test_planning_imports_no_decoder() -> None:
     code = (
-        "import sys, klamm.spark.source, klamm.spark.stream; print([m for m in ('numba', 'kafka') if m in sys.modules])"
+        "import sys, klamm.spark.source, klamm.spark.read.stream;"
+        "print([m for m in ('numba', 'kafka') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

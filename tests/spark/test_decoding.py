@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from klamm.protocol import record_batch
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import CompressionType, ControlRecordType, EndTransactionMarker, Record, build_batch
-from klamm.spark import decoding
-from klamm.spark.decoding import Decoder
+from klamm.spark.read import decoding
+from klamm.spark.read.decoding import Decoder
 from klamm.spark.schema import ALL_COLUMNS, COLUMNS, HEADERS, LEADER_EPOCH, columns, schema
 
 ALL = ALL_COLUMNS
@@ -339,7 +339,7 @@ def run(program: str) -> str:
 
 
 def test_planning_does_not_import_numba() -> None:
-    assert run("import sys, klamm.spark.planning, klamm.spark.arrow; print('numba' in sys.modules)") == "False\n"
+    assert run("import sys, klamm.spark.read.planning, klamm.spark.arrow; print('numba' in sys.modules)") == "False\n"
 
 
 def test_decoding_does_not_import_pandas() -> None:
@@ -347,8 +347,8 @@ def test_decoding_does_not_import_pandas() -> None:
     program = """
 import sys
 from random import Random
-from klamm.spark import decoding
-from klamm.spark.decoding import Decoder
+from klamm.spark.read import decoding
+from klamm.spark.read.decoding import Decoder
 from klamm.spark.schema import columns
 from klamm.protocol.record_batch import Record, build_batch
 decoder = Decoder("t", 0, columns(include_headers=True), 1000)
@@ -363,8 +363,8 @@ def test_where_nothing_can_be_kept_on_disk_the_loops_are_compiled_nevertheless()
     program = """
 from numba.core import caching
 caching.CompileResultCacheImpl._locator_classes = []
-from klamm.spark import decoding
-from klamm.spark.decoding import Decoder
+from klamm.spark.read import decoding
+from klamm.spark.read.decoding import Decoder
 from klamm.protocol.record_batch import Record, build_batch
 decoder = Decoder("t", 0, ("value",), 1000)
 (batch,) = decoder.decode(decoder.scan(build_batch([Record(None, b"found")])), 0, 1)

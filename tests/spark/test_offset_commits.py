@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from klamm.net.cluster import ClusterMetadata
+from klamm.client.cluster import ClusterMetadata
+from klamm.client.options import ClientOptions
 from klamm.protocol.apis.offset_commit import OffsetCommitResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.spark import offset_commits
-from klamm.spark.settings import ClientOptions
 
 OPTIONS = ClientOptions((("nowhere", 1),))
 

@@ -8,15 +8,16 @@ from uuid import UUID
 
 import pytest
 
+from klamm.client.cluster import ClusterMetadata, PartitionMetadata, TopicMetadata
+from klamm.client.options import ClientOptions
 from klamm.net.client import Disconnected, UnsupportedVersion
-from klamm.net.cluster import ClusterMetadata, PartitionMetadata, TopicMetadata
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchRequest, FetchResponse, FetchResponsePartition
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.record_batch import Record, build_batch
-from klamm.spark import partition_reader
-from klamm.spark.partition_reader import Loss, _Fetcher, read_range
-from klamm.spark.settings import ClientOptions, DataLoss, FetchOptions, PartitionRange
+from klamm.spark.read import partition_reader
+from klamm.spark.read.partition_reader import Loss, _Fetcher, read_range
+from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
 
 ID, OTHER_ID = UUID(int=1), UUID(int=2)
 RANGE = PartitionRange("t", 0, 10, 20, ID.hex)

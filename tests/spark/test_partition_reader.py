@@ -12,16 +12,17 @@ import pyarrow as pa
 import pytest
 from producing import numbered, produce
 
+from klamm.client.options import ClientOptions
+from klamm.client.threads import call
 from klamm.net.client import ClientError
+from klamm.processes.helper import Helper
 from klamm.protocol.record_batch import CompressionType
-from klamm.spark import partition_reader
-from klamm.spark.network import call
 from klamm.spark.options import parse_addresses
-from klamm.spark.partition_reader import read_range
+from klamm.spark.read import partition_reader
+from klamm.spark.read.partition_reader import read_range
 from klamm.spark.schema import columns
-from klamm.spark.settings import ClientOptions, DataLoss, FetchOptions, PartitionRange
+from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
 from klamm.testing.cluster import Cluster
-from klamm.tools.helper import Helper
 
 ALL = columns(include_headers=True)
 
@@ -279,9 +280,9 @@ def test_a_process_that_was_forked_has_connections_of_its_own(cluster: Cluster, 
     produce(cluster.bootstrap, name, numbered(10))
     program = f"""
 import os
-from klamm.spark.settings import ClientOptions
+from klamm.client.options import ClientOptions
 from klamm.spark.options import parse_addresses
-from klamm.spark.partition_reader import read_range
+from klamm.spark.read.partition_reader import read_range
 from klamm.spark.settings import FetchOptions, PartitionRange
 options = FetchOptions(ClientOptions(parse_addresses("bootstrap", {cluster.bootstrap!r})))
 def count():

@@ -13,8 +13,8 @@ from archiving import archived, in_topic
 from producing import numbered, produce
 from py4j.protocol import Py4JError, Py4JNetworkError
 
+from klamm.processes.errors import ToolError
 from klamm.tools import main
-from klamm.tools.errors import ToolError
 from klamm.tools.pipeline import reason, session
 
 KLAMM = [sys.executable, "-m", "klamm.tools.main", "pipeline"]

@@ -18,11 +18,11 @@ from producing import numbered, produce
 from run_pipelines import Place, run_archive, run_replay, run_transform
 from test_spark_writing import read
 
+from klamm.processes.helper import Helper
 from klamm.spark.pipelines.archive import archive
 from klamm.spark.pipelines.commit_log import CommitLog
 from klamm.spark.pipelines.replay import offset_map
 from klamm.testing.cluster import Cluster
-from klamm.tools.helper import Helper
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 PROGRAM = Path(__file__).with_name("run_pipelines.py")
 MakeTopic = Callable[..., str]
 
-READING = "klamm.spark.decoding.Decoder.scan"
+READING = "klamm.spark.read.decoding.Decoder.scan"
 BETWEEN_FILE_AND_COMMIT = "klamm.spark.pipelines.commit_log.CommitLog.commit"
 # After the first two megabytes of a file were handed to the producer.
-WRITING = "klamm.spark.writing.RecordWriter._append"
+WRITING = "klamm.spark.write.writing.RecordWriter._append"
 GROUPS = "klamm.spark.pipelines.snapshots._group_offsets"
 BEFORE_OFFSETS_FILE = "klamm.spark.pipelines.replay._write_offsets"
 

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from producing import numbered, produce
 
+from klamm.client.cluster import ClusterClient
 from klamm.net.client import ConnectFailed
-from klamm.net.cluster import ClusterClient
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, TopicPartition
-from klamm.spark import planning
 from klamm.spark.options import OptionError, ReadOptions, read_options
-from klamm.spark.planning import Position, count_offsets, limit_position, plan_batch, plan_micro_batch, split
+from klamm.spark.read import planning
+from klamm.spark.read.planning import Position, count_offsets, limit_position, plan_batch, plan_micro_batch, split
 from klamm.spark.settings import DataLoss, PartitionRange
 from klamm.testing.cluster import Cluster
 

@@ -15,10 +15,10 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from test_spark_writing import values_read
 
+from klamm.processes.helper import Helper
 from klamm.protocol.record_batch import Record, build_batch
-from klamm.spark.decoding import Decoder
+from klamm.spark.read.decoding import Decoder
 from klamm.testing.cluster import Cluster
-from klamm.tools.helper import Helper
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from producing import numbered, produce
 
-from klamm.net.cluster import ClusterClient
+from klamm.client.cluster import ClusterClient
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -100,7 +100,7 @@ def killed(cluster, tmp_path, target, where):
     [
         "klamm.spark.pipelines.replay._pieces",
         "klamm.spark.pipelines.replay._write_rows",
-        "klamm.spark.writing.RecordWriter.end_offset",
+        "klamm.spark.write.writing.RecordWriter.end_offset",
         "klamm.spark.pipelines.replay._write_offsets",
     ],
 )

@@ -24,9 +24,9 @@ from klamm.protocol.vocabulary import TopicPartition
 from klamm.spark import arrow
 from klamm.spark.offset_commits import commit_offsets
 from klamm.spark.options import read_options, write_options
-from klamm.spark.partition_reader import read_range
+from klamm.spark.read.partition_reader import read_range
 from klamm.spark.settings import PartitionRange
-from klamm.spark.writing import record_writer
+from klamm.spark.write.writing import record_writer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,7 +10,7 @@ from pyspark.sql.types import StructType
 from test_spark_writing import read, values_read
 
 from klamm.spark.options import OptionError, write_options
-from klamm.spark.sink import KlammStreamWriter, KlammWriter, Written
+from klamm.spark.write.sink import KlammStreamWriter, KlammWriter, Written
 
 SCHEMA = "topic string, partition int, key string, value binary, headers array<struct<key:string,value:binary>>"
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2
 
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.spark.encoding import Columns, record_sizes
-from klamm.spark.partitioning import Topic, assign
+from klamm.spark.write.encoding import Columns, record_sizes
+from klamm.spark.write.partitioning import Topic, assign
 
 
 def assigned(topics, keys, *, topic_of=None, partitions=None, values=None):

@@ -9,8 +9,10 @@ from collections import defaultdict
 import pytest
 from broker.answering_broker import AnsweringBroker
 
+from klamm.client.cluster import ClusterClient, RetryPolicy
+from klamm.client.options import ClientOptions, ProducerOptions
+from klamm.client.producer import MAX_IN_FLIGHT, PartitionBatch, Producer
 from klamm.net.client import ConnectionOptions
-from klamm.net.cluster import ClusterClient, RetryPolicy
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.produce import ProduceResponse
@@ -21,8 +23,6 @@ from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.random_faults import RandomFaults
 from klamm.simulation.workload import FIRST_TIMESTAMP_MS, Consumer, create_topic
 from klamm.simulation.world import World
-from klamm.spark.producer import MAX_IN_FLIGHT, PartitionBatch, Producer
-from klamm.spark.settings import ClientOptions, ProducerOptions
 
 TOPIC = "events"
 PARTITIONS = 3

@@ -11,7 +11,7 @@ from klamm.environment import SystemEnvironment
 from klamm.net.client import ConnectFailed
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.spark.options import write_options
-from klamm.spark.writing import RecordWriter, record_writer
+from klamm.spark.write.writing import RecordWriter, record_writer
 from klamm.testing.cluster import Cluster
 
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

@@ -13,7 +13,7 @@ from test_spark_writing import read, values_read
 
 from klamm.protocol.errors import KafkaError
 from klamm.spark.options import write_options
-from klamm.spark.writing import record_writer
+from klamm.spark.write.writing import record_writer
 
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

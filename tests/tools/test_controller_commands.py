@@ -16,6 +16,7 @@ import pytest
 from kafka.errors import KafkaTimeoutError
 from processes import ManagedProcess
 
+from klamm.processes.errors import ToolError
 from klamm.testing import Cluster
 from klamm.tools import controller, main
 from klamm.tools.controller import (
@@ -28,7 +29,6 @@ from klamm.tools.controller import (
     status_lines,
     zookeeper_of_brokers,
 )
-from klamm.tools.errors import ToolError
 
 KLAMM = [sys.executable, "-m", "klamm.tools.main"]
 Run = Callable[..., str]

@@ -5,8 +5,8 @@ import gc
 import weakref
 from collections.abc import Callable
 
-from klamm.tools import garbage
-from klamm.tools.garbage import GarbageCollection
+from klamm.processes import garbage
+from klamm.processes.garbage import GarbageCollection
 
 
 class Node:

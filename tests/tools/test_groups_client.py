@@ -18,9 +18,9 @@ from kafka.protocol.consumer import (
 )
 from kafka.protocol.metadata import FindCoordinatorResponse
 
+from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, TopicPartition
 from klamm.tools import group_client
-from klamm.tools.errors import ToolError
 from klamm.tools.group_client import Coordinator, FoundOffsets, GroupClient, GroupListing, decode_assignment
 
 P0, P1, P2 = (TopicPartition("t", number) for number in range(3))

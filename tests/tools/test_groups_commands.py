@@ -12,10 +12,10 @@ import pytest
 import typer
 from processes import ManagedProcess
 
+from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
 from klamm.tools import live, main
-from klamm.tools.errors import ToolError
 from klamm.tools.group_client import Coordinator, FoundOffsets, GroupDescription
 from klamm.tools.groups import parse_states, positions
 

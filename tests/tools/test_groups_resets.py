@@ -8,8 +8,8 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
-from klamm.tools.errors import ToolError
 from klamm.tools.group_resets import (
     Plan,
     Reset,

@@ -11,7 +11,7 @@ import pytest
 
 from klamm.controller.state_change_log import CONTROLLER_LOGGER
 from klamm.log_lines import STATE_CHANGE_LOGGER, TRACE, Line, LogLines
-from klamm.tools.kafka_logs import HourlyFile, KafkaFormatter, open_kafka_logs
+from klamm.processes.kafka_logs import HourlyFile, KafkaFormatter, open_kafka_logs
 
 OWN = logging.getLogger("klamm.controller")
 MOMENT_MS = 1_609_459_200_007

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from klamm import __version__
+from klamm.processes.errors import ToolError, describe_os_error
 from klamm.tools import main
-from klamm.tools.errors import ToolError, describe_os_error
 from klamm.tools.up_view import sentence
 
 

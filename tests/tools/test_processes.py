@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from klamm.tools.helper import Helper
-from klamm.tools.processes import Processes, ServerFailed, ServerProcess
+from klamm.processes.helper import Helper
+from klamm.processes.processes import Processes, ServerFailed, ServerProcess
 
 HERE = Path(__file__).parent
 TOY = "toy_servers:Toy"
@@ -186,7 +186,7 @@ def test_what_is_thrown_away_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
 
 PARENT = """
     import sys
-    from klamm.tools.processes import Processes
+    from klamm.processes.processes import Processes
     processes = Processes(sys.argv[1], throwaway=sys.argv[2] == "throwaway")
     servers = [processes.start(f"toy-{number}", "toy_servers:Toy", {}) for number in range(3)]
     for server in servers:

@@ -7,8 +7,8 @@ import pytest
 from kafka.errors import KafkaTimeoutError, NotLeaderForPartitionError
 from kafka.future import Future
 
+from klamm.processes.errors import ToolError
 from klamm.tools import produce
-from klamm.tools.errors import ToolError
 from klamm.tools.produce import Deliveries
 
 

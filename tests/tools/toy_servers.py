@@ -5,7 +5,7 @@ import os
 import signal
 from typing import Any
 
-from klamm.tools.errors import ToolError
+from klamm.processes.errors import ToolError
 
 
 class Toy:

@@ -11,13 +11,13 @@ from zookeeper_scenarios import SCENARIOS, Scene, States, a_cut_between_two_noti
 
 from klamm.environment import SystemEnvironment
 from klamm.zookeeper import errors, jute
-from klamm.zookeeper.client import State, ZooKeeperClient, parse_connect_string
+from klamm.zookeeper.client.client import State, ZooKeeperClient, parse_connect_string
+from klamm.zookeeper.client.watches import SET_WATCHES_BYTES, WatchKind, WatchTable
 from klamm.zookeeper.jute import EventType, KeeperState, WatcherEvent
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.server.connection import ClientConnection
 from klamm.zookeeper.server.requests import encode_event
-from klamm.zookeeper.tree import Event
-from klamm.zookeeper.watches import SET_WATCHES_BYTES, WatchKind, WatchTable
+from klamm.zookeeper.server.tree import Event
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)

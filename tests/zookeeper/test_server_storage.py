@@ -29,7 +29,7 @@ from klamm.zookeeper.server.records import (
     encode_record,
 )
 from klamm.zookeeper.server.snapshots import recover
-from klamm.zookeeper.tree import (
+from klamm.zookeeper.server.tree import (
     Caller,
     CheckVersionTxn,
     CloseSessionTxn,

@@ -11,7 +11,7 @@ from klamm.zookeeper import errors, jute
 from klamm.zookeeper.errors import ZooKeeperError, ZooKeeperErrorCode
 from klamm.zookeeper.jute import OPEN_ACL, READ_ACL, Acl, CreateMode, EventType, OpCode, WatcherType
 from klamm.zookeeper.server.records import decode_batch, encode_batch, encode_record
-from klamm.zookeeper.tree import (
+from klamm.zookeeper.server.tree import (
     Applied,
     Caller,
     Capture,

@@ -6,7 +6,7 @@ changed.
 
 from collections.abc import Iterable
 
-from klamm.broker.config_alterations import ConfigChange
+from klamm.broker.configs.alterations import ConfigChange
 from klamm.broker.handlers.altered_resources import alter_each
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation

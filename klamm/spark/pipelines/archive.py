@@ -31,12 +31,12 @@ from klamm.environment import SystemFileSystem
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, TopicPartition
 from klamm.spark import schema
 from klamm.spark.options import Bound, Limit, OptionError, ReadOptions, read_options
-from klamm.spark.partition_reader import Loss, read_range
 from klamm.spark.pipelines.commit_log import ArchivedRange, CommitLog, data_file, locked, parse_range
 from klamm.spark.pipelines.delta import check_deltalake, publish
 from klamm.spark.pipelines.distribution import distribute
 from klamm.spark.pipelines.snapshots import take_snapshot
-from klamm.spark.planning import Position, initial_position, latest_position
+from klamm.spark.read.partition_reader import Loss, read_range
+from klamm.spark.read.planning import Position, initial_position, latest_position
 from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
 
 if TYPE_CHECKING:

@@ -33,23 +33,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.list_offsets import CONSUMER, DEBUGGING_CONSUMER, asked_at, list_offsets_request
+from klamm.client.options import ClientOptions, ProducerOptions
+from klamm.client.producer import Identity, Producer
+from klamm.client.threads import call
 from klamm.environment import SystemFileSystem
 from klamm.net.client import ClientError, Disconnected, NotSent
-from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import advance_sequence
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, TopicPartition
-from klamm.spark.list_offsets import CONSUMER, DEBUGGING_CONSUMER, asked_at, list_offsets_request
-from klamm.spark.network import call
 from klamm.spark.offset_commits import commit_once
 from klamm.spark.options import OptionError, WriteOptions, write_options
-from klamm.spark.partition_reader import read_range
 from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, Snapshot, TopicSnapshot
 from klamm.spark.pipelines.distribution import distribute
 from klamm.spark.pipelines.snapshots import create_topic
-from klamm.spark.producer import Identity, Producer
-from klamm.spark.settings import ClientOptions, FetchOptions, PartitionRange, ProducerOptions
+from klamm.spark.read.partition_reader import read_range
+from klamm.spark.settings import FetchOptions, PartitionRange
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -334,7 +335,7 @@ def _write_rows(
 ) -> None:
     """Writes the records of a file behind the first `done` ones."""
     # Compiled code and what it stands on.
-    from klamm.spark.writing import Continued, record_writer
+    from klamm.spark.write.writing import Continued, record_writer
 
     client = options.producer.client
     sequences = {(piece.topic, piece.partition): advance_sequence(0, piece.place + done)}

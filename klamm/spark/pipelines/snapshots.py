@@ -6,18 +6,18 @@ Source: KIP-133 (configs), KIP-211 and KIP-98 for what a group's offsets are.
 import asyncio
 from typing import Any
 
+from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.threads import call
 from klamm.net.client import Connection, Disconnected, NotSent
-from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.apis.create_topics import CreateTopicsRequest
 from klamm.protocol.apis.describe_configs import DescribeConfigsRequest
 from klamm.protocol.apis.list_groups import ListGroupsRequest
 from klamm.protocol.apis.offset_fetch import OffsetFetchRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.spark.network import call
 from klamm.spark.options import ReadOptions
 from klamm.spark.pipelines.commit_log import Snapshot, TopicSnapshot
-from klamm.spark.planning import initial_position
+from klamm.spark.read.planning import initial_position
 
 _TOPIC = 2
 # Where a config's value comes from (DescribeConfigs version 1).

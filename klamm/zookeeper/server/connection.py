@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, cast
 from klamm.zookeeper import jute
 from klamm.zookeeper.jute import JuteError
 from klamm.zookeeper.server.four_letter_words import is_four_letter_word
-from klamm.zookeeper.tree import Identity
+from klamm.zookeeper.server.tree import Identity
 
 if TYPE_CHECKING:
     from klamm.zookeeper.server.server import ZooKeeperServer

@@ -12,7 +12,7 @@ from collections import deque
 from typing import Final, NamedTuple
 
 from klamm.zookeeper.server.connection import ClientConnection
-from klamm.zookeeper.tree import ZnodeTree
+from klamm.zookeeper.server.tree import ZnodeTree
 
 
 class _Held(NamedTuple):

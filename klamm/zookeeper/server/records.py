@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 
 from klamm.zookeeper.jute import OPEN_ACL, Acl
 from klamm.zookeeper.server.blocks import CorruptDataError
-from klamm.zookeeper.tree import (
+from klamm.zookeeper.server.tree import (
     CheckVersionTxn,
     CloseSessionTxn,
     CreateSessionTxn,

@@ -8,7 +8,7 @@ from klamm.zookeeper import errors, jute
 from klamm.zookeeper.errors import ZooKeeperError
 from klamm.zookeeper.jute import CreateMode, KeeperState, MultiResult, OpCode, Stat, WatcherEvent, WatcherType
 from klamm.zookeeper.server.connection import ClientConnection
-from klamm.zookeeper.tree import (
+from klamm.zookeeper.server.tree import (
     Applied,
     Caller,
     CreateTxn,

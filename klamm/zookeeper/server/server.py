@@ -20,7 +20,16 @@ from klamm.zookeeper.server.database import Database
 from klamm.zookeeper.server.outbox import Outbox
 from klamm.zookeeper.server.requests import Requests, encode_event
 from klamm.zookeeper.server.sessions import Session, SessionTracker
-from klamm.zookeeper.tree import Applied, Caller, CloseSessionTxn, CreateSessionTxn, Event, Txn, Watches, ZnodeTree
+from klamm.zookeeper.server.tree import (
+    Applied,
+    Caller,
+    CloseSessionTxn,
+    CreateSessionTxn,
+    Event,
+    Txn,
+    Watches,
+    ZnodeTree,
+)
 
 CONTAINER_CHECK_S: Final = 60.0  # znode.container.checkIntervalMs
 

@@ -39,7 +39,7 @@ from klamm.zookeeper.server.records import (
     encode_snapshot_start,
 )
 from klamm.zookeeper.server.transaction_log import PREFIX as LOG_PREFIX
-from klamm.zookeeper.tree import Capture, NodeImage, ZnodeTree
+from klamm.zookeeper.server.tree import Capture, NodeImage, ZnodeTree
 
 SNAPSHOT_PREFIX: Final = "snapshot."
 NODES_PER_SLICE: Final = 500  # about two milliseconds of the loop's time

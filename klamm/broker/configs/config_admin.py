@@ -5,7 +5,7 @@ Nothing takes effect here: every broker, including this one, learns of the chang
 
 from collections.abc import Callable, Mapping, Sequence
 
-from klamm.broker.config_alterations import (
+from klamm.broker.configs.alterations import (
     ConfigChange,
     change_broker_config,
     change_topic_config,

@@ -87,7 +87,7 @@ def _same(found: DataType, wanted: DataType) -> bool:
 
 def _write(options: WriteOptions, columns: list[str], batches: "Iterator[pa.RecordBatch]") -> Written:
     # Compiled code and what it stands on.
-    from klamm.spark.writing import record_writer
+    from klamm.spark.write.writing import record_writer
 
     records = 0
     with record_writer(options) as writer:

@@ -26,7 +26,7 @@ from klamm.protocol.record_batch import (
     recompress,
     write_header,
 )
-from klamm.spark import encoding_kernels as kernels
+from klamm.spark.write import encoding_kernels as kernels
 
 Integers = npt.NDArray[np.int64]
 

@@ -16,15 +16,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from klamm.client import threads as network
+from klamm.client.cluster import ClusterClient
+from klamm.client.producer import Identity, PartitionBatch, Producer
 from klamm.environment import Environment, SystemEnvironment
-from klamm.net.cluster import ClusterClient
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import HEADER_SIZE_BYTES, advance_sequence
-from klamm.spark import network
-from klamm.spark.encoding import Columns, Integers, encode, record_sizes
 from klamm.spark.options import WriteOptions
-from klamm.spark.partitioning import Topic, assign
-from klamm.spark.producer import Identity, PartitionBatch, Producer
+from klamm.spark.write.encoding import Columns, Integers, encode, record_sizes
+from klamm.spark.write.partitioning import Topic, assign
 
 # Arrow batches are gathered until there is enough for every partition to have batches that are worth sending, within
 # the memory for what is not acknowledged.

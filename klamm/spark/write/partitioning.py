@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.spark import encoding_kernels as kernels
-from klamm.spark.encoding import Integers, Strings
+from klamm.spark.write import encoding_kernels as kernels
+from klamm.spark.write.encoding import Integers, Strings
 
 
 @dataclass(slots=True)

@@ -18,8 +18,8 @@ from klamm.compiling import compiled, inlined
 from klamm.spark.memcpy import copy_bytes
 
 if TYPE_CHECKING:
-    from klamm.spark.encoding import Columns
-    from klamm.spark.partitioning import Layout, Sticky
+    from klamm.spark.write.encoding import Columns
+    from klamm.spark.write.partitioning import Layout, Sticky
 
 # A record's attributes, and the most that the difference of two offsets needs.
 _FIXED_BYTES = 1 + 5

@@ -18,9 +18,9 @@ from typing import Any, Protocol
 import uvloop
 
 from klamm.environment import raise_open_file_limit
-from klamm.tools.errors import EXIT_INTERRUPTED, ToolError, describe_os_error
-from klamm.tools.garbage import GarbageCollection
-from klamm.tools.kafka_logs import KafkaFormatter
+from klamm.processes.errors import EXIT_INTERRUPTED, ToolError, describe_os_error
+from klamm.processes.garbage import GarbageCollection
+from klamm.processes.kafka_logs import KafkaFormatter
 
 _log = logging.getLogger(__name__)
 

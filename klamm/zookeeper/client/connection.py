@@ -20,9 +20,9 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast
 
 from klamm.zookeeper import jute
+from klamm.zookeeper.client.watches import Watch
 from klamm.zookeeper.errors import ZooKeeperError, ZooKeeperErrorCode, error_for
 from klamm.zookeeper.jute import ConnectRequest, ConnectResponse, JuteError, OpCode, WatcherEvent
-from klamm.zookeeper.watches import Watch
 
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 """Servers do not limit their responses: the children of a znode can take megabytes."""

@@ -14,7 +14,7 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
 from klamm.spark.options import OptionError, ReadOptions
-from klamm.spark.planning import plan_batch
+from klamm.spark.read.planning import plan_batch
 from klamm.spark.schema import HEADERS
 from klamm.spark.source import TYPES
 
@@ -65,7 +65,7 @@ def read_partition(options: ReadOptions, schema: StructType, partition: InputPar
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
 
-    from klamm.spark.partition_reader import read_range
+    from klamm.spark.read.partition_reader import read_range
 
     wanted = to_arrow_schema(schema, timezone="UTC")
     for batch in read_range(options.fetch, partition.value, schema.fieldNames()):

@@ -1,9 +1,9 @@
-"""The process that forks servers for `klamm.tools.helper`.
+"""The process that forks servers for `klamm.processes.helper`.
 
 The helper imports klamm once, before it has any thread or loop, and then forks a child for each server that its owner
 requests: a child starts in milliseconds and shares the imported code's memory. The helper stays single-threaded and
-holds no state but its children. It runs as `python -m klamm.tools.process_helper COMMANDS EVENTS LIFELINE MODULE...`
-with three inherited descriptors:
+holds no state but its children. It runs as
+`python -m klamm.processes.helper_process COMMANDS EVENTS LIFELINE MODULE...` with three inherited descriptors:
 
 - COMMANDS, a socket: JSON lines from the owner. `{"start": id, "target": "module:callable", "arguments": {...},
   "log": path}` forks a server. `{"signal": id, "number": n}` sends a signal. `{"remove": directory}` has the helper
@@ -28,7 +28,7 @@ import time
 import traceback
 from typing import Any, NoReturn
 
-from klamm.tools.errors import EXIT_FAILED, EXIT_OK, ToolError
+from klamm.processes.errors import EXIT_FAILED, EXIT_OK, ToolError
 
 # How long the children of an owner that is gone may take to stop before they are killed.
 ORPHAN_GRACE_S = 15.0
@@ -156,7 +156,7 @@ class Helper:
             os._exit(code)
 
     def _serve(self, identifier: int, target: str, arguments: dict[str, Any]) -> None:
-        from klamm.tools.serving import configure_logging, run_server
+        from klamm.processes.serving import configure_logging, run_server
 
         configure_logging()
         module, _, name = target.partition(":")

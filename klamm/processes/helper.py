@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-PRELOAD = ("klamm.tools.servers", "klamm.tools.serving")
+PRELOAD = ("klamm.processes.servers", "klamm.processes.serving")
 
 OnEvent = Callable[[Mapping[str, Any]], None]
 
@@ -38,7 +38,7 @@ class Helper:
         helper_lifeline, self._lifeline = os.pipe()
         descriptors = (helper_commands.fileno(), helper_events, helper_lifeline)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "klamm.tools.process_helper", *map(str, descriptors), *preload],
+            [sys.executable, "-P", "-m", "klamm.processes.helper_process", *map(str, descriptors), *preload],
             stdin=subprocess.DEVNULL,
             pass_fds=descriptors,
             # Ctrl-C in a terminal reaches only this process, which then stops the servers in order.

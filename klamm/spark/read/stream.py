@@ -18,12 +18,12 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from klamm.net.cluster import ClusterClient
-from klamm.spark.batch import check_columns, read_partition
-from klamm.spark.network import call
+from klamm.client.cluster import ClusterClient
+from klamm.client.threads import call
 from klamm.spark.offset_commits import commit_offsets
 from klamm.spark.options import ReadOptions
-from klamm.spark.planning import (
+from klamm.spark.read.batch import check_columns, read_partition
+from klamm.spark.read.planning import (
     Offsets,
     Position,
     count_offsets,

@@ -9,9 +9,9 @@ from klamm.broker.broker import Broker, BrokerStartError
 from klamm.config.broker import BrokerConfig
 from klamm.config.definition import ConfigError
 from klamm.environment import SystemEnvironment
+from klamm.processes.errors import ToolError
+from klamm.processes.kafka_logs import open_kafka_logs
 from klamm.protocol.errors import KafkaError
-from klamm.tools.errors import ToolError
-from klamm.tools.kafka_logs import open_kafka_logs
 from klamm.zookeeper.errors import ConnectionLoss, ZooKeeperError
 from klamm.zookeeper.server import CorruptDataError, ZooKeeperServer
 

@@ -33,7 +33,8 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from klamm.environment import Environment
 from klamm.zookeeper import jute
-from klamm.zookeeper.connection import Call, Connection
+from klamm.zookeeper.client.connection import Call, Connection
+from klamm.zookeeper.client.watches import Watch, WatchKind, WatchTable
 from klamm.zookeeper.errors import (
     AuthFailed,
     BadArguments,
@@ -60,7 +61,6 @@ from klamm.zookeeper.jute import (
     Stat,
     WatcherEvent,
 )
-from klamm.zookeeper.watches import Watch, WatchKind, WatchTable
 
 logger = logging.getLogger(__name__)
 

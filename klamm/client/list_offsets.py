@@ -7,7 +7,7 @@ follower answers with an end that is not the leader's (KIP-320).
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from klamm.net.cluster import PartitionMetadata
+from klamm.client.cluster import PartitionMetadata
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest
 from klamm.protocol.vocabulary import NO_EPOCH, READ_UNCOMMITTED, TopicPartition
 

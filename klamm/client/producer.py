@@ -19,8 +19,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.options import ProducerOptions
 from klamm.net.client import BuildRequest, Disconnected, NotSent
-from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
 from klamm.protocol.apis.metadata import MetadataRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
@@ -35,7 +36,6 @@ from klamm.protocol.record_batch import (
     parse_header,
 )
 from klamm.protocol.vocabulary import ACKS_ALL
-from klamm.spark.settings import ProducerOptions
 from klamm.tasks import start_task
 
 MAX_IN_FLIGHT = 5

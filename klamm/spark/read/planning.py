@@ -21,8 +21,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata, TopicMetadata
+from klamm.client.list_offsets import asked_at, list_offsets_request
+from klamm.client.threads import call
 from klamm.net.client import Disconnected, NotSent
-from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata, TopicMetadata
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import (
@@ -33,8 +35,6 @@ from klamm.protocol.vocabulary import (
     READ_UNCOMMITTED,
     TopicPartition,
 )
-from klamm.spark.list_offsets import asked_at, list_offsets_request
-from klamm.spark.network import call
 from klamm.spark.options import Bound, Limit, OptionError, ReadOptions, Topics
 from klamm.spark.settings import DataLoss, PartitionRange
 

@@ -20,12 +20,12 @@ from typing import TypeVar
 
 import uvloop
 
+from klamm.client.cluster import ClusterClient, RetryPolicy
+from klamm.client.options import ClientOptions
 from klamm.environment import SystemEnvironment
 from klamm.net.client import ConnectionOptions
-from klamm.net.cluster import ClusterClient, RetryPolicy
 from klamm.net.sasl import authenticator
 from klamm.net.tls import client_context
-from klamm.spark.settings import ClientOptions
 
 T = TypeVar("T")
 Work = Callable[[ClusterClient], Awaitable[T]]

@@ -21,8 +21,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
+from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata
+from klamm.client.list_offsets import CONSUMER, asked_at, list_offsets_request
+from klamm.client.threads import Work, start
 from klamm.net.client import Connection, Disconnected, NotSent
-from klamm.net.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse, FetchResponsePartition
 from klamm.protocol.messages import ApiKey
@@ -33,9 +35,7 @@ from klamm.protocol.vocabulary import (
     READ_UNCOMMITTED,
     TopicPartition,
 )
-from klamm.spark.decoding import Decoder
-from klamm.spark.list_offsets import CONSUMER, asked_at, list_offsets_request
-from klamm.spark.network import Work, start
+from klamm.spark.read.decoding import Decoder
 from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
 
 logger = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ effect yet.
 import logging
 from collections.abc import Callable
 
-from klamm.broker.dynamic_broker_config import DynamicBrokerConfig
-from klamm.broker.topic_configs import TopicConfigs
+from klamm.broker.configs.dynamic_broker_config import DynamicBrokerConfig
+from klamm.broker.configs.topic_configs import TopicConfigs
 from klamm.controller.controller import KafkaController
 from klamm.replication.replica_manager import ReplicaManager
 from klamm.znodes.configs import broker_entity

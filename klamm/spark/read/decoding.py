@@ -418,6 +418,6 @@ def _ends(array: pa.Array) -> "NDArray[np.int32]":
 
 def _kernels() -> Any:
     """The compiled loops; numba is imported here, at the first use."""
-    from klamm.spark import decoding_kernels
+    from klamm.spark.read import decoding_kernels
 
     return decoding_kernels

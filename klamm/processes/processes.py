@@ -23,10 +23,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from klamm.tools.helper import Helper, HelperGone
+from klamm.processes.helper import Helper, HelperGone
 
-BROKER = "klamm.tools.servers:BrokerServer"
-EMBEDDED_ZOOKEEPER = "klamm.tools.servers:EmbeddedZooKeeper"
+BROKER = "klamm.processes.servers:BrokerServer"
+EMBEDDED_ZOOKEEPER = "klamm.processes.servers:EmbeddedZooKeeper"
 
 READY_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0

@@ -1,0 +1,1 @@
+"""Rows become records: partitions, encoding, the sink."""

@@ -1,0 +1,1 @@
+"""The ZooKeeper client: one session, kept alive over as many connections as necessary."""
