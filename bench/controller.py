@@ -51,7 +51,7 @@ from sides import (
 from klamm.environment import SystemEnvironment
 from klamm.protocol import leader_and_isr
 from klamm.protocol.messages import parse_request_header
-from klamm.zookeeper.client.client import ZooKeeperClient
+from klamm.zookeeper.client import ZooKeeperClient
 
 CLIENT = Path(__file__).with_name("client.py")
 STUBS = (100, 101, 102)

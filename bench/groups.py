@@ -53,7 +53,7 @@ from klamm.protocol.apis.offset_fetch import OffsetFetchRequest
 from klamm.protocol.apis.sync_group import SyncGroupRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, decode_response, encode_request, request_class
-from klamm.zookeeper.client.client import ZooKeeperClient
+from klamm.zookeeper.client import ZooKeeperClient
 
 REPLICATION_FACTORS = ("default.replication.factor", "offsets.topic.replication.factor")
 PROPERTIES: dict[str, str | int] = {

@@ -33,7 +33,7 @@ from sides import (
 )
 
 from klamm.environment import SystemEnvironment
-from klamm.zookeeper.client.client import ZooKeeperClient
+from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.jute import SetData
 
 WINDOW = 1000

@@ -19,7 +19,7 @@ from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponsePart
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest, LeaderAndIsrTopic, LiveLeader
 from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
 from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
-from klamm.zookeeper.client.client import State
+from klamm.zookeeper.client import State
 from klamm.zookeeper.server import ZooKeeperServer
 
 

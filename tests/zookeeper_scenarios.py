@@ -14,7 +14,7 @@ from zookeeper_proxy import Proxy
 
 from klamm.environment import Environment
 from klamm.zookeeper import errors, jute
-from klamm.zookeeper.client.client import State, ZooKeeperClient, retrying
+from klamm.zookeeper.client import State, ZooKeeperClient, retrying
 from klamm.zookeeper.jute import CREATOR_ALL_ACL, READ_ACL, Acl, Check, Create, CreateMode, Delete, EventType, SetData
 
 SESSION_TIMEOUT_MS = 1000

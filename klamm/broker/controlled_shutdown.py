@@ -18,7 +18,7 @@ from klamm.protocol.inter_broker_versions import inter_broker_version
 from klamm.protocol.messages import ApiKey
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.zookeeper.client.client import State
+from klamm.zookeeper.client import State
 from klamm.zookeeper.errors import ZooKeeperError
 
 CONTROLLER_LOOKUP_BACK_OFF_MS = 50

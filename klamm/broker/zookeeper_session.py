@@ -20,7 +20,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.environment import Environment
 from klamm.tasks import OnFailure, start_task
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.zookeeper.client.client import State, ZooKeeperClient
+from klamm.zookeeper.client import State, ZooKeeperClient
 from klamm.zookeeper.errors import ZooKeeperError
 
 RENEWAL_BACK_OFF_MS = 100

@@ -20,7 +20,7 @@ from klamm.testing.errors import ClusterError
 from klamm.znodes.cluster import CONTROLLER_PATH, Controller
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr, TopicPartition
-from klamm.zookeeper.client.client import State, ZooKeeperClient, retrying
+from klamm.zookeeper.client import State, ZooKeeperClient, retrying
 from klamm.zookeeper.errors import NoNode, SessionExpired, ZooKeeperError
 
 T = TypeVar("T")

@@ -339,7 +339,7 @@ async def _store(connect: str) -> AsyncIterator[Any]:
     from klamm.environment import SystemEnvironment
     from klamm.znodes.fields import ZnodeError
     from klamm.znodes.store import KafkaZooKeeper
-    from klamm.zookeeper.client.client import ZooKeeperClient
+    from klamm.zookeeper.client import ZooKeeperClient
     from klamm.zookeeper.errors import ZooKeeperError
 
     environment = SystemEnvironment(blocking_workers=1)

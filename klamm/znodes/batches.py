@@ -16,7 +16,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH
-from klamm.zookeeper.client.client import ZooKeeperClient, retrying
+from klamm.zookeeper.client import ZooKeeperClient, retrying
 from klamm.zookeeper.errors import BadVersion, ConnectionLoss, NoNode, RequestTooLarge, ZooKeeperError, error_for
 from klamm.zookeeper.jute import Check, Create, Delete, MultiOperation, MultiResult, OpCode, SetData
 

@@ -21,7 +21,7 @@ from klamm.znodes.cluster import Controller, Features, FeatureStatus, FinalizedV
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import PARTITIONS_PER_SLICE, KafkaZooKeeper, LiveBroker, decode_state, notice
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, TopicPartition
-from klamm.zookeeper.client.client import retrying
+from klamm.zookeeper.client import retrying
 from klamm.zookeeper.errors import (
     BadVersion,
     ConnectionLoss,

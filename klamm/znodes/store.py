@@ -28,7 +28,7 @@ from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.cluster import Features, FeatureStatus, FinalizedFeatures, ProducerIdBlock
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.topics import LeaderAndIsr, Replicas, TopicAssignment, TopicPartition
-from klamm.zookeeper.client.client import ZooKeeperClient, retrying
+from klamm.zookeeper.client import ZooKeeperClient, retrying
 from klamm.zookeeper.client.watches import Watch
 from klamm.zookeeper.errors import BadVersion, ConnectionLoss, NodeExists, NoNode, ZooKeeperError
 from klamm.zookeeper.jute import (

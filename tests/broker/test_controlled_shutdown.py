@@ -28,7 +28,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataTopic,
 )
 from klamm.znodes.store import LiveBroker
-from klamm.zookeeper.client.client import State
+from klamm.zookeeper.client import State
 
 RESPONSE = messages.response_class(ApiKey.CONTROLLED_SHUTDOWN)
 LEAVING, BROKER_EPOCH = 3, 77

@@ -15,7 +15,7 @@ from klamm.protocol.messages import ApiKey
 from klamm.storage.log_manager import LogManager
 from klamm.znodes.configs import encode_config
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.zookeeper.client.client import ZooKeeperClient
+from klamm.zookeeper.client import ZooKeeperClient
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 TOPIC, BROKER, LOGGER = 2, 4, 8

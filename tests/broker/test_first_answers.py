@@ -13,7 +13,7 @@ from klamm.environment import SystemEnvironment
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.update_metadata import UpdateMetadataBroker, UpdateMetadataEndpoint, UpdateMetadataRequest
-from klamm.zookeeper.client.client import ZooKeeperClient
+from klamm.zookeeper.client import ZooKeeperClient
 
 NO_CONTROLLER = -1
 

@@ -15,7 +15,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.znodes.brokers import MAX_TEXT_BYTES
-from klamm.zookeeper.client.client import ZooKeeperClient
+from klamm.zookeeper.client import ZooKeeperClient
 
 
 def test_what_was_meant_for_a_former_life_is_refused() -> None:

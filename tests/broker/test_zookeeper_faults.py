@@ -18,7 +18,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
 from klamm.znodes.topics import NO_LEADER, LeaderAndIsr
-from klamm.zookeeper.client.client import ZooKeeperClient
+from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.errors import ConnectionLoss, SessionExpired
 
 NONE = ErrorCode.NONE

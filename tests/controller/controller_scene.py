@@ -26,7 +26,7 @@ from klamm.protocol.update_metadata import UpdateMetadataResponse
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.controller_store import ControllerStore
 from klamm.znodes.topics import LeaderAndIsr, TopicPartition
-from klamm.zookeeper.client.client import ZooKeeperClient
+from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.server import ZooKeeperServer
 
 PATIENCE_SECONDS = 30

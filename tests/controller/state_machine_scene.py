@@ -18,7 +18,7 @@ from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH
 from klamm.znodes.store import KafkaZooKeeper, LiveBroker
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, TopicPartition, topic_path
-from klamm.zookeeper.client.client import ZooKeeperClient
+from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.errors import ZooKeeperError
 from klamm.zookeeper.server import ZooKeeperServer
 

@@ -27,7 +27,7 @@ from klamm.znodes.requests import (
     encode_reassignment,
 )
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.zookeeper.client.client import ZooKeeperClient
+from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.server import ZooKeeperServer
 
 BROKERS = 4

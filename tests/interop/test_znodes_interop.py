@@ -14,7 +14,7 @@ from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.cluster import Controller, Features, FeatureStatus, ProducerIdBlock
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
-from klamm.zookeeper.client.client import ZooKeeperClient
+from klamm.zookeeper.client import ZooKeeperClient
 
 PATIENCE_SECONDS = 60
 

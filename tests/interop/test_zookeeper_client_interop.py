@@ -10,7 +10,7 @@ from oracles import RealZooKeeper
 from zookeeper_scenarios import SCENARIOS, Scene, States
 
 from klamm.environment import SystemEnvironment
-from klamm.zookeeper.client.client import State
+from klamm.zookeeper.client import State
 
 
 @pytest.fixture(params=["real_zookeeper", "real_zookeeper39"])

@@ -15,7 +15,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.environment import SystemEnvironment
 from klamm.net.client import ConnectionOptions
 from klamm.simulation.workload import create_topic
-from klamm.zookeeper.client.client import ZooKeeperClient
+from klamm.zookeeper.client import ZooKeeperClient
 
 CONFIGS = {"cleanup.policy": "compact", "min.insync.replicas": "2"}
 PAUSE_S = 0.5

@@ -15,7 +15,7 @@ from klamm.environment import SystemEnvironment
 from klamm.znodes import batches
 from klamm.znodes.batches import ControllerMoved
 from klamm.zookeeper import errors, jute
-from klamm.zookeeper.client.client import ZooKeeperClient
+from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.jute import Check, Create, Delete, MultiOperation, MultiResult, OpCode, SetData
 from klamm.zookeeper.server import ZooKeeperServer
 

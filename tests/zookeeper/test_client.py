@@ -11,7 +11,8 @@ from zookeeper_scenarios import SCENARIOS, Scene, States, a_cut_between_two_noti
 
 from klamm.environment import SystemEnvironment
 from klamm.zookeeper import errors, jute
-from klamm.zookeeper.client.client import State, ZooKeeperClient, parse_connect_string
+from klamm.zookeeper.client import State, ZooKeeperClient
+from klamm.zookeeper.client.connect_string import parse_connect_string
 from klamm.zookeeper.client.watches import SET_WATCHES_BYTES, WatchKind, WatchTable
 from klamm.zookeeper.jute import EventType, KeeperState, WatcherEvent
 from klamm.zookeeper.server import ZooKeeperServer

@@ -11,7 +11,7 @@ from klamm.simulation.ensemble import EnsembleServer, Lag
 from klamm.simulation.world import World
 from klamm.znodes import batches
 from klamm.zookeeper import errors
-from klamm.zookeeper.client.client import State, ZooKeeperClient, retrying
+from klamm.zookeeper.client import State, ZooKeeperClient, retrying
 from klamm.zookeeper.jute import Create, MultiOperation, SetData, WatcherEvent
 from klamm.zookeeper.server import ZooKeeperServer
 

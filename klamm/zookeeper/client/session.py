@@ -1,17 +1,16 @@
-"""A ZooKeeper client: one session, kept alive over as many connections as necessary.
+"""A session of a ZooKeeper client, kept alive over as many connections as necessary.
 
 Theory of operation
 - The server alone decides that a session has expired. Losing the connection is *disconnection*: calls that were made
-  fail with ConnectionLoss (they may or may not have been done), later calls wait, and the client tries the servers in
-  turn until one accepts the session again. When a server says that the session is gone, that is *expiry*: every call
-  fails with SessionExpired and this object is finished; its owner makes a new one.
-- Calls are pipelined: `submit_...` sends and returns a future, and the server does and answers them in that order.
-  The awaiting forms are the same followed by `await`.
+  fail with ConnectionLoss (they may or may not have been done), later calls wait, and the session tries the servers in
+  turn until one accepts it again. When a server says that the session is gone, that is *expiry*: every call fails with
+  SessionExpired and this object is finished; its owner makes a new one.
+- Calls are pipelined: `_submit` sends and returns a future, and the server does and answers them in that order.
 - A watch that a read leaves is armed once the read has succeeded (for `exists` also when the znode is absent), fires
   once, and survives disconnections. Callbacks of watches and listeners run in a turn of the loop of their own, after
   the results that came before them.
 - A request larger than servers accept (`jute.MAX_REQUEST_BYTES`) is never sent: `RequestTooLarge` is raised.
-- Callers use paths without the chroot: the client prepends it to requests and removes it from responses.
+- Callers use paths without the chroot: it is prepended to requests and removed from responses and events.
 
 | state        | meaning                                                        | next states                          |
 |--------------|----------------------------------------------------------------|--------------------------------------|
@@ -22,17 +21,16 @@ Theory of operation
 """
 
 import asyncio
-import dataclasses
 import itertools
 import logging
-import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable
 from enum import Enum
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from klamm.environment import Environment
 from klamm.zookeeper import jute
+from klamm.zookeeper.client.connect_string import parse_connect_string
 from klamm.zookeeper.client.connection import Call, Connection
 from klamm.zookeeper.client.watches import Watch, WatchKind, WatchTable
 from klamm.zookeeper.errors import (
@@ -40,34 +38,17 @@ from klamm.zookeeper.errors import (
     BadArguments,
     ClientClosed,
     ConnectionLoss,
-    NodeExists,
-    NoNode,
-    NotEmpty,
     RequestTooLarge,
     SessionExpired,
     ZooKeeperError,
     ZooKeeperErrorCode,
-    error_for,
 )
-from klamm.zookeeper.jute import (
-    OPEN_ACL,
-    Acl,
-    ConnectRequest,
-    ConnectResponse,
-    CreateMode,
-    MultiOperation,
-    MultiResult,
-    OpCode,
-    Stat,
-    WatcherEvent,
-)
+from klamm.zookeeper.jute import ConnectRequest, ConnectResponse, OpCode, WatcherEvent
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-P = ParamSpec("P")
 
-DEFAULT_PORT = 2181
 FIRST_BACK_OFF_SECONDS = 0.025
 MAX_BACK_OFF_SECONDS = 0.5
 HEALTHY_SECONDS = 1.0
@@ -106,40 +87,8 @@ _NEXT_STATES: dict[State, tuple[State, ...]] = {
 StateListener = Callable[[State], None]
 
 
-class ConnectString(NamedTuple):
-    """`zookeeper.connect`: the servers and the chroot, which is "" or begins with a slash."""
-
-    servers: tuple[tuple[str, int], ...]
-    chroot: str
-
-
-def parse_connect_string(text: str) -> ConnectString:
-    """Parses `host1:2181,host2,[::1]:2183/chroot`. Raises ValueError that names the invalid part."""
-    hosts, slash, chroot = text.partition("/")
-    chroot = (slash + chroot).rstrip("/")
-    if "//" in chroot or any(part in (".", "..") for part in chroot.split("/")):
-        raise ValueError(f"the chroot {chroot!r} in {text!r} is not an absolute path without empty, . or .. parts")
-    return ConnectString(tuple(_parse_server(server.strip(), text) for server in hosts.split(",")), chroot)
-
-
-def _parse_server(server: str, text: str) -> tuple[str, int]:
-    host, colon, port = server.rpartition(":")
-    if not colon or server.endswith("]"):
-        host, port = server, str(DEFAULT_PORT)
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    if not _HOST.fullmatch(host) or not (_PORT.fullmatch(port) and 0 < int(port) < 65536):
-        raise ValueError(f"{server!r} in {text!r} is not host or host:port with a port from 1 to 65535")
-    return host, int(port)
-
-
-_HOST = re.compile(r"[0-9A-Za-z_-]{1,63}(\.[0-9A-Za-z_-]{1,63})*\.?|[0-9A-Fa-f]*:[0-9A-Fa-f:.]+(%[0-9A-Za-z_.-]+)?")
-"""A host name, or an IPv4 or IPv6 address."""
-_PORT = re.compile("[0-9]{1,5}")
-
-
-class ZooKeeperClient:
-    """See the module. Every method but the constructor belongs to one running loop.
+class Session:
+    """See the module; its calls are in `operations`. Every method but the constructor belongs to one running loop.
 
     `connect`: the connect string. `session_timeout_ms`: the requested time-out; the server may grant another.
     `max_in_flight`: how many calls may wait for their reply at once (None: any number); more are queued. `session`: the
@@ -176,8 +125,6 @@ class ZooKeeperClient:
         self._loop: asyncio.AbstractEventLoop
         self._task: asyncio.Task[None] | None = None
         self._settled: asyncio.Future[None]  # Done once the client has left CONNECTING.
-
-    # The session.
 
     @property
     def state(self) -> State:
@@ -243,7 +190,7 @@ class ZooKeeperClient:
         """
         if self._connection is not None:
             try:
-                await self._submit(jute.CloseSession(), "", "", _nothing)
+                await self._submit(jute.CloseSession(), "", "", no_result)
             except ZooKeeperError as error:
                 logger.info("session 0x%x is left to expire: %s", self._session_id, error)
         self._finish(State.CLOSED, "closed by its owner")
@@ -259,170 +206,6 @@ class ZooKeeperClient:
         if self._connection is not None:
             self._send_auth(self._connection, scheme, credentials, answer)
         await answer
-
-    # Operations. Each raises the ZooKeeperErrors that its docstring names, and any of them ConnectionLoss,
-    # SessionExpired, AuthFailed (of the client), ClientClosed, NoAuth, BadArguments for an invalid path, and
-    # RequestTooLarge.
-
-    def submit_get(self, path: str, watch: Watch | None = None) -> "asyncio.Future[tuple[bytes, Stat]]":
-        """The data and stat of a znode. NoNode."""
-        full = self._full_path(path)
-        return self._submit(jute.GetData(full, watch is not None), path, full, _data, watch)
-
-    async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, Stat]:
-        return await self.submit_get(path, watch)
-
-    def submit_exists(self, path: str, watch: Watch | None = None) -> "asyncio.Future[Stat | None]":
-        """The stat of a znode, None when it does not exist."""
-        full = self._full_path(path)
-        return self._submit(jute.Exists(full, watch is not None), path, full, _stat, watch, absent=(None,))
-
-    async def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
-        return await self.submit_exists(path, watch)
-
-    def submit_children(self, path: str, watch: Watch | None = None) -> "asyncio.Future[list[str]]":
-        """The names of a znode's children, sorted. NoNode."""
-        full = self._full_path(path)
-        request = jute.GetChildren(full, watch is not None, OpCode.GET_CHILDREN)
-        return self._submit(request, path, full, _children, watch)
-
-    async def children(self, path: str, watch: Watch | None = None) -> list[str]:
-        return await self.submit_children(path, watch)
-
-    def submit_create(
-        self,
-        path: str,
-        data: bytes | None = b"",
-        *,
-        acl: Sequence[Acl] = OPEN_ACL,
-        ephemeral: bool = False,
-        sequential: bool = False,
-    ) -> "asyncio.Future[tuple[str, Stat]]":
-        """Creates a znode. The returned path has the sequence number. NodeExists, NoNode (the parent), InvalidACL,
-        NoChildrenForEphemerals."""
-        full = self._full_path(path, sequential=sequential)
-        flags = (CreateMode.EPHEMERAL if ephemeral else 0) | (CreateMode.PERSISTENT_SEQUENTIAL if sequential else 0)
-
-        def convert(response: jute.CreateResponse) -> tuple[str, Stat]:
-            assert response.stat is not None
-            return self._user_path(response.path), response.stat
-
-        return self._submit(jute.Create(full, data, tuple(acl), flags), path, full, convert)
-
-    async def create(
-        self,
-        path: str,
-        data: bytes | None = b"",
-        *,
-        acl: Sequence[Acl] = OPEN_ACL,
-        ephemeral: bool = False,
-        sequential: bool = False,
-    ) -> tuple[str, Stat]:
-        return await self.submit_create(path, data, acl=acl, ephemeral=ephemeral, sequential=sequential)
-
-    def submit_set(self, path: str, data: bytes | None, version: int = -1) -> "asyncio.Future[Stat]":
-        """Replaces a znode's data if it has this version (-1: any). NoNode, BadVersion."""
-        full = self._full_path(path)
-        return self._submit(jute.SetData(full, data, version), path, full, _stat)
-
-    async def set(self, path: str, data: bytes | None, version: int = -1) -> Stat:
-        return await self.submit_set(path, data, version)
-
-    def submit_delete(self, path: str, version: int = -1) -> "asyncio.Future[None]":
-        """Deletes a znode if it has this version (-1: any). NoNode, BadVersion, NotEmpty."""
-        full = self._full_path(path)
-        return self._submit(jute.Delete(full, version), path, full, _nothing)
-
-    async def delete(self, path: str, version: int = -1) -> None:
-        await self.submit_delete(path, version)
-
-    def submit_multi(self, operations: Sequence[MultiOperation]) -> "asyncio.Future[list[MultiResult]]":
-        """Does all of the operations or none of them. Raises the failed operation's error, with its `index`."""
-        paths = [operation.path for operation in operations]
-        full_paths = [self._full_path(operation.path, sequential=_is_sequential(operation)) for operation in operations]
-        if self._chroot:
-            operations = [
-                dataclasses.replace(operation, path=full)
-                for operation, full in zip(operations, full_paths, strict=True)
-            ]
-
-        def convert(response: jute.MultiResponse) -> list[MultiResult]:
-            _raise_failure(response.results, paths)
-            if not self._chroot:
-                return list(response.results)
-            return [
-                result if result.path is None else result._replace(path=self._user_path(result.path))
-                for result in response.results
-            ]
-
-        return self._submit(jute.Multi(tuple(operations)), "", "", convert)
-
-    async def multi(self, operations: Sequence[MultiOperation]) -> list[MultiResult]:
-        return await self.submit_multi(operations)
-
-    async def get_acl(self, path: str) -> tuple[tuple[Acl, ...], Stat]:
-        """The access control list and stat of a znode. NoNode."""
-        full = self._full_path(path)
-        return await self._submit(jute.GetAcl(full), path, full, _acl)
-
-    async def set_acl(self, path: str, acl: Sequence[Acl], version: int = -1) -> Stat:
-        """Replaces a znode's ACL if its `aversion` is this (-1: any). NoNode, BadVersion, InvalidACL."""
-        full = self._full_path(path)
-        return await self._submit(jute.SetAcl(full, tuple(acl), version), path, full, _stat)
-
-    async def sync(self, path: str = "/") -> None:
-        """Returns when this server knows every write that any client completed before the call."""
-        full = self._full_path(path)
-        await self._submit(jute.Sync(full), path, full, _nothing)
-
-    async def ensure_path(self, path: str, acl: Sequence[Acl] = OPEN_ACL) -> None:
-        """Creates a znode and its parents, without data. Existing znodes stay as they are."""
-        await self._ensure_full_path(self._full_path(path), acl)
-
-    async def ensure_chroot(self, acl: Sequence[Acl] = OPEN_ACL) -> None:
-        """Creates the connect string's chroot, in which everything else happens."""
-        if self._chroot:
-            await self._ensure_full_path(self._chroot, acl)
-
-    async def delete_recursive(self, path: str) -> None:
-        """Deletes a znode and everything below it, including znodes created meanwhile. It need not exist."""
-        while True:
-            levels = [[path]]
-            while levels[-1]:
-                levels.append(await self._children_of(levels[-1]))
-            try:
-                for level in reversed(levels):
-                    await self._delete_all(level)
-                return
-            except NotEmpty:
-                continue
-
-    async def _children_of(self, paths: list[str]) -> list[str]:
-        answers = await asyncio.gather(*map(self.submit_children, paths), return_exceptions=True)
-        found = []
-        for path, answer in zip(paths, answers, strict=True):
-            if not isinstance(answer, BaseException):
-                found += [f"{path.rstrip('/')}/{name}" for name in answer]
-            elif not isinstance(answer, NoNode):
-                raise answer
-        return found
-
-    async def _delete_all(self, paths: list[str]) -> None:
-        answers = await asyncio.gather(*map(self.submit_delete, paths), return_exceptions=True)
-        for answer in answers:
-            if isinstance(answer, BaseException) and not isinstance(answer, NoNode):
-                raise answer
-
-    async def _ensure_full_path(self, full: str, acl: Sequence[Acl]) -> None:
-        parts = full.split("/")[1:] if full != "/" else []
-        levels = ["/" + "/".join(parts[: depth + 1]) for depth in range(len(parts))]
-        answers = await asyncio.gather(
-            *(self._submit(jute.Create(level, None, tuple(acl)), level, level, _nothing) for level in levels),
-            return_exceptions=True,
-        )
-        # A parent that this session may not create can still exist, so only the last level's answer decides.
-        if answers and isinstance(answers[-1], BaseException) and not isinstance(answers[-1], NodeExists):
-            raise next(a for a in answers if isinstance(a, BaseException) and not isinstance(a, NodeExists))
 
     # Paths.
 
@@ -606,46 +389,5 @@ def _raise_program_error(task: "asyncio.Task[None]") -> None:
         task.result()
 
 
-async def retrying(call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Repeats `call(...)` while it raises ConnectionLoss. Only for calls that may be done twice, such as reads.
-
-    Every new try waits for the connection, so this does not spin. It ends with the session.
-    """
-    while True:
-        try:
-            return await call(*args, **kwargs)
-        except ConnectionLoss:
-            continue
-
-
-def _data(response: jute.GetDataResponse) -> tuple[bytes, Stat]:
-    return response.data or b"", response.stat
-
-
-def _stat(response: jute.StatResponse) -> Stat:
-    return response.stat
-
-
-def _children(response: jute.GetChildrenResponse) -> list[str]:
-    return sorted(response.children)
-
-
-def _acl(response: jute.GetAclResponse) -> tuple[tuple[Acl, ...], Stat]:
-    return response.acl, response.stat
-
-
-def _nothing(_response: jute.Response) -> None:
-    return None
-
-
-def _is_sequential(operation: MultiOperation) -> bool:
-    return isinstance(operation, jute.Create) and bool(operation.flags & CreateMode.PERSISTENT_SEQUENTIAL)
-
-
-def _raise_failure(results: Sequence[MultiResult], paths: Sequence[str]) -> None:
-    """Raises the error of the operation that made the multi fail."""
-    failed = [index for index, result in enumerate(results) if result.op == OpCode.ERROR and result.error]
-    if not failed:
-        return
-    index = next((i for i in failed if results[i].error != ZooKeeperErrorCode.RUNTIME_INCONSISTENCY), failed[0])
-    raise error_for(results[index].error, paths[index], index=index)
+def no_result(_response: jute.Response) -> None:
+    """For a call whose response says only that it was done."""
