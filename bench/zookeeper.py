@@ -34,7 +34,7 @@ from sides import (
 
 from klamm.environment import SystemEnvironment
 from klamm.zookeeper.client import ZooKeeperClient
-from klamm.zookeeper.jute import SetData
+from klamm.zookeeper.messages import SetData
 
 WINDOW = 1000
 BATCH = 500

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import struct
 
-from klamm.zookeeper.jute import FrameSplitter
+from klamm.zookeeper.framing import FrameSplitter
 
 MAX_FRAME_BYTES = 2**24
 PING = struct.pack(">iii", 8, -2, 11)

@@ -13,9 +13,19 @@ import pytest
 from zookeeper_proxy import Proxy
 
 from klamm.environment import Environment
-from klamm.zookeeper import errors, jute
+from klamm.zookeeper import errors, jute, messages
 from klamm.zookeeper.client import State, ZooKeeperClient, retrying
-from klamm.zookeeper.jute import CREATOR_ALL_ACL, READ_ACL, Acl, Check, Create, CreateMode, Delete, EventType, SetData
+from klamm.zookeeper.messages import (
+    CREATOR_ALL_ACL,
+    READ_ACL,
+    Acl,
+    Check,
+    Create,
+    CreateMode,
+    Delete,
+    EventType,
+    SetData,
+)
 
 SESSION_TIMEOUT_MS = 1000
 PATIENCE_SECONDS = 60
@@ -37,9 +47,9 @@ class Fired:
     """A watch whose events can be awaited."""
 
     def __init__(self) -> None:
-        self._queue: asyncio.Queue[jute.WatcherEvent] = asyncio.Queue()
+        self._queue: asyncio.Queue[messages.WatcherEvent] = asyncio.Queue()
 
-    def __call__(self, event: jute.WatcherEvent) -> None:
+    def __call__(self, event: messages.WatcherEvent) -> None:
         self._queue.put_nowait(event)
 
     async def next(self) -> tuple[EventType, str]:
@@ -350,7 +360,7 @@ async def many_watches_survive_a_cut(scene: Scene) -> None:
         assert await states.next() is State.DISCONNECTED
         assert await states.next() is State.CONNECTED
         await client.sync()
-        assert proxy.requests.count(struct.pack(">ii", jute.XID_SET_WATCHES, jute.OpCode.SET_WATCHES)) == 3
+        assert proxy.requests.count(struct.pack(">ii", jute.XID_SET_WATCHES, messages.OpCode.SET_WATCHES)) == 3
         await asyncio.gather(*(other.submit_create(path) for path in paths))
         events = [await fired.next() for _ in paths]
         assert events == [(EventType.NODE_CREATED, path) for path in paths]
@@ -394,7 +404,7 @@ async def the_largest_request(scene: Scene) -> None:
     """One byte more would cost the connection; it is not sent."""
     async with scene.client() as client:
         states = States(client)
-        overhead = len(jute.encode_request(1, jute.SetData(f"{scene.chroot}/a", b"", 0))) - 4
+        overhead = len(jute.encode_request(1, messages.SetData(f"{scene.chroot}/a", b"", 0))) - 4
         data = b"x" * (1_048_575 - overhead)
         await client.create("/a")
         await client.set("/a", data, 0)
@@ -441,7 +451,7 @@ async def idle_sessions_are_kept_alive(scene: Scene) -> None:
 
 
 async def garbage_closes_the_connection(scene: Scene) -> None:
-    event_99 = jute.encode_event(jute.WatcherEvent(99, 3, "/"))
+    event_99 = jute.encode_event(messages.WatcherEvent(99, 3, "/"))
     for garbage in (
         b"\xff" * 64,
         b"\x7f\xff\xff\xff" + b"x" * 64,

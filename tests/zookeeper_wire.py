@@ -4,8 +4,8 @@ import asyncio
 import struct
 from typing import NamedTuple
 
-from klamm.zookeeper import jute
-from klamm.zookeeper.jute import ConnectResponse, WatcherEvent
+from klamm.zookeeper import jute, messages
+from klamm.zookeeper.messages import ConnectResponse, WatcherEvent
 
 TIMEOUT_S = 30
 
@@ -14,7 +14,7 @@ class Reply(NamedTuple):
     xid: int
     zxid: int
     error: int
-    response: jute.Response
+    response: messages.Response
 
 
 class WireClient:
@@ -45,7 +45,7 @@ class WireClient:
         """With a new session, or attached to one."""
         client = await cls.open(port, host)
         session_id, password = (0, bytes(16)) if session is None else (session.session_id, session.password)
-        request = jute.ConnectRequest(last_zxid_seen, timeout_ms, session_id, password)
+        request = messages.ConnectRequest(last_zxid_seen, timeout_ms, session_id, password)
         client.writer.write(jute.encode_connect_request(request))
         client.session = jute.decode_connect_response(await client.frame())
         return client
@@ -56,14 +56,14 @@ class WireClient:
             (size,) = struct.unpack(">i", await self.reader.readexactly(4))
             return await self.reader.readexactly(size)
 
-    def send(self, request: jute.Request) -> None:
+    def send(self, request: messages.Request) -> None:
         """Sends without waiting; `receive` gives the replies in order."""
         xid = self._next_xid
-        if isinstance(request, jute.Ping):
+        if isinstance(request, messages.Ping):
             xid = jute.XID_PING
-        elif isinstance(request, jute.Auth):
+        elif isinstance(request, messages.Auth):
             xid = jute.XID_AUTH
-        elif isinstance(request, jute.SetWatches):
+        elif isinstance(request, messages.SetWatches):
             xid = jute.XID_SET_WATCHES
         else:
             self._next_xid += 1
@@ -85,7 +85,7 @@ class WireClient:
             self.events.append(received)
         return received
 
-    async def call(self, request: jute.Request) -> Reply:
+    async def call(self, request: messages.Request) -> Reply:
         self.send(request)
         return await self.reply()
 

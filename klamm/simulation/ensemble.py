@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from klamm.environment import Environment
-from klamm.zookeeper import jute
+from klamm.zookeeper import messages
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.server.connection import ClientConnection
 from klamm.zookeeper.server.requests import Requests, encode_event
@@ -33,13 +33,13 @@ MAX_LAG_S = 3.0
 LONG_LAG_CHANCE = 0.02
 
 READS = (
-    jute.GetData,
-    jute.Exists,
-    jute.GetChildren,
-    jute.GetAcl,
-    jute.SetWatches,
-    jute.CheckWatches,
-    jute.RemoveWatches,
+    messages.GetData,
+    messages.Exists,
+    messages.GetChildren,
+    messages.GetAcl,
+    messages.SetWatches,
+    messages.CheckWatches,
+    messages.RemoveWatches,
 )
 
 
@@ -131,7 +131,7 @@ class EnsembleServer(ZooKeeperServer):
     def _is_members(self, connection: ClientConnection) -> bool:
         return connection.peer.rpartition(":")[0] in self._lag.clients
 
-    def connect(self, connection: ClientConnection, request: jute.ConnectRequest) -> None:
+    def connect(self, connection: ClientConnection, request: messages.ConnectRequest) -> None:
         if not self._is_members(connection):
             super().connect(connection, request)
         elif request.session_id and request.last_zxid_seen > self._member.tree.zxid:
@@ -144,7 +144,7 @@ class EnsembleServer(ZooKeeperServer):
             super().execute(connection, session, xid, request)
         elif isinstance(request, READS):
             self._member.requests.execute(connection, Caller(session.id, connection.identities), xid, request)
-        elif isinstance(request, jute.Ping):
+        elif isinstance(request, messages.Ping):
             super().execute(connection, session, xid, request)
         else:
             self._member.catch_up()

@@ -405,7 +405,7 @@ async def _move(connect: str) -> tuple[ControllerAddress, ControllerAddress]:
 
     from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH
     from klamm.zookeeper.errors import BadVersion, NoNode
-    from klamm.zookeeper.jute import Check, Delete
+    from klamm.zookeeper.messages import Check, Delete
 
     async with _store(connect) as store:
         found = await _read_controller(store)

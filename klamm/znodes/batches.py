@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH
 from klamm.zookeeper.client import ZooKeeperClient, retrying
 from klamm.zookeeper.errors import BadVersion, ConnectionLoss, NoNode, RequestTooLarge, ZooKeeperError, error_for
-from klamm.zookeeper.jute import Check, Create, Delete, MultiOperation, MultiResult, OpCode, SetData
+from klamm.zookeeper.messages import Check, Create, Delete, MultiOperation, MultiResult, OpCode, SetData
 
 MAX_BATCH_OPERATIONS = 1_000
 MAX_BATCH_BYTES = 512 * 1024

@@ -31,7 +31,7 @@ from klamm.zookeeper.errors import (
     RequestTooLarge,
     ZooKeeperError,
 )
-from klamm.zookeeper.jute import OPEN_ACL, Create, CreateMode, Delete, MultiOperation, SetData
+from klamm.zookeeper.messages import OPEN_ACL, Create, CreateMode, Delete, MultiOperation, SetData
 
 NO_CONTROLLER = -1
 INITIAL_CONTROLLER_EPOCH = 0

@@ -31,7 +31,7 @@ from klamm.znodes.topics import LeaderAndIsr, Replicas, TopicAssignment, TopicPa
 from klamm.zookeeper.client import ZooKeeperClient, retrying
 from klamm.zookeeper.client.watches import Watch
 from klamm.zookeeper.errors import BadVersion, ConnectionLoss, NodeExists, NoNode, ZooKeeperError
-from klamm.zookeeper.jute import (
+from klamm.zookeeper.messages import (
     OPEN_ACL,
     Check,
     Create,

@@ -8,6 +8,10 @@ from enum import IntEnum
 from typing import ClassVar
 
 
+class JuteError(ValueError):
+    """The bytes are not what ZooKeeper's protocol allows here."""
+
+
 class ZooKeeperErrorCode(IntEnum):
     """The codes of servers, and the codes -4 and -7, which only clients set."""
 

@@ -12,7 +12,7 @@ from controller_scene import FakeBroker, FakeChannels, Scene, Sent
 from klamm.protocol.api_keys import ApiKey
 from klamm.znodes.requests import REASSIGN_PARTITIONS_PATH, decode_reassignment
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, partition_state_path, topic_path
-from klamm.zookeeper.jute import Delete, MultiOperation, SetData
+from klamm.zookeeper.messages import Delete, MultiOperation, SetData
 
 EPOCH_DURING_DELETE = -2
 

@@ -16,7 +16,7 @@ from klamm.znodes.cluster import Features, FeatureStatus, encode_controller_epoc
 from klamm.znodes.controller_store import NO_CONTROLLER
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper.errors import ClientClosed, SessionExpired
-from klamm.zookeeper.jute import CREATOR_ALL_ACL, OPEN_ACL
+from klamm.zookeeper.messages import CREATOR_ALL_ACL, OPEN_ACL
 
 TOPIC_ID = UUID(int=7)
 

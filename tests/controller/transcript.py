@@ -32,7 +32,7 @@ from klamm.znodes.requests import (
     encode_reassignment,
 )
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, TopicPartition
-from klamm.zookeeper.jute import Check, Create, Delete, MultiOperation, SetData
+from klamm.zookeeper.messages import Check, Create, Delete, MultiOperation, SetData
 
 INDENT = "    "
 ZNODE = "znode"

@@ -16,7 +16,7 @@ import struct
 from dataclasses import dataclass, field
 from typing import Literal
 
-from klamm.zookeeper.jute import OpCode
+from klamm.zookeeper.messages import OpCode
 
 Moment = Literal["before", "unanswered"]
 

@@ -17,8 +17,8 @@ from oracles import RealZooKeeper
 from zookeeper_wire import Reply, WireClient
 
 from klamm.environment import SystemEnvironment
-from klamm.zookeeper import jute
-from klamm.zookeeper.jute import OPEN_ACL, READ_ACL, Acl, Check, CreateMode, Multi, OpCode, Stat
+from klamm.zookeeper import messages
+from klamm.zookeeper.messages import OPEN_ACL, READ_ACL, Acl, Check, CreateMode, Multi, OpCode, Stat
 from klamm.zookeeper.server import ZooKeeperServer
 
 Step = tuple[int, Any]  # which client, what request (or DROP)
@@ -53,7 +53,7 @@ class Normal:
             )
         if isinstance(answer, Reply):
             return (answer.xid, answer.error, self(answer.response))
-        if isinstance(answer, jute.GetChildrenResponse):
+        if isinstance(answer, messages.GetChildrenResponse):
             return (sorted(answer.children), self(answer.stat))
         if isinstance(answer, str):
             return answer.removeprefix(self.root)
@@ -66,8 +66,8 @@ def under(root: str, request: Any) -> Any:
     """The request with its paths below `root`."""
     if isinstance(request, Multi):
         return Multi(tuple(under(root, operation) for operation in request.operations))
-    if isinstance(request, jute.SetWatches):
-        return jute.SetWatches(
+    if isinstance(request, messages.SetWatches):
+        return messages.SetWatches(
             request.relative_zxid,
             *(tuple(root + path for path in paths) for paths in (request.data, request.exists, request.children)),
         )
@@ -80,14 +80,14 @@ def under(root: str, request: Any) -> Any:
 async def run(port: int, root: str, steps: list[Step], client_count: int) -> list[Any]:
     """Every step's reply and the events that came with it, normalized."""
     clients = [await WireClient.connect(port) for _ in range(client_count)]
-    created = await clients[0].call(jute.Create(root, b""))
+    created = await clients[0].call(messages.Create(root, b""))
     assert created.error == 0
     answers: list[Any] = []
     for index, request in steps:
         reply = await clients[index].call(under(root, request))
         # Events of the other clients arrive before the answer to a ping that is sent after the write was answered.
         for client in clients:
-            await client.call(jute.Ping())
+            await client.call(messages.Ping())
         events = [sorted(client.events) for client in clients]
         for client in clients:
             client.events.clear()
@@ -96,7 +96,7 @@ async def run(port: int, root: str, steps: list[Step], client_count: int) -> lis
     for answer in answers:
         normal.note(answer)
     for client in clients:
-        await client.call(jute.CloseSession())
+        await client.call(messages.CloseSession())
     return [normal(answer) for answer in answers]
 
 
@@ -119,14 +119,14 @@ def compare(directory: Path, real: RealZooKeeper, root: str, steps: list[Step], 
 def multi(*operations: Any) -> Multi:
     return Multi(
         tuple(
-            dataclasses.replace(operation, op=OpCode.CREATE) if isinstance(operation, jute.Create) else operation
+            dataclasses.replace(operation, op=OpCode.CREATE) if isinstance(operation, messages.Create) else operation
             for operation in operations
         )
     )
 
 
 def create(path: str, data: bytes | None = b"", flags: int = 0, acl: tuple[Acl, ...] = OPEN_ACL, **rest: Any) -> Any:
-    return jute.Create(path, data, acl, flags, **rest)
+    return messages.Create(path, data, acl, flags, **rest)
 
 
 DIGEST_ACL = (Acl(31, "auth", ""),)
@@ -142,49 +142,49 @@ SCRIPT: list[Step] = [
         for name in ["...", "..a", ".a", "\x1f", "\x80", "\ue000", "\uf8ff", "\ufff0", "\U0001f600"]
     ],
     (0, create("/nope/child")),
-    (0, jute.Delete("/nope")),
-    (0, jute.Delete("/nope/child")),
-    (0, jute.SetData("/nope", b"")),
-    (0, jute.SetData("!/a/", b"")),
-    (0, jute.SetAcl("/nope", OPEN_ACL)),
-    (0, jute.SetAcl("!//", OPEN_ACL)),
-    (0, jute.GetData("/nope")),
-    (0, jute.GetData("!/a/")),
-    (0, jute.GetChildren("/nope")),
-    (0, jute.GetAcl("/nope")),
-    (0, jute.Exists("/nope")),
-    (0, jute.Exists("!/a\0")),
-    (0, jute.Delete("!/")),
-    (0, jute.Delete("!/zookeeper")),
-    (0, jute.Delete("!/zookeeper/config")),
-    (0, jute.GetData("!/zookeeper")),
-    (0, jute.GetData("!/zookeeper/config")),
-    (0, jute.GetData("!/zookeeper/quota")),
-    (0, jute.SetData("!/zookeeper/config", b"")),
-    (0, jute.GetAcl("!/zookeeper/config")),
-    (0, jute.GetAcl("!/zookeeper")),
-    (0, jute.GetChildren("!/zookeeper")),
+    (0, messages.Delete("/nope")),
+    (0, messages.Delete("/nope/child")),
+    (0, messages.SetData("/nope", b"")),
+    (0, messages.SetData("!/a/", b"")),
+    (0, messages.SetAcl("/nope", OPEN_ACL)),
+    (0, messages.SetAcl("!//", OPEN_ACL)),
+    (0, messages.GetData("/nope")),
+    (0, messages.GetData("!/a/")),
+    (0, messages.GetChildren("/nope")),
+    (0, messages.GetAcl("/nope")),
+    (0, messages.Exists("/nope")),
+    (0, messages.Exists("!/a\0")),
+    (0, messages.Delete("!/")),
+    (0, messages.Delete("!/zookeeper")),
+    (0, messages.Delete("!/zookeeper/config")),
+    (0, messages.GetData("!/zookeeper")),
+    (0, messages.GetData("!/zookeeper/config")),
+    (0, messages.GetData("!/zookeeper/quota")),
+    (0, messages.SetData("!/zookeeper/config", b"")),
+    (0, messages.GetAcl("!/zookeeper/config")),
+    (0, messages.GetAcl("!/zookeeper")),
+    (0, messages.GetChildren("!/zookeeper")),
     # versions and stats
     (0, create("/a", b"one")),
     (0, create("/a", b"again")),
     (0, create("/n", None)),
-    (0, jute.GetData("/n")),
+    (0, messages.GetData("/n")),
     (0, create("/o", b"", op=OpCode.CREATE)),
-    (0, jute.SetData("/a", b"two", 0)),
-    (0, jute.SetData("/a", b"two", 0)),
-    (0, jute.SetData("/a", None, -1)),
-    (0, jute.GetData("/a")),
-    (0, jute.SetData("/a", b"x", -2)),
-    (0, jute.Delete("/a", 7)),
+    (0, messages.SetData("/a", b"two", 0)),
+    (0, messages.SetData("/a", b"two", 0)),
+    (0, messages.SetData("/a", None, -1)),
+    (0, messages.GetData("/a")),
+    (0, messages.SetData("/a", b"x", -2)),
+    (0, messages.Delete("/a", 7)),
     (0, create("/a/b")),
     (0, create("/a/c")),
-    (0, jute.Exists("/a")),
-    (0, jute.Delete("/a")),
-    (0, jute.Delete("/a/b")),
-    (0, jute.Exists("/a")),
-    (0, jute.GetChildren("/a")),
-    (0, jute.GetChildren("/a", op=OpCode.GET_CHILDREN)),
-    (0, jute.Sync("/a")),
+    (0, messages.Exists("/a")),
+    (0, messages.Delete("/a")),
+    (0, messages.Delete("/a/b")),
+    (0, messages.Exists("/a")),
+    (0, messages.GetChildren("/a")),
+    (0, messages.GetChildren("/a", op=OpCode.GET_CHILDREN)),
+    (0, messages.Sync("/a")),
     # sequences, ephemerals, modes
     (0, create("/a/s", flags=SEQUENTIAL)),
     (0, create("/a/s", flags=SEQUENTIAL)),
@@ -192,16 +192,16 @@ SCRIPT: list[Step] = [
     (0, create("/a/e", flags=CreateMode.EPHEMERAL_SEQUENTIAL)),
     (1, create("/a/e", flags=CreateMode.EPHEMERAL)),
     (1, create("/a/e/child")),
-    (0, jute.Exists("/a/e")),
+    (0, messages.Exists("/a/e")),
     (0, create("/a/k", flags=CreateMode.CONTAINER, op=OpCode.CREATE_CONTAINER)),
-    (0, jute.Exists("/a/k")),
+    (0, messages.Exists("/a/k")),
     (0, create("/a/k/child")),
     (0, create("/a/t", flags=CreateMode.PERSISTENT_WITH_TTL)),
     (0, create("/a/t", flags=CreateMode.PERSISTENT_WITH_TTL, op=OpCode.CREATE_TTL, ttl_ms=1000)),
     (0, create("/a/t", flags=7)),
     (0, create("/a/t", flags=-1)),
     (0, create("/a/plain", flags=CreateMode.CONTAINER)),
-    (0, jute.Exists("/a/plain")),
+    (0, messages.Exists("/a/plain")),
     # ACLs
     (0, create("/acl0", acl=())),
     (0, create("/acl0", acl=(Acl(31, "world", "me"),))),
@@ -211,86 +211,95 @@ SCRIPT: list[Step] = [
     (0, create("/acl0", acl=(Acl(31, "ip", "1.2.3.4/33"),))),
     (0, create("/acl0", acl=DIGEST_ACL)),
     (0, create("/nope/x", acl=())),
-    (0, jute.Auth("digest", b"user:secret")),
+    (0, messages.Auth("digest", b"user:secret")),
     (0, create("/acl1", b"mine", acl=(Acl(31, "auth", ""), Acl(1, "world", "anyone"), Acl(1, "world", "anyone")))),
-    (0, jute.GetAcl("/acl1")),
-    (1, jute.GetAcl("/acl1")),
-    (1, jute.GetData("/acl1")),
-    (1, jute.SetData("/acl1", b"not mine")),
+    (0, messages.GetAcl("/acl1")),
+    (1, messages.GetAcl("/acl1")),
+    (1, messages.GetData("/acl1")),
+    (1, messages.SetData("/acl1", b"not mine")),
     (1, create("/acl1/child")),
     (0, create("/acl1/child", acl=DIGEST_ACL)),
-    (1, jute.GetData("/acl1/child")),
-    (1, jute.GetAcl("/acl1/child")),
-    (1, jute.GetChildren("/acl1/child")),
-    (1, jute.Exists("/acl1/child")),
-    (1, jute.Delete("/acl1/child")),
-    (1, jute.SetAcl("/acl1", OPEN_ACL)),
+    (1, messages.GetData("/acl1/child")),
+    (1, messages.GetAcl("/acl1/child")),
+    (1, messages.GetChildren("/acl1/child")),
+    (1, messages.Exists("/acl1/child")),
+    (1, messages.Delete("/acl1/child")),
+    (1, messages.SetAcl("/acl1", OPEN_ACL)),
     (1, multi(Check("/acl1/child", -1))),
-    (1, jute.Auth("digest", b"user:secret")),
-    (1, jute.SetAcl("/acl1", OPEN_ACL, 3)),
-    (1, jute.SetAcl("/acl1", READ_ACL, 0)),
-    (1, jute.Exists("/acl1")),
-    (0, jute.SetData("/acl1", b"")),
+    (1, messages.Auth("digest", b"user:secret")),
+    (1, messages.SetAcl("/acl1", OPEN_ACL, 3)),
+    (1, messages.SetAcl("/acl1", READ_ACL, 0)),
+    (1, messages.Exists("/acl1")),
+    (0, messages.SetData("/acl1", b"")),
     (0, create("/acl2", acl=(Acl(31, "ip", "127.0.0.1"),))),
-    (0, jute.GetData("/acl2")),
+    (0, messages.GetData("/acl2")),
     (0, create("/acl3", acl=(Acl(31, "ip", "127.0.0.9/8"),))),
-    (0, jute.GetData("/acl3")),
+    (0, messages.GetData("/acl3")),
     (0, create("/acl4", acl=(Acl(31, "ip", "10.0.0.1"),))),
-    (0, jute.GetData("/acl4")),
+    (0, messages.GetData("/acl4")),
     # multi
     (0, multi()),
-    (0, multi(create("/m"), jute.SetData("/m", b"1"), jute.SetData("/m", b"2", 1), Check("/m", 2))),
-    (0, multi(create("/m/s", flags=SEQUENTIAL), create("/m/s", flags=SEQUENTIAL), jute.Delete("/m/s0000000000"))),
-    (0, multi(create("/x"), create("/x/y"), jute.Delete("/x"), create("/z"))),
-    (0, multi(create("/x"), create("/x/y"), jute.Delete("/x/y"), jute.Delete("/x"))),
-    (0, multi(create("/x"), create("/x"), jute.Delete("/m"))),
+    (0, multi(create("/m"), messages.SetData("/m", b"1"), messages.SetData("/m", b"2", 1), Check("/m", 2))),
+    (0, multi(create("/m/s", flags=SEQUENTIAL), create("/m/s", flags=SEQUENTIAL), messages.Delete("/m/s0000000000"))),
+    (0, multi(create("/x"), create("/x/y"), messages.Delete("/x"), create("/z"))),
+    (0, multi(create("/x"), create("/x/y"), messages.Delete("/x/y"), messages.Delete("/x"))),
+    (0, multi(create("/x"), create("/x"), messages.Delete("/m"))),
     (0, multi(Check("/m", 99), create("/z"))),
     (0, multi(Check("/nope", 0))),
     (0, multi(create("/q", flags=CreateMode.EPHEMERAL), create("/q/r"))),
-    (0, multi(jute.Delete("/m", 5), jute.Delete("/m"))),
+    (0, multi(messages.Delete("/m", 5), messages.Delete("/m"))),
     (0, multi(create("/box", flags=CreateMode.CONTAINER), create("/box/thing"))),
-    (0, jute.Exists("/x")),
-    (0, jute.GetChildren("/m")),
+    (0, messages.Exists("/x")),
+    (0, messages.GetChildren("/m")),
     (0, create("/m/s", flags=SEQUENTIAL)),
     # watches
-    (0, jute.Exists("/w", True)),
-    (1, jute.Exists("/w", True)),
-    (1, jute.GetChildren("/", True)),
+    (0, messages.Exists("/w", True)),
+    (1, messages.Exists("/w", True)),
+    (1, messages.GetChildren("/", True)),
     (1, create("/w")),
-    (0, jute.GetData("/w", True)),
-    (0, jute.SetData("/w", b"1")),
-    (0, jute.SetData("/w", b"2")),
-    (0, jute.GetData("/w", True)),
-    (0, jute.Exists("/w", True)),
-    (0, jute.GetChildren("/w", True)),
-    (1, jute.GetChildren("/w", True)),
+    (0, messages.GetData("/w", True)),
+    (0, messages.SetData("/w", b"1")),
+    (0, messages.SetData("/w", b"2")),
+    (0, messages.GetData("/w", True)),
+    (0, messages.Exists("/w", True)),
+    (0, messages.GetChildren("/w", True)),
+    (1, messages.GetChildren("/w", True)),
     (1, create("/w/c")),
     (1, create("/w/d")),
-    (0, jute.GetChildren("/w", True)),
-    (1, multi(jute.Delete("/w/c"), jute.Delete("/w/d"), create("/w/e"), jute.Delete("/w/e"), jute.Delete("/w"))),
-    (0, jute.GetData("/w", True)),
-    (0, jute.GetChildren("/w", True)),
-    (0, jute.Exists("/w", True)),
-    (0, multi(create("/w"), jute.SetData("/w", b""), jute.Delete("/w"), create("/nope/x"))),
-    (0, multi(create("/w"), jute.SetData("/w", b""), jute.Delete("/w"))),
-    (0, jute.SetAcl("/m", OPEN_ACL)),
-    (0, jute.GetData("/m", True)),
-    (0, jute.SetAcl("/m", OPEN_ACL)),
-    (0, jute.CheckWatches("/m", 2)),
-    (0, jute.CheckWatches("/m", 1)),
-    (0, jute.RemoveWatches("/m", 1)),
-    (0, jute.RemoveWatches("/m", 3)),
-    (0, jute.RemoveWatches("/m", 3)),
-    (0, jute.SetData("/m", b"unwatched")),
-    (0, jute.SetWatches(0, ("/m", "/nope"), ("/m", "/nope"), ("/m", "/nope"))),
-    (0, jute.SetWatches(2**62, ("/m", "/nope"), ("/m", "/nope"), ("/m", "/nope"))),
-    (1, jute.SetData("/m", b"seen")),
+    (0, messages.GetChildren("/w", True)),
+    (
+        1,
+        multi(
+            messages.Delete("/w/c"),
+            messages.Delete("/w/d"),
+            create("/w/e"),
+            messages.Delete("/w/e"),
+            messages.Delete("/w"),
+        ),
+    ),
+    (0, messages.GetData("/w", True)),
+    (0, messages.GetChildren("/w", True)),
+    (0, messages.Exists("/w", True)),
+    (0, multi(create("/w"), messages.SetData("/w", b""), messages.Delete("/w"), create("/nope/x"))),
+    (0, multi(create("/w"), messages.SetData("/w", b""), messages.Delete("/w"))),
+    (0, messages.SetAcl("/m", OPEN_ACL)),
+    (0, messages.GetData("/m", True)),
+    (0, messages.SetAcl("/m", OPEN_ACL)),
+    (0, messages.CheckWatches("/m", 2)),
+    (0, messages.CheckWatches("/m", 1)),
+    (0, messages.RemoveWatches("/m", 1)),
+    (0, messages.RemoveWatches("/m", 3)),
+    (0, messages.RemoveWatches("/m", 3)),
+    (0, messages.SetData("/m", b"unwatched")),
+    (0, messages.SetWatches(0, ("/m", "/nope"), ("/m", "/nope"), ("/m", "/nope"))),
+    (0, messages.SetWatches(2**62, ("/m", "/nope"), ("/m", "/nope"), ("/m", "/nope"))),
+    (1, messages.SetData("/m", b"seen")),
     (1, create("/nope")),
     (1, create("/m/new")),
     # a session's end
-    (0, jute.Exists("/a/e", True)),
-    (0, jute.GetChildren("/a", True)),
-    (1, jute.Exists("/a")),
+    (0, messages.Exists("/a/e", True)),
+    (0, messages.GetChildren("/a", True)),
+    (1, messages.Exists("/a")),
 ]
 
 
@@ -314,8 +323,8 @@ def test_random_requests_are_answered_as_zookeeper_does(
             lambda: create(path, chance.choice([b"", b"data", None])),
             lambda: create(path, flags=CreateMode.EPHEMERAL),
             lambda: create("/b/s", flags=SEQUENTIAL),
-            lambda: jute.Delete(path, version()) if path != "/" else jute.Delete("/a"),
-            lambda: jute.SetData(path, b"x" * chance.randrange(5), version()),
+            lambda: messages.Delete(path, version()) if path != "/" else messages.Delete("/a"),
+            lambda: messages.SetData(path, b"x" * chance.randrange(5), version()),
         ]
         return chance.choice(makers)()
 
@@ -327,9 +336,9 @@ def test_random_requests_are_answered_as_zookeeper_does(
             write,
             lambda: multi(*(write() for _ in range(chance.randrange(5)))),
             lambda: multi(*(Check(path, version()) if chance.random() < 0.3 else write() for _ in range(2))),
-            lambda: jute.GetData(path, chance.random() < 0.5),
-            lambda: jute.Exists(path, chance.random() < 0.5),
-            lambda: jute.GetChildren(path, chance.random() < 0.5),
+            lambda: messages.GetData(path, chance.random() < 0.5),
+            lambda: messages.Exists(path, chance.random() < 0.5),
+            lambda: messages.GetChildren(path, chance.random() < 0.5),
         ]
         return chance.choice(makers)()
 

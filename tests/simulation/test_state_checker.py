@@ -3,7 +3,7 @@ import pytest
 from klamm.simulation.process import SimulationFailure
 from klamm.simulation.state_checker import StateChecker
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
-from klamm.zookeeper.jute import OPEN_ACL
+from klamm.zookeeper.messages import OPEN_ACL
 from klamm.zookeeper.server.tree import CreateTxn, DeleteTxn, MultiTxn, SetDataTxn, ZnodeTree
 
 STATE = "/brokers/topics/t/partitions/0/state"

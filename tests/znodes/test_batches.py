@@ -14,9 +14,9 @@ from zookeeper_scenarios import Scene
 from klamm.environment import SystemEnvironment
 from klamm.znodes import batches
 from klamm.znodes.batches import ControllerMoved
-from klamm.zookeeper import errors, jute
+from klamm.zookeeper import errors, jute, messages
 from klamm.zookeeper.client import ZooKeeperClient
-from klamm.zookeeper.jute import Check, Create, Delete, MultiOperation, MultiResult, OpCode, SetData
+from klamm.zookeeper.messages import Check, Create, Delete, MultiOperation, MultiResult, OpCode, SetData
 from klamm.zookeeper.server import ZooKeeperServer
 
 
@@ -62,10 +62,10 @@ def test_batches_are_bounded_and_keep_the_order(some: list[MultiOperation], repe
     assert [operation for batch in made for operation in batch] == many
     for batch in made:
         assert 0 < len(batch) < batches.MAX_BATCH_OPERATIONS
-        size = len(jute.encode_request(1, jute.Multi((Check("/controller_epoch", 1), *batch))))
+        size = len(jute.encode_request(1, messages.Multi((Check("/controller_epoch", 1), *batch))))
         assert size <= batches.MAX_BATCH_BYTES + 1000 or len(batch) == 1
     for batch, following in itertools.pairwise(made):
-        joined = len(jute.encode_request(1, jute.Multi((*batch, following[0]))))
+        joined = len(jute.encode_request(1, messages.Multi((*batch, following[0]))))
         assert len(batch) == batches.MAX_BATCH_OPERATIONS - 1 or joined > batches.MAX_BATCH_BYTES / 2
 
 

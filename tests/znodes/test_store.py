@@ -24,7 +24,7 @@ from klamm.znodes.store import MAX_ZNODE_BYTES, KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper import errors
 from klamm.zookeeper.client import ZooKeeperClient
-from klamm.zookeeper.jute import EventType, Stat
+from klamm.zookeeper.messages import EventType, Stat
 from klamm.zookeeper.server import ZooKeeperServer
 
 T = TypeVar("T")

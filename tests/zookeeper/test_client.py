@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from zookeeper_scenarios import SCENARIOS, Scene, States, a_cut_between_two_notifications_loses_no_watch
 
 from klamm.environment import SystemEnvironment
-from klamm.zookeeper import errors, jute
+from klamm.zookeeper import errors, jute, messages
 from klamm.zookeeper.client import State, ZooKeeperClient
 from klamm.zookeeper.client.connect_string import parse_connect_string
 from klamm.zookeeper.client.watches import SET_WATCHES_BYTES, WatchKind, WatchTable
-from klamm.zookeeper.jute import EventType, KeeperState, WatcherEvent
+from klamm.zookeeper.messages import EventType, KeeperState, WatcherEvent
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.server.connection import ClientConnection
 from klamm.zookeeper.server.requests import encode_event
@@ -55,9 +55,9 @@ def play(tmp_path: Path, scenario: Callable[[Scene], Awaitable[None]], server_cl
 class ScriptedServer(asyncio.Protocol):
     """Answers the handshake with the next of `responses` (None: closes the connection), and nothing else."""
 
-    def __init__(self, responses: list[jute.ConnectResponse | None]) -> None:
+    def __init__(self, responses: list[messages.ConnectResponse | None]) -> None:
         self._responses = responses
-        self.requests: list[jute.ConnectRequest] = []
+        self.requests: list[messages.ConnectRequest] = []
 
     def __call__(self) -> asyncio.Protocol:
         return self
@@ -76,7 +76,7 @@ class ScriptedServer(asyncio.Protocol):
 
 
 def with_scripted_server(
-    responses: list[jute.ConnectResponse | None],
+    responses: list[messages.ConnectResponse | None],
     scenario: Callable[[ScriptedServer, ZooKeeperClient], Awaitable[None]],
 ) -> None:
     async def main() -> None:
@@ -100,7 +100,7 @@ def test_a_server_that_closes_during_the_handshake_is_tried_again() -> None:
         assert len(script.requests) == 3
         assert (client.session_id, client.session_timeout_ms) == (7, 9000)
 
-    with_scripted_server([None, None, jute.ConnectResponse(9000, 7, b"pw" * 8, None)], scenario)
+    with_scripted_server([None, None, messages.ConnectResponse(9000, 7, b"pw" * 8, None)], scenario)
 
 
 def test_a_foreign_session_is_garbage() -> None:
@@ -112,7 +112,7 @@ def test_a_foreign_session_is_garbage() -> None:
         assert [request.session_id for request in script.requests] == [0, 7, 7]
         assert script.requests[2].password == b"first password  "
 
-    first = jute.ConnectResponse(9000, 7, b"first password  ")
+    first = messages.ConnectResponse(9000, 7, b"first password  ")
     with_scripted_server([first, first._replace(session_id=8), first], scenario)
 
 

@@ -12,7 +12,7 @@ from klamm.simulation.world import World
 from klamm.znodes import batches
 from klamm.zookeeper import errors
 from klamm.zookeeper.client import State, ZooKeeperClient, retrying
-from klamm.zookeeper.jute import Create, MultiOperation, SetData, WatcherEvent
+from klamm.zookeeper.messages import Create, MultiOperation, SetData, WatcherEvent
 from klamm.zookeeper.server import ZooKeeperServer
 
 WRITES = 100

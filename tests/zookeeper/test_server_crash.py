@@ -10,8 +10,8 @@ import pytest
 from zookeeper_wire import Reply, WireClient
 
 from klamm.simulation.world import Node, World
-from klamm.zookeeper import jute
-from klamm.zookeeper.jute import CreateMode
+from klamm.zookeeper import messages
+from klamm.zookeeper.messages import CreateMode
 from klamm.zookeeper.server import ZooKeeperServer
 
 PORT = 2181
@@ -40,20 +40,20 @@ def test_acknowledged_writes_survive_the_death_of_process_and_machine(seed: int)
         client = await connect(node)
         path = f"/{writer}"
         attempted.setdefault(path, 0)
-        await client.call(jute.Create(path, b""))
+        await client.call(messages.Create(path, b""))
         acknowledged.setdefault(path, 0)
-        reply = await client.call(jute.Exists(path))
-        assert isinstance(reply.response, jute.StatResponse)
+        reply = await client.call(messages.Exists(path))
+        assert isinstance(reply.response, messages.StatResponse)
         assert reply.response.stat.version >= acknowledged[path]
         attempted[path] = acknowledged[path] = reply.response.stat.version
         while True:
             window = world.random.randint(1, 8)
             for _ in range(window):
-                client.send(jute.SetData(path, b"x" * world.random.choice([1, 100, 6000])))
+                client.send(messages.SetData(path, b"x" * world.random.choice([1, 100, 6000])))
                 attempted[path] += 1
             for _ in range(window):
                 reply = await client.reply()
-                assert isinstance(reply.response, jute.StatResponse)
+                assert isinstance(reply.response, messages.StatResponse)
                 acknowledged[path] = reply.response.stat.version
                 highest_zxid = max(highest_zxid, reply.zxid)
 
@@ -84,13 +84,13 @@ def test_a_failing_disk_stops_the_server_and_loses_nothing(operation: str, seed:
 
     async def write(node: Node) -> None:
         client = await connect(node)
-        await client.call(jute.Create("/a", b""))
+        await client.call(messages.Create("/a", b""))
         node.disk.fail(operation, "/zookeeper/log.*", errno.EIO)
         for _ in range(10):
-            client.send(jute.SetData("/a", bytes(5000)))
+            client.send(messages.SetData("/a", bytes(5000)))
         while True:
             reply = await client.reply()
-            assert isinstance(reply.response, jute.StatResponse)
+            assert isinstance(reply.response, messages.StatResponse)
             versions.append(reply.response.stat.version)
 
     async def scenario() -> None:
@@ -123,7 +123,7 @@ def test_a_full_disk_stops_the_server_and_space_lets_it_go_on() -> None:
         client = await connect(node)
         count = 0
         with contextlib.suppress(OSError, EOFError):
-            while not (await client.call(jute.Create(f"/{count}", bytes(1000)))).error:
+            while not (await client.call(messages.Create(f"/{count}", bytes(1000)))).error:
                 count += 1
         return count
 
@@ -149,9 +149,9 @@ def test_a_disk_that_fails_during_a_snapshot_stops_the_server(pattern: str, oper
 
     async def write(node: Node) -> None:
         client = await connect(node)
-        await client.call(jute.Create("/a", b""))
+        await client.call(messages.Create("/a", b""))
         while True:
-            await client.call(jute.SetData("/a", b"x"))
+            await client.call(messages.SetData("/a", b"x"))
 
     async def scenario() -> None:
         node = world.node("server")
@@ -183,10 +183,10 @@ def test_a_read_waits_for_the_writes_it_would_show() -> None:
 
         writer = await connect(node)
         reader = await connect(node)
-        assert (await reader.call(jute.Exists("/a", True))).error
+        assert (await reader.call(messages.Exists("/a", True))).error
         node.environment.run_blocking = slow_disk  # type: ignore[method-assign]
-        writer.send(jute.Create("/a", b"", flags=CreateMode.EPHEMERAL))
-        reader.send(jute.GetData("/a"))
+        writer.send(messages.Create("/a", b"", flags=CreateMode.EPHEMERAL))
+        reader.send(messages.GetData("/a"))
         await asyncio.sleep(5)
         assert server._tree.find("/a") is not None, "judged and applied, though not durable"
         with pytest.raises(TimeoutError):
@@ -209,8 +209,8 @@ def test_sessions_ephemerals_and_their_timeouts_survive_a_restart() -> None:
         await node.run(serve(node, min_session_timeout_ms=1000))
         stays = await connect(node, timeout_ms=5000)
         leaves = await connect(node, timeout_ms=3000)
-        await stays.call(jute.Create("/stays", b"", flags=CreateMode.EPHEMERAL))
-        await leaves.call(jute.Create("/leaves", b"", flags=CreateMode.EPHEMERAL))
+        await stays.call(messages.Create("/stays", b"", flags=CreateMode.EPHEMERAL))
+        await leaves.call(messages.Create("/leaves", b"", flags=CreateMode.EPHEMERAL))
         node.crash(machine=True)
         node.restart()
         await asyncio.sleep(60)
@@ -218,7 +218,7 @@ def test_sessions_ephemerals_and_their_timeouts_survive_a_restart() -> None:
         again = await connect(node, timeout_ms=5000, session=stays.session)
         assert again.session == stays.session
         await asyncio.sleep(2.9)
-        await again.call(jute.Ping())
+        await again.call(messages.Ping())
         assert server._tree.find("/leaves") is not None
         await asyncio.sleep(0.2)
         assert server._tree.find("/leaves") is None

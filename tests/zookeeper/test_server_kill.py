@@ -7,8 +7,8 @@ from pathlib import Path
 from embedded_zookeeper import EmbeddedZooKeeper
 from zookeeper_wire import WireClient
 
-from klamm.zookeeper import jute
-from klamm.zookeeper.jute import CreateMode
+from klamm.zookeeper import messages
+from klamm.zookeeper.messages import CreateMode
 
 ROUNDS = 10
 
@@ -27,18 +27,18 @@ class Acknowledged:
 async def write(port: int, path: str, acknowledged: Acknowledged) -> None:
     """Writes, pipelined, until the connection breaks."""
     client = await WireClient.connect(port)
-    await client.call(jute.Create(path, b""))
+    await client.call(messages.Create(path, b""))
     acknowledged.versions.setdefault(path, 0)
     while True:
         for _ in range(20):
-            client.send(jute.SetData(path, b"data" * 20))
-            client.send(jute.Create(f"{path}/n-", b"", flags=CreateMode.PERSISTENT_SEQUENTIAL))
-            client.send(jute.Multi((jute.SetData(path, b"a"), jute.SetData(path, b"b"))))
+            client.send(messages.SetData(path, b"data" * 20))
+            client.send(messages.Create(f"{path}/n-", b"", flags=CreateMode.PERSISTENT_SEQUENTIAL))
+            client.send(messages.Multi((messages.SetData(path, b"a"), messages.SetData(path, b"b"))))
         for _ in range(20):
             set_data, create, multi = await client.reply(), await client.reply(), await client.reply()
-            assert isinstance(set_data.response, jute.StatResponse)
-            assert isinstance(create.response, jute.CreateResponse)
-            assert isinstance(multi.response, jute.MultiResponse)
+            assert isinstance(set_data.response, messages.StatResponse)
+            assert isinstance(create.response, messages.CreateResponse)
+            assert isinstance(multi.response, messages.MultiResponse)
             acknowledged.sequentials[create.response.path] = None
             stat = multi.response.results[1].stat
             assert stat is not None and stat.version == set_data.response.stat.version + 2
@@ -52,14 +52,14 @@ async def check(port: int, acknowledged: Acknowledged) -> None:
     client = await WireClient.connect(port)
     names: dict[str, None] = {}
     for path, version in acknowledged.versions.items():
-        reply = await client.call(jute.Exists(path))
-        assert isinstance(reply.response, jute.StatResponse)
+        reply = await client.call(messages.Exists(path))
+        assert isinstance(reply.response, messages.StatResponse)
         assert reply.response.stat.version >= version
-        children = await client.call(jute.GetChildren(path))
-        assert isinstance(children.response, jute.GetChildrenResponse)
+        children = await client.call(messages.GetChildren(path))
+        assert isinstance(children.response, messages.GetChildrenResponse)
         names.update(dict.fromkeys(f"{path}/{name}" for name in children.response.children))
     assert not [path for path in acknowledged.sequentials if path not in names]
-    await client.call(jute.CloseSession())
+    await client.call(messages.CloseSession())
 
 
 def test_killed_ten_times_it_has_every_acknowledged_write(tmp_path: Path) -> None:

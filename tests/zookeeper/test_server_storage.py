@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.environment import SystemEnvironment
-from klamm.zookeeper import jute
-from klamm.zookeeper.jute import OPEN_ACL, Acl
+from klamm.zookeeper import messages
+from klamm.zookeeper.messages import OPEN_ACL, Acl
 from klamm.zookeeper.server.blocks import (
     HEADER_BYTES,
     LOG_MAGIC,
@@ -122,7 +122,7 @@ def fill(directory: Path, counts: list[int], snapshot_every: int = 10**9, data: 
         for _ in range(count):
             paths.append(f"/{len(paths)}")
             durable.clear()
-            database.commit(database.tree.prepare(jute.Create(paths[-1], data), Caller(1, ())))
+            database.commit(database.tree.prepare(messages.Create(paths[-1], data), Caller(1, ())))
             await durable.wait()
             if database._snapshotting is not None:
                 await database._snapshotting
@@ -261,7 +261,7 @@ def test_a_session_with_megabytes_of_ephemerals_ends_and_stays_ended(tmp_path: P
         await database.open()
         database.commit(CreateSessionTxn(1, 1000, b"secret"))
         for number in range(10):
-            create = jute.Create(f"/{number}" + 900_000 * "x", b"", flags=jute.CreateMode.EPHEMERAL)
+            create = messages.Create(f"/{number}" + 900_000 * "x", b"", flags=messages.CreateMode.EPHEMERAL)
             database.commit(database.tree.prepare(create, Caller(1, ())))
         database.commit(CloseSessionTxn(1))
         await database.close()
@@ -307,11 +307,11 @@ def test_data_and_acls_come_back_through_snapshot_and_log(tmp_path: Path) -> Non
         me = Caller(5, ())
         database.commit(CreateSessionTxn(5, 4000, b"password"))
         for request in (
-            jute.Create("/null", None),
-            jute.Create("/acl", b"x", acl),
-            jute.Create("/ephemeral", b"e", flags=1),
-            jute.SetData("/null", b"set"),
-            jute.SetData("/null", None),
+            messages.Create("/null", None),
+            messages.Create("/acl", b"x", acl),
+            messages.Create("/ephemeral", b"e", flags=1),
+            messages.SetData("/null", b"set"),
+            messages.SetData("/null", None),
         ):
             database.commit(database.tree.prepare(request, me))
             await asyncio.sleep(0.01)

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from klamm.zookeeper import errors, jute
+from klamm.zookeeper import errors, messages
 from klamm.zookeeper.errors import ZooKeeperError, ZooKeeperErrorCode
-from klamm.zookeeper.jute import OPEN_ACL, READ_ACL, Acl, CreateMode, EventType, OpCode, WatcherType
+from klamm.zookeeper.messages import OPEN_ACL, READ_ACL, Acl, CreateMode, EventType, OpCode, WatcherType
 from klamm.zookeeper.server.records import decode_batch, encode_batch, encode_record
 from klamm.zookeeper.server.tree import (
     Applied,
@@ -42,7 +42,7 @@ def do(tree: ZnodeTree, request: Any, caller: Caller = ME) -> Applied:
 def create(
     tree: ZnodeTree, path: str, data: bytes | None = b"", flags: int = 0, caller: Caller = ME, **rest: Any
 ) -> str:
-    txn = tree.prepare(jute.Create(path, data, flags=flags, **rest), caller)
+    txn = tree.prepare(messages.Create(path, data, flags=flags, **rest), caller)
     assert isinstance(txn, CreateTxn)
     tree.apply(txn, tree.zxid + 1, 1000 + tree.zxid)
     return txn.path
@@ -83,7 +83,7 @@ def test_create_fills_the_stat_and_changes_the_parents() -> None:
     assert (stat.czxid, stat.mzxid, stat.pzxid) == (1, 1, 2)
     assert (stat.ctime_ms, stat.mtime_ms) == (1000, 1000)
     assert (stat.version, stat.cversion, stat.data_length, stat.num_children) == (0, 1, 3, 1)
-    do(tree, jute.Delete("/a/b"))
+    do(tree, messages.Delete("/a/b"))
     stat = tree.stat("/a")
     assert (stat.pzxid, stat.cversion, stat.num_children) == (3, 2, 0)
 
@@ -91,11 +91,11 @@ def test_create_fills_the_stat_and_changes_the_parents() -> None:
 def test_set_data_changes_version_time_and_length() -> None:
     tree = ZnodeTree()
     create(tree, "/a", b"one")
-    applied = do(tree, jute.SetData("/a", b"three", 0))
+    applied = do(tree, messages.SetData("/a", b"three", 0))
     stat = tree.stat("/a")
     assert applied.stats == [stat]
     assert (stat.version, stat.mzxid, stat.czxid, stat.mtime_ms, stat.data_length) == (1, 2, 1, 1001, 5)
-    do(tree, jute.SetData("/a", None))
+    do(tree, messages.SetData("/a", None))
     assert tree.get_data("/a", ME) == (None, tree.stat("/a"))
 
 
@@ -104,7 +104,7 @@ def test_sequence_numbers_count_the_children_ever_created() -> None:
     create(tree, "/q")
     assert create(tree, "/q/n-", flags=SEQUENTIAL) == "/q/n-0000000000"
     create(tree, "/q/other")
-    do(tree, jute.Delete("/q/n-0000000000"))
+    do(tree, messages.Delete("/q/n-0000000000"))
     assert create(tree, "/q/n-", flags=SEQUENTIAL) == "/q/n-0000000002"
     assert create(tree, "/q/", flags=SEQUENTIAL) == "/q/0000000003"
 
@@ -113,42 +113,42 @@ def test_versions_wrap_as_java_integers() -> None:
     tree = ZnodeTree()
     create(tree, "/a")
     tree._nodes["/a"].version = 2**31 - 1
-    assert do(tree, jute.SetData("/a", b"")).stats[0].version == -(2**31)  # type: ignore[union-attr]
+    assert do(tree, messages.SetData("/a", b"")).stats[0].version == -(2**31)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
     ("request_", "error"),
     [
-        (jute.Create("/a", b""), errors.NodeExists),
-        (jute.Create("/", b""), errors.NodeExists),
-        (jute.Create("/no/child", b""), errors.NoNode),
-        (jute.Create("no-slash", b""), errors.BadArguments),
-        (jute.Create("", b""), errors.BadArguments),
-        (jute.Create("/a/", b""), errors.BadArguments),
-        (jute.Create("/a/..", b""), errors.BadArguments),
-        (jute.Create("/a\0", b""), errors.BadArguments),
-        (jute.Create("/x", b"", flags=9), errors.BadArguments),
-        (jute.Create("/x", b"", flags=5), errors.Unimplemented),
-        (jute.Create("/x", b"", flags=5, op=OpCode.CREATE_TTL, ttl_ms=5), errors.Unimplemented),
-        (jute.Create("/x", b"", acl=()), errors.InvalidACL),
-        (jute.Create("/x", b"", acl=(Acl(31, "auth", ""),)), errors.InvalidACL),
-        (jute.Create("/x", b"", acl=(Acl(31, "moon", "x"),)), errors.InvalidACL),
-        (jute.Create("/e/child", b""), errors.NoChildrenForEphemerals),
-        (jute.Create("/closed/child", b""), errors.NoAuth),
-        (jute.Delete("/no"), errors.NoNode),
-        (jute.Delete("/a"), errors.NotEmpty),
-        (jute.Delete("/a/b", 3), errors.BadVersion),
-        (jute.Delete("/"), errors.BadArguments),
-        (jute.Delete("/zookeeper/quota"), errors.BadArguments),
-        (jute.Delete("/closed/inside"), errors.NoAuth),
-        (jute.SetData("/no", b""), errors.NoNode),
-        (jute.SetData("/no/", b""), errors.BadArguments),
-        (jute.SetData("/a", b"", 4), errors.BadVersion),
-        (jute.SetData("/closed", b""), errors.NoAuth),
-        (jute.SetAcl("/no", OPEN_ACL), errors.NoNode),
-        (jute.SetAcl("/a", OPEN_ACL, 1), errors.BadVersion),
-        (jute.SetAcl("/a", ()), errors.InvalidACL),
-        (jute.SetAcl("/closed", OPEN_ACL), errors.NoAuth),
+        (messages.Create("/a", b""), errors.NodeExists),
+        (messages.Create("/", b""), errors.NodeExists),
+        (messages.Create("/no/child", b""), errors.NoNode),
+        (messages.Create("no-slash", b""), errors.BadArguments),
+        (messages.Create("", b""), errors.BadArguments),
+        (messages.Create("/a/", b""), errors.BadArguments),
+        (messages.Create("/a/..", b""), errors.BadArguments),
+        (messages.Create("/a\0", b""), errors.BadArguments),
+        (messages.Create("/x", b"", flags=9), errors.BadArguments),
+        (messages.Create("/x", b"", flags=5), errors.Unimplemented),
+        (messages.Create("/x", b"", flags=5, op=OpCode.CREATE_TTL, ttl_ms=5), errors.Unimplemented),
+        (messages.Create("/x", b"", acl=()), errors.InvalidACL),
+        (messages.Create("/x", b"", acl=(Acl(31, "auth", ""),)), errors.InvalidACL),
+        (messages.Create("/x", b"", acl=(Acl(31, "moon", "x"),)), errors.InvalidACL),
+        (messages.Create("/e/child", b""), errors.NoChildrenForEphemerals),
+        (messages.Create("/closed/child", b""), errors.NoAuth),
+        (messages.Delete("/no"), errors.NoNode),
+        (messages.Delete("/a"), errors.NotEmpty),
+        (messages.Delete("/a/b", 3), errors.BadVersion),
+        (messages.Delete("/"), errors.BadArguments),
+        (messages.Delete("/zookeeper/quota"), errors.BadArguments),
+        (messages.Delete("/closed/inside"), errors.NoAuth),
+        (messages.SetData("/no", b""), errors.NoNode),
+        (messages.SetData("/no/", b""), errors.BadArguments),
+        (messages.SetData("/a", b"", 4), errors.BadVersion),
+        (messages.SetData("/closed", b""), errors.NoAuth),
+        (messages.SetAcl("/no", OPEN_ACL), errors.NoNode),
+        (messages.SetAcl("/a", OPEN_ACL, 1), errors.BadVersion),
+        (messages.SetAcl("/a", ()), errors.InvalidACL),
+        (messages.SetAcl("/closed", OPEN_ACL), errors.NoAuth),
     ],
 )
 def test_refused_writes_change_nothing(request_: Any, error: type[ZooKeeperError]) -> None:
@@ -158,7 +158,7 @@ def test_refused_writes_change_nothing(request_: Any, error: type[ZooKeeperError
     create(tree, "/e", flags=EPHEMERAL)
     create(tree, "/closed")
     create(tree, "/closed/inside")
-    do(tree, jute.SetAcl("/closed", READ_ACL))
+    do(tree, messages.SetAcl("/closed", READ_ACL))
     before = images(tree)
     with pytest.raises(error):
         tree.prepare(request_, OTHER)
@@ -221,7 +221,7 @@ def test_closing_a_session_deletes_its_ephemerals_in_one_transaction() -> None:
 def test_an_ephemeral_deleted_by_hand_is_no_longer_its_sessions() -> None:
     tree = ZnodeTree()
     create(tree, "/mine", flags=EPHEMERAL)
-    do(tree, jute.Delete("/mine"), OTHER)
+    do(tree, messages.Delete("/mine"), OTHER)
     assert tree.ephemeral_count == 0
 
 
@@ -232,7 +232,7 @@ def test_containers_go_when_their_last_child_has_gone() -> None:
     assert tree.prepare_delete_containers() == [], "it has never had a child"
     create(tree, "/box/thing")
     assert tree.prepare_delete_containers() == []
-    do(tree, jute.Delete("/box/thing"))
+    do(tree, messages.Delete("/box/thing"))
     assert [txn.path for txn in tree.prepare_delete_containers()] == ["/box"]
 
 
@@ -244,17 +244,17 @@ def test_a_multi_sees_its_own_operations() -> None:
     create(tree, "/q")
     applied = do(
         tree,
-        jute.Multi(
+        messages.Multi(
             (
-                jute.Create("/q/s", b"", flags=SEQUENTIAL),
-                jute.Create("/q/s", b"", flags=SEQUENTIAL),
-                jute.SetData("/q", b"x", 0),
-                jute.Check("/q", 1),
-                jute.Delete("/q/s0000000000"),
-                jute.Create("/t", b""),
-                jute.Create("/t/u", b""),
-                jute.Delete("/t/u"),
-                jute.Delete("/t"),
+                messages.Create("/q/s", b"", flags=SEQUENTIAL),
+                messages.Create("/q/s", b"", flags=SEQUENTIAL),
+                messages.SetData("/q", b"x", 0),
+                messages.Check("/q", 1),
+                messages.Delete("/q/s0000000000"),
+                messages.Create("/t", b""),
+                messages.Create("/t/u", b""),
+                messages.Delete("/t/u"),
+                messages.Delete("/t"),
             )
         ),
     )
@@ -269,7 +269,17 @@ def test_a_failed_multi_changes_nothing_and_says_which_operation_failed() -> Non
     create(tree, "/a")
     before = images(tree)
     with pytest.raises(MultiFailed) as failed:
-        do(tree, jute.Multi((jute.Create("/b", b""), jute.SetData("/a", b"x"), jute.Check("/a", 0), jute.Delete("/b"))))
+        do(
+            tree,
+            messages.Multi(
+                (
+                    messages.Create("/b", b""),
+                    messages.SetData("/a", b"x"),
+                    messages.Check("/a", 0),
+                    messages.Delete("/b"),
+                )
+            ),
+        )
     assert failed.value.codes == [
         ZooKeeperErrorCode.OK,
         ZooKeeperErrorCode.OK,
@@ -283,7 +293,7 @@ def test_a_failed_multi_changes_nothing_and_says_which_operation_failed() -> Non
 def test_a_multi_takes_the_acl_of_its_own_creates_into_account() -> None:
     tree = ZnodeTree()
     with pytest.raises(MultiFailed) as failed:
-        do(tree, jute.Multi((jute.Create("/a", b"", READ_ACL), jute.Create("/a/b", b""))))
+        do(tree, messages.Multi((messages.Create("/a", b"", READ_ACL), messages.Create("/a/b", b""))))
     assert failed.value.codes == [ZooKeeperErrorCode.OK, ZooKeeperErrorCode.NO_AUTH]
 
 
@@ -314,7 +324,7 @@ def test_auth_becomes_the_callers_own_identities() -> None:
     tree = ZnodeTree()
     me = Identity("digest", "me:abc=")
     caller = Caller(1, (Identity("ip", "127.0.0.1"), me))
-    do(tree, jute.Create("/mine", b"", (Acl(31, "auth", ""), Acl(31, "auth", ""))), caller)
+    do(tree, messages.Create("/mine", b"", (Acl(31, "auth", ""), Acl(31, "auth", ""))), caller)
     assert tree.get_acl("/mine", caller)[0] == (Acl(31, "digest", "me:abc="),)
     with pytest.raises(errors.NoAuth):
         tree.get_data("/mine", ME)
@@ -326,7 +336,7 @@ def test_auth_becomes_the_callers_own_identities() -> None:
 def test_digests_are_hidden_from_those_who_may_only_read() -> None:
     tree = ZnodeTree()
     caller = Caller(1, (Identity("digest", "me:abc="),))
-    do(tree, jute.Create("/mine", b"", (Acl(31, "auth", ""), Acl(1, "world", "anyone"))), caller)
+    do(tree, messages.Create("/mine", b"", (Acl(31, "auth", ""), Acl(1, "world", "anyone"))), caller)
     assert tree.get_acl("/mine", ME)[0] == (Acl(31, "digest", "me:x"), Acl(1, "world", "anyone"))
 
 
@@ -383,10 +393,10 @@ def test_set_watches_tells_what_was_missed_and_sets_the_rest() -> None:
     for name in ("old", "changed", "appeared", "parent"):
         create(tree, f"/{name}")
     seen = tree.zxid
-    do(tree, jute.SetData("/changed", b"new"))
+    do(tree, messages.SetData("/changed", b"new"))
     create(tree, "/parent/child")
     watches: Watches[str] = Watches()
-    request = jute.SetWatches(
+    request = messages.SetWatches(
         seen,
         data=("/old", "/changed", "/gone"),
         exists=("/appeared", "/not yet"),
@@ -417,7 +427,7 @@ class Model:
         return [p for p in self.nodes if p != "/" and p.startswith(prefix) and "/" not in p[len(prefix) :]]
 
     def do(self, request: Any, session: int) -> ZooKeeperErrorCode:
-        if isinstance(request, jute.Multi):
+        if isinstance(request, messages.Multi):
             saved = {path: list(node) for path, node in self.nodes.items()}
             for operation in request.operations:
                 if error := self.do(operation, session):
@@ -425,7 +435,7 @@ class Model:
                     return error
             return ZooKeeperErrorCode.OK
         path = request.path
-        if isinstance(request, jute.Create):
+        if isinstance(request, messages.Create):
             parent = self.nodes.get(path.rpartition("/")[0] or "/")
             if parent is None:
                 return ZooKeeperErrorCode.NO_NODE
@@ -443,9 +453,9 @@ class Model:
             return ZooKeeperErrorCode.NO_NODE
         if request.version not in (-1, node[1]):
             return ZooKeeperErrorCode.BAD_VERSION
-        if isinstance(request, jute.SetData):
+        if isinstance(request, messages.SetData):
             node[:2] = [request.data, node[1] + 1]
-        elif isinstance(request, jute.Delete):
+        elif isinstance(request, messages.Delete):
             if self.children(path):
                 return ZooKeeperErrorCode.NOT_EMPTY
             del self.nodes[path]
@@ -459,16 +469,19 @@ paths = st.sampled_from(["/a", "/b", "/a/x", "/a/y", "/a/x/z", "/a/s0000000000",
 versions = st.sampled_from([-1, -1, 0, 1])
 payloads = st.none() | st.binary(max_size=3)
 creates = st.builds(
-    lambda path, data, flags: jute.Create("/a/s" if flags & SEQUENTIAL else path, data, flags=flags),
+    lambda path, data, flags: messages.Create("/a/s" if flags & SEQUENTIAL else path, data, flags=flags),
     paths,
     payloads,
     st.sampled_from([0, 0, EPHEMERAL, SEQUENTIAL, CreateMode.EPHEMERAL_SEQUENTIAL]),
 )
 single = st.one_of(
-    creates, creates, st.builds(jute.Delete, paths, versions), st.builds(jute.SetData, paths, payloads, versions)
+    creates,
+    creates,
+    st.builds(messages.Delete, paths, versions),
+    st.builds(messages.SetData, paths, payloads, versions),
 )
-operations = single | st.builds(jute.Check, paths, versions)
-requests = single | st.lists(operations, max_size=4).map(lambda ops: jute.Multi(tuple(ops)))
+operations = single | st.builds(messages.Check, paths, versions)
+requests = single | st.lists(operations, max_size=4).map(lambda ops: messages.Multi(tuple(ops)))
 actions = st.lists(st.tuples(st.sampled_from([7, 8]), requests | st.just("close")), max_size=40)
 
 

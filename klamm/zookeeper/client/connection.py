@@ -19,10 +19,11 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, cast
 
-from klamm.zookeeper import jute
+from klamm.zookeeper import jute, messages
 from klamm.zookeeper.client.watches import Watch
-from klamm.zookeeper.errors import ZooKeeperError, ZooKeeperErrorCode, error_for
-from klamm.zookeeper.jute import ConnectRequest, ConnectResponse, JuteError, OpCode, WatcherEvent
+from klamm.zookeeper.errors import JuteError, ZooKeeperError, ZooKeeperErrorCode, error_for
+from klamm.zookeeper.framing import FrameSplitter
+from klamm.zookeeper.messages import ConnectRequest, ConnectResponse, OpCode, WatcherEvent
 
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 """Servers do not limit their responses: the children of a znode can take megabytes."""
@@ -62,7 +63,7 @@ class Call:
         self.watch = watch
         self.absent = absent
 
-    def complete(self, error: int, response: jute.Response) -> None:
+    def complete(self, error: int, response: messages.Response) -> None:
         """Completes the future with the reply. A ZooKeeperError that `convert` raises becomes the result."""
         if self.future.done():  # The caller was cancelled.
             return
@@ -112,7 +113,7 @@ class Connection(asyncio.Protocol):
         self._hello = hello
         self._max_in_flight = max_in_flight
         self._transport: asyncio.Transport | None = None
-        self._splitter = jute.FrameSplitter(MAX_RESPONSE_BYTES)
+        self._splitter = FrameSplitter(MAX_RESPONSE_BYTES)
         self._in_flight: deque[Call] = deque()
         self._queued: deque[Call] = deque()  # Not yet sent; empty unless max_in_flight calls are in flight.
         self._outgoing: list[bytes] = []
@@ -138,7 +139,7 @@ class Connection(asyncio.Protocol):
             self._loop.call_soon(self._flush)
         self._outgoing.append(frame)
 
-    def set_watches(self, requests: Iterable[jute.SetWatches]) -> None:
+    def set_watches(self, requests: Iterable[messages.SetWatches]) -> None:
         """Arms the client's watches on this connection. To be called once, before anything is sent."""
         for request in requests:
             self._unanswered_set_watches += 1
@@ -259,4 +260,4 @@ class Connection(asyncio.Protocol):
         self._ticker = self._loop.call_later(self._tick_seconds, self._tick)
 
 
-_PING = jute.encode_request(jute.XID_PING, jute.Ping())
+_PING = jute.encode_request(jute.XID_PING, messages.Ping())

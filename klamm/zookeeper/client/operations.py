@@ -14,11 +14,11 @@ import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from typing import ParamSpec, TypeVar
 
-from klamm.zookeeper import jute
+from klamm.zookeeper import messages
 from klamm.zookeeper.client.session import Session, no_result
 from klamm.zookeeper.client.watches import Watch
 from klamm.zookeeper.errors import ConnectionLoss, NodeExists, NoNode, NotEmpty, ZooKeeperErrorCode, error_for
-from klamm.zookeeper.jute import OPEN_ACL, Acl, CreateMode, MultiOperation, MultiResult, OpCode, Stat
+from klamm.zookeeper.messages import OPEN_ACL, Acl, CreateMode, MultiOperation, MultiResult, OpCode, Stat
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -30,7 +30,7 @@ class ZooKeeperClient(Session):
     def submit_get(self, path: str, watch: Watch | None = None) -> "asyncio.Future[tuple[bytes, Stat]]":
         """The data and stat of a znode. NoNode."""
         full = self._full_path(path)
-        return self._submit(jute.GetData(full, watch is not None), path, full, _data, watch)
+        return self._submit(messages.GetData(full, watch is not None), path, full, _data, watch)
 
     async def get(self, path: str, watch: Watch | None = None) -> tuple[bytes, Stat]:
         return await self.submit_get(path, watch)
@@ -38,7 +38,7 @@ class ZooKeeperClient(Session):
     def submit_exists(self, path: str, watch: Watch | None = None) -> "asyncio.Future[Stat | None]":
         """The stat of a znode, None when it does not exist."""
         full = self._full_path(path)
-        return self._submit(jute.Exists(full, watch is not None), path, full, _stat, watch, absent=(None,))
+        return self._submit(messages.Exists(full, watch is not None), path, full, _stat, watch, absent=(None,))
 
     async def exists(self, path: str, watch: Watch | None = None) -> Stat | None:
         return await self.submit_exists(path, watch)
@@ -46,7 +46,7 @@ class ZooKeeperClient(Session):
     def submit_children(self, path: str, watch: Watch | None = None) -> "asyncio.Future[list[str]]":
         """The names of a znode's children, sorted. NoNode."""
         full = self._full_path(path)
-        request = jute.GetChildren(full, watch is not None, OpCode.GET_CHILDREN)
+        request = messages.GetChildren(full, watch is not None, OpCode.GET_CHILDREN)
         return self._submit(request, path, full, _children, watch)
 
     async def children(self, path: str, watch: Watch | None = None) -> list[str]:
@@ -66,11 +66,11 @@ class ZooKeeperClient(Session):
         full = self._full_path(path, sequential=sequential)
         flags = (CreateMode.EPHEMERAL if ephemeral else 0) | (CreateMode.PERSISTENT_SEQUENTIAL if sequential else 0)
 
-        def convert(response: jute.CreateResponse) -> tuple[str, Stat]:
+        def convert(response: messages.CreateResponse) -> tuple[str, Stat]:
             assert response.stat is not None
             return self._user_path(response.path), response.stat
 
-        return self._submit(jute.Create(full, data, tuple(acl), flags), path, full, convert)
+        return self._submit(messages.Create(full, data, tuple(acl), flags), path, full, convert)
 
     async def create(
         self,
@@ -86,7 +86,7 @@ class ZooKeeperClient(Session):
     def submit_set(self, path: str, data: bytes | None, version: int = -1) -> "asyncio.Future[Stat]":
         """Replaces a znode's data if it has this version (-1: any). NoNode, BadVersion."""
         full = self._full_path(path)
-        return self._submit(jute.SetData(full, data, version), path, full, _stat)
+        return self._submit(messages.SetData(full, data, version), path, full, _stat)
 
     async def set(self, path: str, data: bytes | None, version: int = -1) -> Stat:
         return await self.submit_set(path, data, version)
@@ -94,7 +94,7 @@ class ZooKeeperClient(Session):
     def submit_delete(self, path: str, version: int = -1) -> "asyncio.Future[None]":
         """Deletes a znode if it has this version (-1: any). NoNode, BadVersion, NotEmpty."""
         full = self._full_path(path)
-        return self._submit(jute.Delete(full, version), path, full, no_result)
+        return self._submit(messages.Delete(full, version), path, full, no_result)
 
     async def delete(self, path: str, version: int = -1) -> None:
         await self.submit_delete(path, version)
@@ -109,7 +109,7 @@ class ZooKeeperClient(Session):
                 for operation, full in zip(operations, full_paths, strict=True)
             ]
 
-        def convert(response: jute.MultiResponse) -> list[MultiResult]:
+        def convert(response: messages.MultiResponse) -> list[MultiResult]:
             _raise_failure(response.results, paths)
             if not self._chroot:
                 return list(response.results)
@@ -118,7 +118,7 @@ class ZooKeeperClient(Session):
                 for result in response.results
             ]
 
-        return self._submit(jute.Multi(tuple(operations)), "", "", convert)
+        return self._submit(messages.Multi(tuple(operations)), "", "", convert)
 
     async def multi(self, operations: Sequence[MultiOperation]) -> list[MultiResult]:
         return await self.submit_multi(operations)
@@ -126,17 +126,17 @@ class ZooKeeperClient(Session):
     async def get_acl(self, path: str) -> tuple[tuple[Acl, ...], Stat]:
         """The access control list and stat of a znode. NoNode."""
         full = self._full_path(path)
-        return await self._submit(jute.GetAcl(full), path, full, _acl)
+        return await self._submit(messages.GetAcl(full), path, full, _acl)
 
     async def set_acl(self, path: str, acl: Sequence[Acl], version: int = -1) -> Stat:
         """Replaces a znode's ACL if its `aversion` is this (-1: any). NoNode, BadVersion, InvalidACL."""
         full = self._full_path(path)
-        return await self._submit(jute.SetAcl(full, tuple(acl), version), path, full, _stat)
+        return await self._submit(messages.SetAcl(full, tuple(acl), version), path, full, _stat)
 
     async def sync(self, path: str = "/") -> None:
         """Returns when this server knows every write that any client completed before the call."""
         full = self._full_path(path)
-        await self._submit(jute.Sync(full), path, full, no_result)
+        await self._submit(messages.Sync(full), path, full, no_result)
 
     async def ensure_path(self, path: str, acl: Sequence[Acl] = OPEN_ACL) -> None:
         """Creates a znode and its parents, without data. Existing znodes stay as they are."""
@@ -180,7 +180,7 @@ class ZooKeeperClient(Session):
         parts = full.split("/")[1:] if full != "/" else []
         levels = ["/" + "/".join(parts[: depth + 1]) for depth in range(len(parts))]
         answers = await asyncio.gather(
-            *(self._submit(jute.Create(level, None, tuple(acl)), level, level, no_result) for level in levels),
+            *(self._submit(messages.Create(level, None, tuple(acl)), level, level, no_result) for level in levels),
             return_exceptions=True,
         )
         # A parent that this session may not create can still exist, so only the last level's answer decides.
@@ -200,24 +200,24 @@ async def retrying(call: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.k
             continue
 
 
-def _data(response: jute.GetDataResponse) -> tuple[bytes, Stat]:
+def _data(response: messages.GetDataResponse) -> tuple[bytes, Stat]:
     return response.data or b"", response.stat
 
 
-def _stat(response: jute.StatResponse) -> Stat:
+def _stat(response: messages.StatResponse) -> Stat:
     return response.stat
 
 
-def _children(response: jute.GetChildrenResponse) -> list[str]:
+def _children(response: messages.GetChildrenResponse) -> list[str]:
     return sorted(response.children)
 
 
-def _acl(response: jute.GetAclResponse) -> tuple[tuple[Acl, ...], Stat]:
+def _acl(response: messages.GetAclResponse) -> tuple[tuple[Acl, ...], Stat]:
     return response.acl, response.stat
 
 
 def _is_sequential(operation: MultiOperation) -> bool:
-    return isinstance(operation, jute.Create) and bool(operation.flags & CreateMode.PERSISTENT_SEQUENTIAL)
+    return isinstance(operation, messages.Create) and bool(operation.flags & CreateMode.PERSISTENT_SEQUENTIAL)
 
 
 def _raise_failure(results: Sequence[MultiResult], paths: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ Theory of operation
 - A watch that a read leaves is armed once the read has succeeded (for `exists` also when the znode is absent), fires
   once, and survives disconnections. Callbacks of watches and listeners run in a turn of the loop of their own, after
   the results that came before them.
-- A request larger than servers accept (`jute.MAX_REQUEST_BYTES`) is never sent: `RequestTooLarge` is raised.
+- A request larger than servers accept (`framing.MAX_REQUEST_BYTES`) is never sent: `RequestTooLarge` is raised.
 - Callers use paths without the chroot: it is prepended to requests and removed from responses and events.
 
 | state        | meaning                                                        | next states                          |
@@ -29,7 +29,7 @@ from enum import Enum
 from typing import Any, TypeVar
 
 from klamm.environment import Environment
-from klamm.zookeeper import jute
+from klamm.zookeeper import jute, messages
 from klamm.zookeeper.client.connect_string import parse_connect_string
 from klamm.zookeeper.client.connection import Call, Connection
 from klamm.zookeeper.client.watches import Watch, WatchKind, WatchTable
@@ -38,12 +38,14 @@ from klamm.zookeeper.errors import (
     BadArguments,
     ClientClosed,
     ConnectionLoss,
+    JuteError,
     RequestTooLarge,
     SessionExpired,
     ZooKeeperError,
     ZooKeeperErrorCode,
 )
-from klamm.zookeeper.jute import ConnectRequest, ConnectResponse, OpCode, WatcherEvent
+from klamm.zookeeper.framing import LENGTH_BYTES, MAX_REQUEST_BYTES
+from klamm.zookeeper.messages import ConnectRequest, ConnectResponse, OpCode, WatcherEvent
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +192,7 @@ class Session:
         """
         if self._connection is not None:
             try:
-                await self._submit(jute.CloseSession(), "", "", no_result)
+                await self._submit(messages.CloseSession(), "", "", no_result)
             except ZooKeeperError as error:
                 logger.info("session 0x%x is left to expire: %s", self._session_id, error)
         self._finish(State.CLOSED, "closed by its owner")
@@ -224,7 +226,7 @@ class Session:
 
     def _submit(
         self,
-        request: jute.Request,
+        request: messages.Request,
         path: str,
         full_path: str,
         convert: Callable[[Any], T],
@@ -240,9 +242,9 @@ class Session:
             frame = jute.encode_request(xid, request)
         except UnicodeEncodeError:
             raise BadArguments(ascii(path), "a path is Unicode text without surrogates") from None
-        size_bytes = len(frame) - jute.LENGTH_BYTES
-        if size_bytes > jute.MAX_REQUEST_BYTES:
-            raise RequestTooLarge(path, f"a request of {size_bytes} bytes; servers take {jute.MAX_REQUEST_BYTES}")
+        size_bytes = len(frame) - LENGTH_BYTES
+        if size_bytes > MAX_REQUEST_BYTES:
+            raise RequestTooLarge(path, f"a request of {size_bytes} bytes; servers take {MAX_REQUEST_BYTES}")
         call = Call(xid, request.op, frame, path, full_path, future, convert, watch, absent)
         if self._connection is not None:
             self._connection.send(call)
@@ -327,7 +329,7 @@ class Session:
             self._finish(State.EXPIRED, "the server has ended the session")
             return
         if self._session_id not in (0, response.session_id):
-            raise jute.JuteError(f"session 0x{response.session_id:x} instead of 0x{self._session_id:x}")
+            raise JuteError(f"session 0x{response.session_id:x} instead of 0x{self._session_id:x}")
         self._session_id, self._password = response.session_id, response.password
         self._granted_timeout_ms = response.timeout_ms
         self._connection = connection
@@ -360,12 +362,12 @@ class Session:
     def _send_auth(
         self, connection: Connection, scheme: str, credentials: bytes, answer: "asyncio.Future[None]"
     ) -> None:
-        connection.write(jute.encode_request(jute.XID_AUTH, jute.Auth(scheme, credentials)))
+        connection.write(jute.encode_request(jute.XID_AUTH, messages.Auth(scheme, credentials)))
         self._auth_answers.append(answer)
 
     def authenticated(self, error: int) -> None:
         if not self._auth_answers:
-            raise jute.JuteError("an answer about credentials that were not sent")
+            raise JuteError("an answer about credentials that were not sent")
         if error:
             self._finish(State.AUTH_FAILED, "the server refused the credentials")
             return
@@ -389,5 +391,5 @@ def _raise_program_error(task: "asyncio.Task[None]") -> None:
         task.result()
 
 
-def no_result(_response: jute.Response) -> None:
+def no_result(_response: messages.Response) -> None:
     """For a call whose response says only that it was done."""

@@ -9,7 +9,8 @@ callback that is registered twice for the same path and kind fires once.
 from collections.abc import Callable, Iterator
 from enum import Enum
 
-from klamm.zookeeper.jute import EventType, JuteError, SetWatches, WatcherEvent
+from klamm.zookeeper.errors import JuteError
+from klamm.zookeeper.messages import EventType, SetWatches, WatcherEvent
 
 Watch = Callable[[WatcherEvent], None]
 """Called with the event. The event's path is without the chroot."""

@@ -15,7 +15,8 @@ from collections import deque
 from typing import TYPE_CHECKING, cast
 
 from klamm.zookeeper import jute
-from klamm.zookeeper.jute import JuteError
+from klamm.zookeeper.errors import JuteError
+from klamm.zookeeper.framing import MAX_REQUEST_BYTES, FrameSplitter
 from klamm.zookeeper.server.four_letter_words import is_four_letter_word
 from klamm.zookeeper.server.tree import Identity
 
@@ -39,7 +40,7 @@ class ClientConnection(asyncio.Protocol):
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
-        self._splitter = jute.FrameSplitter(jute.MAX_REQUEST_BYTES)
+        self._splitter = FrameSplitter(MAX_REQUEST_BYTES)
         self._start: bytes | None = b""  # the first bytes, until they tell a frame from a four-letter word
         self._frames: deque[bytes] = deque()
         self._outgoing: list[bytes] = []

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
-from klamm.zookeeper.jute import OPEN_ACL, Acl
+from klamm.zookeeper.messages import OPEN_ACL, Acl
 from klamm.zookeeper.server.blocks import CorruptDataError
 from klamm.zookeeper.server.tree import (
     CheckVersionTxn,

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Final
 
-from klamm.zookeeper import errors, jute
+from klamm.zookeeper import errors, jute, messages
 from klamm.zookeeper.errors import ZooKeeperError
-from klamm.zookeeper.jute import CreateMode, KeeperState, MultiResult, OpCode, Stat, WatcherEvent, WatcherType
+from klamm.zookeeper.messages import CreateMode, KeeperState, MultiResult, OpCode, Stat, WatcherEvent, WatcherType
 from klamm.zookeeper.server.connection import ClientConnection
 from klamm.zookeeper.server.tree import (
     Applied,
@@ -63,80 +63,86 @@ class Requests:
 
     # -- writes
 
-    def _create(self, connection: ClientConnection, caller: Caller, request: jute.Create) -> jute.CreateResponse:
+    def _create(
+        self, connection: ClientConnection, caller: Caller, request: messages.Create
+    ) -> messages.CreateResponse:
         txn = self._tree.prepare(request, caller)
         assert isinstance(txn, CreateTxn)
         stat = self._commit(txn).stats[0]
-        return jute.CreateResponse(txn.path, None if request.op == OpCode.CREATE else stat)
+        return messages.CreateResponse(txn.path, None if request.op == OpCode.CREATE else stat)
 
     def _set(
-        self, connection: ClientConnection, caller: Caller, request: jute.SetData | jute.SetAcl
-    ) -> jute.StatResponse:
+        self, connection: ClientConnection, caller: Caller, request: messages.SetData | messages.SetAcl
+    ) -> messages.StatResponse:
         stat = self._commit(self._tree.prepare(request, caller)).stats[0]
         assert stat is not None
-        return jute.StatResponse(stat)
+        return messages.StatResponse(stat)
 
-    def _delete(self, connection: ClientConnection, caller: Caller, request: jute.Delete) -> None:
+    def _delete(self, connection: ClientConnection, caller: Caller, request: messages.Delete) -> None:
         self._commit(self._tree.prepare(request, caller))
 
-    def _multi(self, connection: ClientConnection, caller: Caller, request: jute.Multi) -> jute.MultiResponse:
-        request = jute.Multi(tuple([_by_flags(operation) for operation in request.operations]))
+    def _multi(self, connection: ClientConnection, caller: Caller, request: messages.Multi) -> messages.MultiResponse:
+        request = messages.Multi(tuple([_by_flags(operation) for operation in request.operations]))
         try:
             txn = self._tree.prepare(request, caller)
         except MultiFailed as failed:
-            return jute.MultiResponse(tuple([MultiResult(OpCode.ERROR, code) for code in failed.codes]))
+            return messages.MultiResponse(tuple([MultiResult(OpCode.ERROR, code) for code in failed.codes]))
         assert isinstance(txn, MultiTxn)
         stats = self._commit(txn).stats
         results = [
             _multi_result(operation, change, stat)
             for operation, change, stat in zip(request.operations, txn.txns, stats, strict=True)
         ]
-        return jute.MultiResponse(tuple(results))
+        return messages.MultiResponse(tuple(results))
 
     # -- reads
 
-    def _exists(self, connection: ClientConnection, caller: Caller, request: jute.Exists) -> jute.StatResponse:
+    def _exists(self, connection: ClientConnection, caller: Caller, request: messages.Exists) -> messages.StatResponse:
         if request.watch:  # also when the znode does not exist: then for its creation
             self._watches.add_data(request.path, connection)
-        return jute.StatResponse(self._tree.stat(request.path))
+        return messages.StatResponse(self._tree.stat(request.path))
 
-    def _get_data(self, connection: ClientConnection, caller: Caller, request: jute.GetData) -> jute.GetDataResponse:
-        response = jute.GetDataResponse(*self._tree.get_data(request.path, caller))
+    def _get_data(
+        self, connection: ClientConnection, caller: Caller, request: messages.GetData
+    ) -> messages.GetDataResponse:
+        response = messages.GetDataResponse(*self._tree.get_data(request.path, caller))
         if request.watch:
             self._watches.add_data(request.path, connection)
         return response
 
     def _get_children(
-        self, connection: ClientConnection, caller: Caller, request: jute.GetChildren
-    ) -> jute.GetChildrenResponse:
+        self, connection: ClientConnection, caller: Caller, request: messages.GetChildren
+    ) -> messages.GetChildrenResponse:
         children, stat = self._tree.get_children(request.path, caller)
         if request.watch:
             self._watches.add_children(request.path, connection)
-        return jute.GetChildrenResponse(children, None if request.op == OpCode.GET_CHILDREN else stat)
+        return messages.GetChildrenResponse(children, None if request.op == OpCode.GET_CHILDREN else stat)
 
-    def _get_acl(self, connection: ClientConnection, caller: Caller, request: jute.GetAcl) -> jute.GetAclResponse:
-        return jute.GetAclResponse(*self._tree.get_acl(request.path, caller))
+    def _get_acl(
+        self, connection: ClientConnection, caller: Caller, request: messages.GetAcl
+    ) -> messages.GetAclResponse:
+        return messages.GetAclResponse(*self._tree.get_acl(request.path, caller))
 
-    def _sync(self, connection: ClientConnection, caller: Caller, request: jute.Sync) -> jute.SyncResponse:
-        return jute.SyncResponse(request.path)
+    def _sync(self, connection: ClientConnection, caller: Caller, request: messages.Sync) -> messages.SyncResponse:
+        return messages.SyncResponse(request.path)
 
     # -- watches
 
-    def _set_watches(self, connection: ClientConnection, caller: Caller, request: jute.SetWatches) -> None:
+    def _set_watches(self, connection: ClientConnection, caller: Caller, request: messages.SetWatches) -> None:
         for event in self._watches.set_again(request, self._tree, connection):
             self._send(connection, encode_event(event))
 
-    def _check_watches(self, connection: ClientConnection, caller: Caller, request: jute.CheckWatches) -> None:
+    def _check_watches(self, connection: ClientConnection, caller: Caller, request: messages.CheckWatches) -> None:
         if not self._watches.has(request.path, _watcher_type(request), connection):
             raise errors.NoWatcher(request.path)
 
-    def _remove_watches(self, connection: ClientConnection, caller: Caller, request: jute.RemoveWatches) -> None:
+    def _remove_watches(self, connection: ClientConnection, caller: Caller, request: messages.RemoveWatches) -> None:
         if not self._watches.remove(request.path, _watcher_type(request), connection):
             raise errors.NoWatcher(request.path)
 
     # -- the connection
 
-    def _auth(self, connection: ClientConnection, caller: Caller, request: jute.Auth) -> None:
+    def _auth(self, connection: ClientConnection, caller: Caller, request: messages.Auth) -> None:
         if request.scheme == "digest":
             identity = digest_identity(request.auth or b"")
             if identity in connection.identities:
@@ -149,23 +155,25 @@ class Requests:
             connection.refuse_requests()
             raise errors.AuthFailed("", f"scheme {request.scheme}")
 
-    def _nothing(self, connection: ClientConnection, caller: Caller, request: jute.Ping | jute.CloseSession) -> None:
+    def _nothing(
+        self, connection: ClientConnection, caller: Caller, request: messages.Ping | messages.CloseSession
+    ) -> None:
         """The answer is the header alone."""
 
     def _unknown(
-        self, connection: ClientConnection, caller: Caller, request: jute.UnknownRequest | jute.Check
-    ) -> jute.Response:
+        self, connection: ClientConnection, caller: Caller, request: messages.UnknownRequest | messages.Check
+    ) -> messages.Response:
         raise errors.Unimplemented("", f"operation {request.op}")
 
 
-def _by_flags(operation: jute.MultiOperation) -> jute.MultiOperation:
+def _by_flags(operation: messages.MultiOperation) -> messages.MultiOperation:
     """Inside a multi ZooKeeper tells a container by the flags alone (Op.Create)."""
-    if isinstance(operation, jute.Create) and operation.flags == CreateMode.CONTAINER:
+    if isinstance(operation, messages.Create) and operation.flags == CreateMode.CONTAINER:
         return dataclasses.replace(operation, op=OpCode.CREATE_CONTAINER)
     return operation
 
 
-def _multi_result(operation: jute.MultiOperation, change: NodeTxn, stat: Stat | None) -> MultiResult:
+def _multi_result(operation: messages.MultiOperation, change: NodeTxn, stat: Stat | None) -> MultiResult:
     if not isinstance(change, CreateTxn):
         return MultiResult(operation.op, 0, None, stat)
     if operation.op == OpCode.CREATE:
@@ -173,30 +181,30 @@ def _multi_result(operation: jute.MultiOperation, change: NodeTxn, stat: Stat | 
     return MultiResult(OpCode.CREATE2, path=change.path, stat=stat)  # whichever create it was that answers a stat
 
 
-def _watcher_type(request: jute.CheckWatches | jute.RemoveWatches) -> WatcherType:
+def _watcher_type(request: messages.CheckWatches | messages.RemoveWatches) -> WatcherType:
     try:
         return WatcherType(request.watcher_type)
     except ValueError:
         raise errors.MarshallingError(request.path, f"watcher type {request.watcher_type}") from None
 
 
-_EXECUTE: Final[dict[type, Callable[[Requests, ClientConnection, Caller, Any], jute.Response]]] = {
-    jute.Create: Requests._create,
-    jute.Delete: Requests._delete,
-    jute.SetData: Requests._set,
-    jute.SetAcl: Requests._set,
-    jute.Multi: Requests._multi,
-    jute.Exists: Requests._exists,
-    jute.GetData: Requests._get_data,
-    jute.GetChildren: Requests._get_children,
-    jute.GetAcl: Requests._get_acl,
-    jute.Sync: Requests._sync,
-    jute.SetWatches: Requests._set_watches,
-    jute.CheckWatches: Requests._check_watches,
-    jute.RemoveWatches: Requests._remove_watches,
-    jute.Auth: Requests._auth,
-    jute.Ping: Requests._nothing,
-    jute.CloseSession: Requests._nothing,
-    jute.Check: Requests._unknown,
-    jute.UnknownRequest: Requests._unknown,
+_EXECUTE: Final[dict[type, Callable[[Requests, ClientConnection, Caller, Any], messages.Response]]] = {
+    messages.Create: Requests._create,
+    messages.Delete: Requests._delete,
+    messages.SetData: Requests._set,
+    messages.SetAcl: Requests._set,
+    messages.Multi: Requests._multi,
+    messages.Exists: Requests._exists,
+    messages.GetData: Requests._get_data,
+    messages.GetChildren: Requests._get_children,
+    messages.GetAcl: Requests._get_acl,
+    messages.Sync: Requests._sync,
+    messages.SetWatches: Requests._set_watches,
+    messages.CheckWatches: Requests._check_watches,
+    messages.RemoveWatches: Requests._remove_watches,
+    messages.Auth: Requests._auth,
+    messages.Ping: Requests._nothing,
+    messages.CloseSession: Requests._nothing,
+    messages.Check: Requests._unknown,
+    messages.UnknownRequest: Requests._unknown,
 }

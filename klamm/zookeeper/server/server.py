@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 from klamm.environment import Environment
-from klamm.zookeeper import jute
+from klamm.zookeeper import jute, messages
 from klamm.zookeeper.server import four_letter_words
 from klamm.zookeeper.server.connection import ClientConnection
 from klamm.zookeeper.server.database import Database
@@ -156,7 +156,7 @@ class ZooKeeperServer:
         self._received += connection.received
         self._sent += connection.sent
 
-    def connect(self, connection: ClientConnection, request: jute.ConnectRequest) -> None:
+    def connect(self, connection: ClientConnection, request: messages.ConnectRequest) -> None:
         """The first frame of a connection: begins a session or attaches to one."""
         if request.last_zxid_seen > self._tree.zxid:
             # As ZooKeeper does: this server has lost, or never had, what the client has already seen.
@@ -166,13 +166,13 @@ class ZooKeeperServer:
         session = self._attach(connection, request, timeout_ms) if request.session_id else self._begin(timeout_ms)
         read_only = None if request.read_only is None else False
         if session is None:
-            expired = jute.ConnectResponse(0, 0, bytes(16), read_only)
+            expired = messages.ConnectResponse(0, 0, bytes(16), read_only)
             self._outbox.send(connection, jute.encode_connect_response(expired))
             self._outbox.finish(connection)
             return
         session.connection = connection
         connection.session = session
-        response = jute.ConnectResponse(session.timeout_ms, session.id, session.password, read_only)
+        response = messages.ConnectResponse(session.timeout_ms, session.id, session.password, read_only)
         self._outbox.send(connection, jute.encode_connect_response(response))
 
     def _begin(self, timeout_ms: int) -> Session:
@@ -184,7 +184,9 @@ class ZooKeeperServer:
         self._sessions.add(session)
         return session
 
-    def _attach(self, connection: ClientConnection, request: jute.ConnectRequest, timeout_ms: int) -> Session | None:
+    def _attach(
+        self, connection: ClientConnection, request: messages.ConnectRequest, timeout_ms: int
+    ) -> Session | None:
         session = self._sessions.get(request.session_id)
         if session is None or session.password != request.password:
             why = "unknown or expired" if session is None else "the password is wrong"
@@ -209,7 +211,7 @@ class ZooKeeperServer:
 
     def execute(self, connection: ClientConnection, session: Session, xid: int, request: Any) -> None:
         """Executes one request of a session; its reply leaves when it may."""
-        if isinstance(request, jute.CloseSession):
+        if isinstance(request, messages.CloseSession):
             self._end(session)
             connection.refuse_requests()
         self._requests.execute(connection, Caller(session.id, connection.identities), xid, request)

@@ -22,9 +22,19 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
 
-from klamm.zookeeper import errors, jute
+from klamm.zookeeper import errors, messages
 from klamm.zookeeper.errors import ZooKeeperError, ZooKeeperErrorCode
-from klamm.zookeeper.jute import OPEN_ACL, READ_ACL, Acl, CreateMode, EventType, OpCode, Permission, Stat, WatcherType
+from klamm.zookeeper.messages import (
+    OPEN_ACL,
+    READ_ACL,
+    Acl,
+    CreateMode,
+    EventType,
+    OpCode,
+    Permission,
+    Stat,
+    WatcherType,
+)
 
 # The znodes that every ZooKeeper has. They can neither be created nor deleted.
 CONFIG_PATH: Final = "/zookeeper/config"
@@ -102,7 +112,9 @@ class Identity(NamedTuple):
     id: str
 
 
-WriteRequest: TypeAlias = jute.Create | jute.Delete | jute.SetData | jute.SetAcl | jute.Check | jute.Multi
+WriteRequest: TypeAlias = (
+    messages.Create | messages.Delete | messages.SetData | messages.SetAcl | messages.Check | messages.Multi
+)
 
 
 class Caller(NamedTuple):
@@ -387,7 +399,7 @@ def _require(permissions: int, node: _Node | _DraftNode, caller: Caller, path: s
         raise errors.NoAuth(path)
 
 
-def _prepare_create(request: jute.Create, look: _Look, caller: Caller) -> CreateTxn:
+def _prepare_create(request: messages.Create, look: _Look, caller: Caller) -> CreateTxn:
     path = request.path
     if not CreateMode.PERSISTENT <= request.flags <= CreateMode.PERSISTENT_SEQUENTIAL_WITH_TTL:
         raise errors.BadArguments(path, f"create flags {request.flags}")
@@ -417,7 +429,7 @@ def _prepare_create(request: jute.Create, look: _Look, caller: Caller) -> Create
     return CreateTxn(path, request.data, acl, owner, _int32(parent.cversion + 1))
 
 
-def _prepare_delete(request: jute.Delete, look: _Look, caller: Caller) -> DeleteTxn:
+def _prepare_delete(request: messages.Delete, look: _Look, caller: Caller) -> DeleteTxn:
     path = request.path
     if "/" not in path or "\0" in path or path in RESERVED_PATHS:
         raise errors.BadArguments(path)
@@ -432,14 +444,14 @@ def _prepare_delete(request: jute.Delete, look: _Look, caller: Caller) -> Delete
     return DeleteTxn(path)
 
 
-def _prepare_set_data(request: jute.SetData, look: _Look, caller: Caller) -> SetDataTxn:
+def _prepare_set_data(request: messages.SetData, look: _Look, caller: Caller) -> SetDataTxn:
     path = request.path
     node = _existing(look, path)
     _require(Permission.WRITE, node, caller, path)
     return SetDataTxn(path, request.data, _next_version(node.version, request.version, path))
 
 
-def _prepare_set_acl(request: jute.SetAcl, look: _Look, caller: Caller) -> SetAclTxn:
+def _prepare_set_acl(request: messages.SetAcl, look: _Look, caller: Caller) -> SetAclTxn:
     path = request.path
     if not is_valid_path(path):
         raise errors.BadArguments(path)
@@ -449,7 +461,7 @@ def _prepare_set_acl(request: jute.SetAcl, look: _Look, caller: Caller) -> SetAc
     return SetAclTxn(path, acl, _next_version(node.aversion, request.version, path))
 
 
-def _prepare_check(request: jute.Check, look: _Look, caller: Caller) -> CheckVersionTxn:
+def _prepare_check(request: messages.Check, look: _Look, caller: Caller) -> CheckVersionTxn:
     path = request.path
     node = _existing(look, path)
     _require(Permission.READ, node, caller, path)
@@ -458,11 +470,11 @@ def _prepare_check(request: jute.Check, look: _Look, caller: Caller) -> CheckVer
 
 
 _PREPARE: Final[dict[type, Callable[[Any, _Look, Caller], NodeTxn]]] = {
-    jute.SetData: _prepare_set_data,
-    jute.Create: _prepare_create,
-    jute.Delete: _prepare_delete,
-    jute.Check: _prepare_check,
-    jute.SetAcl: _prepare_set_acl,
+    messages.SetData: _prepare_set_data,
+    messages.Create: _prepare_create,
+    messages.Delete: _prepare_delete,
+    messages.Check: _prepare_check,
+    messages.SetAcl: _prepare_set_acl,
 }
 
 
@@ -501,11 +513,11 @@ class ZnodeTree:
 
     def prepare(self, request: WriteRequest, caller: Caller) -> Txn:
         """Checks a write. Raises the ZooKeeperError for the client, or MultiFailed for a multi."""
-        if isinstance(request, jute.Multi):
+        if isinstance(request, messages.Multi):
             return self._prepare_multi(request, caller)
         return _PREPARE[type(request)](request, self._nodes.get, caller)
 
-    def _prepare_multi(self, request: jute.Multi, caller: Caller) -> MultiTxn:
+    def _prepare_multi(self, request: messages.Multi, caller: Caller) -> MultiTxn:
         draft = _Draft(self._nodes)
         txns: list[NodeTxn] = []
         for index, operation in enumerate(request.operations):
@@ -870,7 +882,7 @@ class Watches(Generic[W]):
                 fired += [(watcher, event) for watcher in watchers]
         return fired
 
-    def set_again(self, request: jute.SetWatches, tree: ZnodeTree, watcher: W) -> list[Event]:
+    def set_again(self, request: messages.SetWatches, tree: ZnodeTree, watcher: W) -> list[Event]:
         """Sets the watches of a client that has reconnected; returns what it missed since the zxid that it saw last
         (DataTree.setWatches). A watch that has missed something is spent."""
         missed: list[Event] = []
