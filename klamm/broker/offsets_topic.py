@@ -91,7 +91,7 @@ class OffsetsTopic:
         error = (await self._auto_topic_creation.create([self.new_topic()])).get(GROUP_METADATA_TOPIC_NAME)
         if error is not None:
             _log.warning("%s cannot be created, so no group has a coordinator: %s", GROUP_METADATA_TOPIC_NAME, error)
-            raise _not_available(f"{GROUP_METADATA_TOPIC_NAME} cannot be created: {error.message or error.code.name}")
+            raise _not_available(f"{GROUP_METADATA_TOPIC_NAME} cannot be created: {error.message or error}")
 
 
 def _not_available(message: str) -> KafkaError:

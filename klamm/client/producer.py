@@ -25,7 +25,7 @@ from klamm.net.client import BuildRequest, Disconnected, NotSent
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
 from klamm.protocol.apis.metadata import MetadataRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import (
     Buffer,
@@ -232,7 +232,7 @@ class _Partition:
         def error_of(response: ProduceResponse) -> list[int]:
             nonlocal why
             code = _result(response).error_code
-            why = ErrorCode(code).name
+            why = error_name(code)
             return [code]
 
         try:

@@ -41,7 +41,7 @@ from klamm.coordinator.group_records import (
 )
 from klamm.coordinator.offset_expiration import OFFSETS_PER_SLICE, expire_every, pieces
 from klamm.coordinator.ports import Appended, KeyAndValue, OffsetsLog
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
 from klamm.slices import Slices, in_slices
 from klamm.tasks import OnFailure, start_task
@@ -178,7 +178,7 @@ class GroupMetadataManager:
 
         def on_appended(appended: Appended) -> None:
             if appended.error_code is not ErrorCode.NONE:
-                reason = appended.error_code.name
+                reason = error_name(appended.error_code)
                 _log.warning("generation %d of group %s could not be stored: %s", generation_id, group.group_id, reason)
 
         error_code = await self._append(group, [record], on_appended)

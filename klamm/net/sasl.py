@@ -16,7 +16,7 @@ from klamm.net.scram import ScramClient, ScramError
 from klamm.net.security import SaslOptions
 from klamm.protocol.apis.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from klamm.protocol.apis.sasl_handshake import SaslHandshakeRequest
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.errors import ErrorCode, error_name
 from klamm.protocol.messages import ApiKey
 
 _PLAIN = "PLAIN"
@@ -81,8 +81,4 @@ def _check(connection: Connection, code: int, mechanism: str, why: str | None) -
             f"{connection}: {mechanism}: the broker refuses user name and password; see sasl.jaas.config"
             f" (the broker says: {why or 'nothing'})"
         )
-    raise AuthenticationFailed(f"{connection}: {mechanism}: {_name(code)}: {why or 'the broker does not say why'}")
-
-
-def _name(code: int) -> str:
-    return next((known.name for known in ErrorCode if known == code), f"error {code}")
+    raise AuthenticationFailed(f"{connection}: {mechanism}: {error_name(code)}: {why or 'the broker does not say why'}")

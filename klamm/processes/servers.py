@@ -50,7 +50,7 @@ class BrokerServer:
         except BrokerStartError as error:
             raise ToolError(str(error)) from error
         except KafkaError as error:
-            raise ToolError(error.message or error.code.name) from error
+            raise ToolError(error.message or str(error)) from error
         return {
             "broker_id": self._broker.broker_id,
             "cluster_id": self._broker.cluster_id,

@@ -123,6 +123,12 @@ class ErrorCode(IntEnum):
         return cls.UNKNOWN_SERVER_ERROR
 
 
+def error_name(code: int) -> str:
+    """The code as errors and logs show it: "UNKNOWN_LEADER_EPOCH (75)"."""
+    known = ErrorCode(code)
+    return f"{known.name} ({known:d})" if known == code else f"unknown error ({code:d})"
+
+
 # In characters.
 MAX_MESSAGE_LENGTH = 2_000
 
@@ -137,7 +143,8 @@ class KafkaError(Exception):
     def __init__(self, code: ErrorCode, message: str = "") -> None:
         if len(message) > MAX_MESSAGE_LENGTH:
             message = message[:MAX_MESSAGE_LENGTH] + "..."
-        super().__init__(f"{code.name}: {message}" if message else code.name)
+        name = error_name(code)
+        super().__init__(f"{name}: {message}" if message else name)
         self.code = code
         self.message = message
 

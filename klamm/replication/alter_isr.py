@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from klamm.net.client import ClientError
 from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
-from klamm.protocol.errors import ErrorCode
+from klamm.protocol.errors import ErrorCode, error_name
 from klamm.replication.isr_changes import BatchedIsrChanges
 from klamm.replication.ports import IsrChange, WrittenIsr
 from klamm.tasks import OnFailure
@@ -55,7 +55,7 @@ class AlterIsrManager(BatchedIsrChanges):
         if response.error_code != ErrorCode.NONE:
             _log.warning(
                 "The controller has refused AlterIsr of broker epoch %d: %s",
-                *(request.broker_epoch, ErrorCode(response.error_code).name),
+                *(request.broker_epoch, error_name(response.error_code)),
             )
             return False
         results = {

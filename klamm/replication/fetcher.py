@@ -33,7 +33,7 @@ from itertools import count
 
 from klamm.config.broker import BrokerConfig
 from klamm.net.client import ClientError
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse, FetchResponsePartition
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, NO_EPOCH
 from klamm.replication.fetch_session_client import INITIAL_EPOCH, FetchSessionClient
@@ -236,7 +236,7 @@ class ReplicaFetcher:
             # Every election does this to the followers that hear of it a moment later than the leader.
             self._fail(topic_partition, f"its leader is beyond epoch {fetch.leader_epoch}", logging.INFO)
         else:
-            self._delay(topic_partition, fetch, f"the leader answers {ErrorCode(error_code).name} ({error_code})")
+            self._delay(topic_partition, fetch, f"the leader answers {error_name(error_code)}")
 
     def _log_refused(self, topic_partition: TopicPartition, fetch: PartitionFetch, error: KafkaError) -> None:
         if error.code in _PASSING_ERRORS and fetch.partition.log.log_directory.failure is None:
@@ -292,9 +292,7 @@ class ReplicaFetcher:
                 self._failures = 0
             await self._process(response)
         elif request.session_epoch == INITIAL_EPOCH:
-            await self._back_off(
-                f"a full fetch is refused with {ErrorCode(response.error_code).name} ({response.error_code})"
-            )
+            await self._back_off(f"a full fetch is refused with {error_name(response.error_code)}")
 
     def _max_wait_ms(self) -> int:
         """Short enough that the fetch returns when the next backoff of a partition ends."""

@@ -23,7 +23,7 @@ from klamm.protocol.apis.elect_leaders import ElectLeadersRequest
 from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
 from klamm.protocol.apis.incremental_alter_configs import IncrementalAlterConfigsRequest
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, ConfigResourceType
 from klamm.simulation.cluster import SimulatedCluster
@@ -137,7 +137,7 @@ class Administrator:
 
     def _check(self, answer: Any, codes: Collection[int], also: Collection[ErrorCode] = ()) -> None:
         for code in codes:
-            assert code in PASSING or code in also, f"{ErrorCode(code).name} is no answer for an operator: {answer}"
+            assert code in PASSING or code in also, f"{error_name(code)} is no answer for an operator: {answer}"
 
     # -- replicas -----------------------------------------------------------------------------------------------------
 

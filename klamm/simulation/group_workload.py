@@ -27,7 +27,7 @@ from klamm.protocol.apis.leave_group import LeaveGroupRequest
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.offset_fetch import OffsetFetchRequest
 from klamm.protocol.apis.sync_group import SyncGroupRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.simulation.process import ProcessDead
 from klamm.simulation.world import World
@@ -243,7 +243,7 @@ class GroupMember:
             raise _MustRejoin
         if code in REJOIN:
             raise _MustRejoin
-        assert code in ELSEWHERE, f"{self.name} was answered with {ErrorCode(code).name}"
+        assert code in ELSEWHERE, f"{self.name} was answered with {error_name(code)}"
         raise _Retry
 
     # -- a member's steps ---------------------------------------------------------------------------------------------

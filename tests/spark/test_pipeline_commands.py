@@ -124,7 +124,7 @@ def test_an_error_is_one_line(java, cluster, tmp_path):
     arguments = ["--bootstrap-server", cluster.bootstrap, "--directory", tmp_path, "--topic", "none"]
     done = subprocess.run(call("archive", *arguments, *LOCAL), capture_output=True, text=True, timeout=200, check=False)
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.splitlines()[-1] == "klamm: UNKNOWN_TOPIC_OR_PARTITION: there is no topic none"
+    assert done.stderr.splitlines()[-1] == "klamm: UNKNOWN_TOPIC_OR_PARTITION (3): there is no topic none"
 
 
 def test_on_spark_connect(spark_connect, cluster, topic, tmp_path):

@@ -272,7 +272,7 @@ def test_a_corrupt_batch_on_disk(spark: "SparkSession", klamm_helper: Helper, tm
         content[content.rindex(b"45") + 1] ^= 1
         segment.write_bytes(content)
         cluster.start(0)
-        told = r"CORRUPT_MESSAGE: t-0 at offset 40: .*checksum"
+        told = r"CORRUPT_MESSAGE \(2\): t-0 at offset 40: .*checksum"
         with pytest.raises(PySparkException, match=told):
             rows_of(reader(spark, cluster.bootstrap, "t").load())
         stream = Stream(spark, cluster.bootstrap, "t", tmp_path)

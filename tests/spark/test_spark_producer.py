@@ -283,7 +283,9 @@ def test_a_batch_that_is_too_large_is_halved_until_it_is_not(codec):
 def test_a_record_that_is_too_large_is_an_error():
     leader = Leader()
     leader.max_batch_bytes = 10
-    with pytest.raises(KafkaError, match=r"MESSAGE_TOO_LARGE: events-0: a batch of 1 records .* max.message.bytes"):
+    with pytest.raises(
+        KafkaError, match=r"MESSAGE_TOO_LARGE \(10\): events-0: a batch of 1 records .* max.message.bytes"
+    ):
         against(leader, twenty)
 
 

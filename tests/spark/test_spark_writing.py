@@ -146,7 +146,7 @@ def test_a_row_of_20_mb(cluster, topic):
 
 def test_a_row_larger_than_a_request_may_be(cluster, topic):
     name = topic()
-    expected = r"MESSAGE_TOO_LARGE: a record needs 2000\d\d\d bytes, kafka.max.request.size allows 1048576"
+    expected = r"MESSAGE_TOO_LARGE \(10\): a record needs 2000\d\d\d bytes, kafka.max.request.size allows 1048576"
     with pytest.raises(KafkaError, match=expected), record_writer(options(cluster, name)) as writer:
         writer.write(values_batch([b"x" * 2_000_000]))
         writer.flush()
@@ -175,7 +175,7 @@ def test_topics_are_created_where_brokers_may(cluster):
     [
         ({"value": [b"x"]}, "rows have no column topic, and no option topic is set"),
         ({"value": [b"x"], "topic": pa.array([None], pa.string())}, "the column topic is null in a row"),
-        ({"value": [b"x"], "topic": ["no/such"]}, "INVALID_TOPIC_EXCEPTION: topic no/such"),
+        ({"value": [b"x"], "topic": ["no/such"]}, r"INVALID_TOPIC_EXCEPTION \(17\): topic no/such"),
     ],
 )
 def test_rows_without_a_topic(cluster, columns, message):

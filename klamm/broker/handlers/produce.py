@@ -16,7 +16,7 @@ from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
 from klamm.net.server import AnswerOnly, InvalidRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
-from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import is_transactional, is_zstd
 from klamm.protocol.record_walk import MAX_NAMED_RECORDS
@@ -176,7 +176,7 @@ def _append(
 def _check_unacknowledged(appended: Appended) -> None:
     for topic, number, result in appended:
         if result.error_code != ErrorCode.NONE:
-            reason = result.error_message or result.error_code.name
+            reason = result.error_message or error_name(result.error_code)
             raise InvalidRequest(f"produce with acks=0 to {topic}-{number} failed: {reason}")
 
 
