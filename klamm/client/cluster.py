@@ -10,10 +10,12 @@ What must stay true:
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 from uuid import UUID
 
+from klamm.client.options import ClientOptions
+from klamm.environment import Random
 from klamm.net.client import (
     Address,
     BuildRequest,
@@ -29,6 +31,8 @@ from klamm.net.client import (
     connect,
 )
 from klamm.net.framing import ReceiveBuffer
+from klamm.net.sasl import authenticator
+from klamm.net.tls import client_context
 from klamm.protocol.apis.metadata import MetadataRequest, MetadataResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -209,6 +213,28 @@ class ClusterClient:
         )
         return await self._repeat(attempt, errors_of, repeatable)
 
+    async def reach(self, timeout_ms: int) -> None:
+        """Connects to a bootstrap address, and tries again for `timeout_ms` while no address answers.
+
+        Other requests are tried for much longer; a person who gave a wrong address wants to know soon. Raises
+        ConnectFailed, with the reason for each address, or AuthenticationFailed.
+        """
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_ms / 1000
+        options = replace(self._options, connect_timeout_ms=min(timeout_ms, self._options.connect_timeout_ms))
+        while True:
+            outcomes = await asyncio.gather(
+                *(self._connection(address, options) for address in self._bootstrap), return_exceptions=True
+            )
+            errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+            if len(errors) < len(outcomes):
+                return
+            if final := [error for error in errors if not isinstance(error, NotSent)]:
+                raise final[0]
+            if loop.time() >= deadline:
+                raise ConnectFailed("; ".join(map(str, errors)))
+            await asyncio.sleep(self._retry.backoff_ms / 1000)
+
     async def refresh_metadata(
         self, topics: Iterable[str] | None = None, *, elsewhere: bool = False
     ) -> ClusterMetadata:
@@ -260,14 +286,14 @@ class ClusterClient:
             await asyncio.sleep(backoff_s)
             backoff_s = min(2 * backoff_s, self._retry.max_backoff_ms / 1000)
 
-    async def _connection(self, address: Address) -> Connection:
+    async def _connection(self, address: Address, options: ConnectionOptions | None = None) -> Connection:
         connecting = self._connecting.setdefault(address, asyncio.Lock())
         async with connecting:
             if self._closed:
                 raise ConnectFailed("this client is closed")
             connection = self._connections.get(address)
             if connection is None or not connection.connected:
-                connection = await connect(*address, self._options, self._receive_buffer)
+                connection = await connect(*address, options or self._options, self._receive_buffer)
                 if self._closed:
                     connection.close()
                     raise ConnectFailed("this client is closed")
@@ -364,6 +390,25 @@ class ClusterClient:
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic} has {count} partitions, not {partition}"
             )
         return _NobodyToAsk(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {topic}-{partition} has no leader")
+
+
+def make_client(options: ClientOptions, random: Random) -> ClusterClient:
+    """A client with these options, on the running loop; SASL draws its nonces from `random`.
+
+    Raises SecurityError when the files of a key store or trust store are of no use.
+    """
+    tls, sasl = options.security.tls, options.security.sasl
+    return ClusterClient(
+        options.bootstrap,
+        ConnectionOptions(
+            client_id=options.client_id,
+            connect_timeout_ms=options.connect_timeout_ms,
+            request_timeout_ms=options.request_timeout_ms,
+            ssl_context=None if tls is None else client_context(tls),
+            authenticate=None if sasl is None else authenticator(sasl, random),
+        ),
+        RetryPolicy(options.retry_timeout_ms, options.retry_backoff_ms, options.retry_backoff_max_ms),
+    )
 
 
 def _topics_metadata(

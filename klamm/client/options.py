@@ -24,6 +24,9 @@ class ClientOptions:
     request_timeout_ms: int = 30_000
     # How long a request is repeated while a leader changes or a broker starts again.
     retry_timeout_ms: int = 60_000
+    # The wait before the first repetition, which doubles up to the largest.
+    retry_backoff_ms: int = 50
+    retry_backoff_max_ms: int = 1_000
     security: SecurityOptions = PLAINTEXT
 
 

@@ -20,12 +20,9 @@ from typing import TypeVar
 
 import uvloop
 
-from klamm.client.cluster import ClusterClient, RetryPolicy
+from klamm.client.cluster import ClusterClient, make_client
 from klamm.client.options import ClientOptions
 from klamm.environment import SystemEnvironment
-from klamm.net.client import ConnectionOptions
-from klamm.net.sasl import authenticator
-from klamm.net.tls import client_context
 
 T = TypeVar("T")
 Work = Callable[[ClusterClient], Awaitable[T]]
@@ -45,18 +42,7 @@ class _Network:
         """Called on the loop only. Raises SecurityError when the files of a key or trust store are of no use."""
         client = self._clients.get(options)
         if client is None:
-            tls, sasl = options.security.tls, options.security.sasl
-            client = self._clients[options] = ClusterClient(
-                options.bootstrap,
-                ConnectionOptions(
-                    client_id=options.client_id,
-                    connect_timeout_ms=options.connect_timeout_ms,
-                    request_timeout_ms=options.request_timeout_ms,
-                    ssl_context=None if tls is None else client_context(tls),
-                    authenticate=None if sasl is None else authenticator(sasl, self._random),
-                ),
-                RetryPolicy(deadline_ms=options.retry_timeout_ms),
-            )
+            client = self._clients[options] = make_client(options, self._random)
         return client
 
 

@@ -18,15 +18,20 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from klamm.client.options import ClientOptions, ProducerOptions
-from klamm.net.security import PROPERTIES, REFUSED, SecurityError, security_options
+from klamm.client.properties import (
+    CLIENT_PROPERTIES,
+    CONSUMER_PROPERTIES,
+    PRODUCER_PROPERTIES,
+    PROPERTIES_WITHOUT_EFFECT,
+    PropertyError,
+    client_options,
+)
+from klamm.net.security import REFUSED
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from klamm.spark.settings import FetchOptions
-
-if TYPE_CHECKING:
-    from klamm.net.client import Address
 
 """The numbers that stand for earliest and latest in JSON, as in the ListOffsets request."""
 
@@ -135,14 +140,6 @@ _READ_NAMES = (
 _WRITE_NAMES = ("topic", "checkpointLocation")
 _NAMES = {name.lower(): name for name in (*_READ_NAMES, *_WRITE_NAMES)}
 
-_SHARED_KEYS = (
-    "bootstrap.servers",
-    "client.id",
-    "request.timeout.ms",
-    "socket.connection.setup.timeout.ms",
-    "default.api.timeout.ms",
-    *PROPERTIES,
-)
 _CONSUMER_KEYS = ("group.id", "isolation.level", "fetch.max.bytes", "fetch.max.wait.ms")
 _PRODUCER_KEYS = (
     "acks",
@@ -152,40 +149,6 @@ _PRODUCER_KEYS = (
     "max.request.size",
     "buffer.memory",
     "delivery.timeout.ms",
-)
-# Valid settings of Kafka's clients that have no effect here.
-_KEYS_WITHOUT_EFFECT = (
-    "allow.auto.create.topics",
-    "auto.commit.interval.ms",
-    "check.crcs",
-    "client.dns.lookup",
-    "client.rack",
-    "connections.max.idle.ms",
-    "exclude.internal.topics",
-    "fetch.min.bytes",
-    "group.instance.id",
-    "heartbeat.interval.ms",
-    "linger.ms",
-    "max.block.ms",
-    "max.in.flight.requests.per.connection",
-    "max.partition.fetch.bytes",
-    "max.poll.interval.ms",
-    "max.poll.records",
-    "metadata.max.age.ms",
-    "metadata.max.idle.ms",
-    "metric.reporters",
-    "metrics.num.samples",
-    "metrics.recording.level",
-    "metrics.sample.window.ms",
-    "partition.assignment.strategy",
-    "receive.buffer.bytes",
-    "reconnect.backoff.max.ms",
-    "reconnect.backoff.ms",
-    "retries",
-    "retry.backoff.ms",
-    "send.buffer.bytes",
-    "session.timeout.ms",
-    "socket.connection.setup.timeout.max.ms",
 )
 _REFUSED_KEYS = {
     "auto.offset.reset": "say where to begin with the option startingOffsets",
@@ -296,20 +259,6 @@ def includes_headers(options: Mapping[str, str]) -> bool:
     return _Given(options).boolean("includeHeaders", False)
 
 
-def parse_addresses(option: str, text: str) -> "tuple[Address, ...]":
-    """`host:port,host:port`; an IPv6 host stands in brackets. Raises OptionError."""
-    addresses = []
-    for entry in filter(None, (part.strip() for part in text.split(","))):
-        host, colon, port = entry.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-            raise OptionError(f"option {option}: {entry!r} is not of the form host:port")
-        addresses.append((host, int(port)))
-    if not addresses:
-        raise OptionError(f"option {option} names no broker; allowed: host:port,host:port,...")
-    return tuple(addresses)
-
-
 # -- parsing ----------------------------------------------------------------------------------------------------------
 
 
@@ -364,9 +313,11 @@ def _check_name(name: str) -> None:
     key = name.removeprefix("kafka.")
     if key in _REFUSED_KEYS:
         raise OptionError(f"option {name} is not supported: {_REFUSED_KEYS[key]}")
-    used = (*_SHARED_KEYS, *_CONSUMER_KEYS, *_PRODUCER_KEYS)
-    if key not in used and key not in _KEYS_WITHOUT_EFFECT:
-        close = difflib.get_close_matches(key, (*used, *_KEYS_WITHOUT_EFFECT), 1)
+    used = (*CLIENT_PROPERTIES, *_CONSUMER_KEYS, *_PRODUCER_KEYS)
+    # The other properties of Kafka's clients have no effect here.
+    known = {*used, *CONSUMER_PROPERTIES, *PRODUCER_PROPERTIES, *PROPERTIES_WITHOUT_EFFECT}
+    if key not in known:
+        close = difflib.get_close_matches(key, sorted(known), 1)
         hint = f"did you mean kafka.{close[0]}? " if close else ""
         raise OptionError(f"unknown option {name}; {hint}allowed: {', '.join('kafka.' + key for key in sorted(used))}")
 
@@ -385,23 +336,11 @@ def _client(given: _Given) -> ClientOptions:
     servers = given.text("kafka.bootstrap.servers")
     if servers is None:
         raise OptionError("option kafka.bootstrap.servers is missing; allowed: host:port,host:port,...")
-    properties = {name: text for name in PROPERTIES if (text := given.text(f"kafka.{name}")) is not None}
+    properties = {name: text for name in CLIENT_PROPERTIES if (text := given.text(f"kafka.{name}")) is not None}
     try:
-        security = security_options(properties)
-    except SecurityError as error:
+        return client_options(properties, defaults=ClientOptions((), client_id="klamm-spark"))
+    except PropertyError as error:
         raise OptionError(f"option kafka.{error}") from None
-    client = ClientOptions(
-        parse_addresses("kafka.bootstrap.servers", servers), client_id="klamm-spark", security=security
-    )
-    return replace(
-        client,
-        client_id=given.text("kafka.client.id") or client.client_id,
-        **given.numbers(
-            connect_timeout_ms=("kafka.socket.connection.setup.timeout.ms", 1),
-            request_timeout_ms=("kafka.request.timeout.ms", 1),
-            retry_timeout_ms=("kafka.default.api.timeout.ms", 1),
-        ),
-    )
 
 
 def _topics(given: _Given) -> Topics:

@@ -1,17 +1,24 @@
-"""How the commands configure kafka-python's clients, and what those clients' errors mean."""
+"""How a command reaches a Kafka cluster, and how it reports that it cannot."""
 
 import logging
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
 from klamm.processes.errors import ToolError
 from klamm.tools.properties import read_properties
+
+if TYPE_CHECKING:
+    from klamm.client.cluster import ClusterClient
+    from klamm.client.options import ClientOptions
+    from klamm.protocol.errors import KafkaError
+
+T = TypeVar("T")
 
 
 def _check_topic_name(name: str) -> str:
@@ -62,6 +69,78 @@ _OPTIONS: Final[Mapping[str, tuple[str, type]]] = {
     "ssl.key.location": ("ssl_keyfile", str),
     "ssl.key.password": ("ssl_password", str),
 }
+
+
+def run_with_client(
+    bootstrap_server: str,
+    command_config: Path | None,
+    work: "Callable[[ClusterClient], Awaitable[T]]",
+    *,
+    timeout_ms: int | None = None,
+) -> T:
+    """Runs `work(client)` on an event loop of its own, and returns its result.
+
+    `timeout_ms` replaces default.api.timeout.ms, within which the client retries. Raises ToolError when no broker can
+    be reached, and for the client's and the cluster's errors.
+    """
+    import asyncio
+
+    from klamm.net.client import ClientError
+    from klamm.net.security import SecurityError
+    from klamm.protocol.errors import KafkaError
+
+    options = command_options(bootstrap_server, command_config, timeout_ms)
+    try:
+        return asyncio.run(_with_client(options, work))
+    except (ClientError, SecurityError) as error:
+        raise ToolError(str(error)) from error
+    except KafkaError as error:
+        raise ToolError(error_line(error)) from error
+
+
+def command_options(
+    bootstrap_server: str, command_config: Path | None, timeout_ms: int | None = None
+) -> "ClientOptions":
+    """The options of a command's client. Raises ToolError for a property that is not understood."""
+    from dataclasses import replace
+
+    from klamm.client.properties import PropertyError, client_options, parse_addresses
+
+    properties = {} if command_config is None else read_properties(command_config)
+    try:
+        options = client_options(properties, bootstrap=parse_addresses("--bootstrap-server", bootstrap_server))
+    except PropertyError as error:
+        raise ToolError(f"{command_config}: {error}") from None
+    if timeout_ms is None:
+        return options
+    return replace(
+        options, retry_timeout_ms=timeout_ms, request_timeout_ms=max(1, min(options.request_timeout_ms, timeout_ms))
+    )
+
+
+def error_line(error: "KafkaError") -> str:
+    """One line for an error of the cluster: Kafka's name and code, and the message if there is one."""
+    name = f"{error.code.name} ({int(error.code)})"
+    return f"{name}: {error.message}" if error.message else name
+
+
+async def _with_client(options: "ClientOptions", work: "Callable[[ClusterClient], Awaitable[T]]") -> T:
+    from klamm.client.cluster import make_client
+    from klamm.environment import SystemEnvironment
+    from klamm.net.client import ConnectFailed
+
+    client = make_client(options, SystemEnvironment().random)
+    try:
+        try:
+            await client.reach(LOOK_MS)
+        except ConnectFailed as error:
+            addresses = ",".join(
+                f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in options.bootstrap
+            )
+            raise ToolError(f"no broker answers at {addresses}: {error}") from error
+        return await work(client)
+    finally:
+        await client.close()
 
 
 def client_options(bootstrap_server: str, command_config: Path | None) -> dict[str, Any]:

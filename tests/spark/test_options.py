@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from klamm.client.properties import PropertyError, parse_addresses
 from klamm.net.security import SaslOptions, SecurityOptions, TlsOptions
 from klamm.protocol.record_batch import CompressionType
 from klamm.protocol.vocabulary import TopicPartition
@@ -18,7 +19,6 @@ from klamm.spark.options import (
     OptionError,
     Topics,
     includes_headers,
-    parse_addresses,
     read_options,
     write_options,
 )
@@ -311,5 +311,5 @@ def test_garbage_is_an_option_error(name: str, text: str, streaming: bool) -> No
 
 @given(st.text())
 def test_garbage_is_no_address(text: str) -> None:
-    with contextlib.suppress(OptionError):
+    with contextlib.suppress(PropertyError):
         assert all(host and 0 < port < 65536 for host, port in parse_addresses("kafka.bootstrap.servers", text))

@@ -13,11 +13,11 @@ import pytest
 from producing import numbered, produce
 
 from klamm.client.options import ClientOptions
+from klamm.client.properties import parse_addresses
 from klamm.client.threads import call
 from klamm.net.client import ClientError
 from klamm.processes.helper import Helper
 from klamm.protocol.record_batch import CompressionType
-from klamm.spark.options import parse_addresses
 from klamm.spark.read import partition_reader
 from klamm.spark.read.partition_reader import read_range
 from klamm.spark.schema import columns
@@ -281,7 +281,7 @@ def test_a_process_that_was_forked_has_connections_of_its_own(cluster: Cluster, 
     program = f"""
 import os
 from klamm.client.options import ClientOptions
-from klamm.spark.options import parse_addresses
+from klamm.client.properties import parse_addresses
 from klamm.spark.read.partition_reader import read_range
 from klamm.spark.settings import FetchOptions, PartitionRange
 options = FetchOptions(ClientOptions(parse_addresses("bootstrap", {cluster.bootstrap!r})))

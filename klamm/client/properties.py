@@ -1,0 +1,171 @@
+"""Kafka's client properties, as Java's clients and `--command-config` files have them: from properties to options.
+
+What must stay true:
+- A property is used, or it is a property of Kafka's clients without effect here, or it is an error that names what is
+  allowed. So no user relies on a misspelt or missing setting.
+- Importing this module imports nothing heavy, because Spark's short-lived processes look at options.
+
+Source: org.apache.kafka.clients.CommonClientConfigs, AdminClientConfig, ConsumerConfig, ProducerConfig.
+"""
+
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from klamm.client.options import ClientOptions
+from klamm.net.security import PROPERTIES as SECURITY_PROPERTIES
+from klamm.net.security import REFUSED, SecurityError, security_options
+
+if TYPE_CHECKING:
+    from klamm.net.client import Address
+
+INT_MAX: Final = 2**31 - 1
+
+# The field of ClientOptions, and the smallest value, of each property that is a number.
+_NUMBERS: Final = {
+    "socket.connection.setup.timeout.ms": ("connect_timeout_ms", 1),
+    "request.timeout.ms": ("request_timeout_ms", 1),
+    "default.api.timeout.ms": ("retry_timeout_ms", 1),
+    "retry.backoff.ms": ("retry_backoff_ms", 1),
+    "retry.backoff.max.ms": ("retry_backoff_max_ms", 1),
+}
+CLIENT_PROPERTIES: Final = ("bootstrap.servers", "client.id", *_NUMBERS, *SECURITY_PROPERTIES)
+"""The properties that `client_options` puts into effect."""
+
+PRODUCER_PROPERTIES: Final = (
+    "acks",
+    "batch.size",
+    "buffer.memory",
+    "compression.type",
+    "delivery.timeout.ms",
+    "enable.idempotence",
+    "linger.ms",
+    "max.block.ms",
+    "max.in.flight.requests.per.connection",
+    "max.request.size",
+)
+CONSUMER_PROPERTIES: Final = (
+    "allow.auto.create.topics",
+    "auto.commit.interval.ms",
+    "auto.offset.reset",
+    "check.crcs",
+    "enable.auto.commit",
+    "exclude.internal.topics",
+    "fetch.max.bytes",
+    "fetch.max.wait.ms",
+    "fetch.min.bytes",
+    "group.id",
+    "group.instance.id",
+    "heartbeat.interval.ms",
+    "isolation.level",
+    "max.partition.fetch.bytes",
+    "max.poll.interval.ms",
+    "max.poll.records",
+    "partition.assignment.strategy",
+    "session.timeout.ms",
+)
+PROPERTIES_WITHOUT_EFFECT: Final = (
+    "client.dns.lookup",
+    "client.rack",
+    "connections.max.idle.ms",
+    "metadata.max.age.ms",
+    "metadata.max.idle.ms",
+    "metric.reporters",
+    "metrics.num.samples",
+    "metrics.recording.level",
+    "metrics.sample.window.ms",
+    "receive.buffer.bytes",
+    "reconnect.backoff.max.ms",
+    "reconnect.backoff.ms",
+    "retries",
+    "send.buffer.bytes",
+    "socket.connection.setup.timeout.max.ms",
+)
+"""Properties of Java's clients that klamm's client accepts and that change nothing."""
+
+# Names of other clients than Java's, and what to write instead.
+_ELSEWHERE: Final = {
+    "sasl.username": "the credentials are in sasl.jaas.config",
+    "sasl.password": "the credentials are in sasl.jaas.config",
+    "sasl.mechanisms": "the name is sasl.mechanism",
+    "ssl.ca.location": "the name is ssl.truststore.location",
+    "ssl.certificate.location": "ssl.keystore.location holds the certificate and its key",
+    "ssl.key.location": "ssl.keystore.location holds the certificate and its key",
+}
+
+
+class PropertyError(ValueError):
+    """A client property cannot be used. The message begins with its name and never holds a password."""
+
+
+def client_options(
+    properties: Mapping[str, str],
+    *,
+    bootstrap: "tuple[Address, ...] | None" = None,
+    defaults: ClientOptions | None = None,
+) -> ClientOptions:
+    """The options of a client with these properties, of which those of other clients have no effect.
+
+    `bootstrap` goes before bootstrap.servers, as a command's option does. Raises PropertyError.
+    """
+    check_names(properties)
+    given = {name: value.strip() for name, value in properties.items()}
+    if bootstrap is None:
+        bootstrap = parse_addresses("bootstrap.servers", given.get("bootstrap.servers", ""))
+    security = {name: value for name, value in given.items() if name in SECURITY_PROPERTIES}
+    try:
+        options = replace(defaults or ClientOptions(()), bootstrap=bootstrap, security=security_options(security))
+    except SecurityError as error:
+        raise PropertyError(str(error)) from None
+    return replace(options, client_id=given.get("client.id") or options.client_id, **numbers(given, _NUMBERS))
+
+
+def check_names(properties: Collection[str], *, used: Collection[str] = ()) -> None:
+    """Checks that all are properties of Kafka's clients, or are among `used`. Raises PropertyError."""
+    known = {*CLIENT_PROPERTIES, *PRODUCER_PROPERTIES, *CONSUMER_PROPERTIES, *PROPERTIES_WITHOUT_EFFECT, *used}
+    for name in properties:
+        if name in known:
+            continue
+        if name in REFUSED:
+            raise PropertyError(f"{name} is not supported: {REFUSED[name]}")
+        if name in _ELSEWHERE:
+            raise PropertyError(f"{name} is not a property of Java's clients: {_ELSEWHERE[name]}")
+        close = difflib.get_close_matches(name, sorted(known), 1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        allowed = ", ".join([*CLIENT_PROPERTIES, *used])
+        raise PropertyError(f"{name} is not a known client property; {hint}allowed: {allowed}")
+
+
+def numbers(properties: Mapping[str, str], fields: Mapping[str, tuple[str, int]]) -> dict[str, Any]:
+    """The fields of `property: (field, smallest value)` whose property is given. Raises PropertyError."""
+    found = {}
+    for name, (field, smallest) in fields.items():
+        if name in properties:
+            found[field] = number(name, properties[name], smallest)
+    return found
+
+
+def number(name: str, text: str, smallest: int, largest: int = INT_MAX) -> int:
+    """The property's value. Raises PropertyError."""
+    try:
+        value: int | None = int(text)
+    except ValueError:
+        value = None
+    if value is None or not smallest <= value <= largest:
+        raise PropertyError(f"{name} is {text!r}; allowed: a number from {smallest} to {largest}")
+    return value
+
+
+def parse_addresses(name: str, text: str) -> "tuple[Address, ...]":
+    """`host:port,host:port`; an IPv6 host stands in brackets. Raises PropertyError."""
+    addresses = []
+    for entry in filter(None, (part.strip() for part in text.split(","))):
+        host, colon, port = entry.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise PropertyError(f"{name}: {entry!r} is not of the form host:port")
+        addresses.append((host, int(port)))
+    if not addresses:
+        raise PropertyError(f"{name} names no broker; allowed: host:port,host:port,...")
+    return tuple(addresses)

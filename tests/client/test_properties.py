@@ -1,0 +1,88 @@
+"""Client properties, as Java's clients have them, and the options that they become."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klamm.client.options import ClientOptions
+from klamm.client.properties import PropertyError, check_names, client_options
+from klamm.net.security import SaslOptions, SecurityOptions, TlsOptions
+
+SERVERS = {"bootstrap.servers": "a:1"}
+
+
+def test_without_properties_the_defaults_hold() -> None:
+    assert client_options({}, bootstrap=(("a", 1),)) == ClientOptions((("a", 1),))
+
+
+def test_every_property_with_an_effect() -> None:
+    properties = {
+        "bootstrap.servers": " a:1 , [::1]:2,",
+        "client.id": "me",
+        "socket.connection.setup.timeout.ms": "1",
+        "request.timeout.ms": " 2 ",
+        "default.api.timeout.ms": "3",
+        "retry.backoff.ms": "4",
+        "retry.backoff.max.ms": "5",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "PLAIN",
+        "sasl.jaas.config": 'org.apache.PlainLoginModule required username="u" password="p";',
+        "ssl.truststore.type": "PEM",
+        "ssl.truststore.location": "/trust.pem",
+        "ssl.keystore.location": "/key.pem",
+        "ssl.key.password": "k",
+        "ssl.endpoint.identification.algorithm": "",
+    }
+    tls = TlsOptions(truststore_path="/trust.pem", keystore_path="/key.pem", key_password="k", check_host_name=False)
+    assert client_options(properties) == ClientOptions(
+        (("a", 1), ("::1", 2)), "me", 1, 2, 3, 4, 5, SecurityOptions(tls, SaslOptions("PLAIN", "u", "p"))
+    )
+
+
+def test_a_given_address_goes_before_that_of_the_properties() -> None:
+    assert client_options({"bootstrap.servers": "a:1"}, bootstrap=(("b", 2),)).bootstrap == (("b", 2),)
+
+
+def test_one_file_serves_all_clients() -> None:
+    properties = {**SERVERS, "acks": "all", "group.id": "g", "retries": "5", "linger.ms": "7"}
+    assert client_options(properties) == ClientOptions((("a", 1),))
+
+
+@pytest.mark.parametrize(
+    ("properties", "message"),
+    [
+        ({"bootstrap.servers": "a"}, "bootstrap.servers: 'a' is not of the form host:port"),
+        ({"bootstrap.servers": ","}, "bootstrap.servers names no broker; allowed: host:port,host:port,..."),
+        ({"request.timeout.ms": "x"}, "request.timeout.ms is 'x'; allowed: a number from 1 to 2147483647"),
+        ({"retry.backoff.ms": "0"}, "retry.backoff.ms is '0'; allowed: a number from 1 to 2147483647"),
+        (
+            {"security.protocl": "SSL"},
+            "security.protocl is not a known client property; did you mean security.protocol? allowed: bootstrap.ser",
+        ),
+        ({"sasl.username": "u"}, "sasl.username is not a property of Java's clients: the credentials are in sasl.jaas"),
+        ({"ssl.ca.location": "u"}, "ssl.ca.location is not a property of Java's clients: the name is ssl.truststore.l"),
+        ({"ssl.provider": "u"}, "ssl.provider is not supported: it is a setting of Java's TLS"),
+        ({"security.protocol": "TLS"}, "security.protocol is 'TLS'; allowed: PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL"),
+        ({"ssl.truststore.location": "x"}, "ssl.truststore.location has no effect with security.protocol=PLAINTEXT"),
+    ],
+)
+def test_a_property_that_cannot_be_used_is_an_error(properties: dict[str, str], message: str) -> None:
+    with pytest.raises(PropertyError) as raised:
+        client_options({**SERVERS, **properties})
+    assert str(raised.value).startswith(message)
+
+
+def test_names_that_only_the_caller_knows() -> None:
+    check_names({"x.y": "1"}, used=["x.y"])
+    with pytest.raises(PropertyError, match=r"x\.z is not a known client property; did you mean x\.y\?"):
+        check_names({"x.z": "1"}, used=["x.y"])
+
+
+@given(st.dictionaries(st.sampled_from(["bootstrap.servers", "request.timeout.ms", "client.id", "x"]), st.text()))
+def test_garbage_is_understood_or_refused(properties: dict[str, str]) -> None:
+    try:
+        options = client_options(properties)
+    except PropertyError as error:
+        assert any(name in str(error) for name in [*properties, "bootstrap.servers"])
+    else:
+        assert options.bootstrap
