@@ -23,10 +23,13 @@ from typing import Any, NamedTuple
 from klamm.environment import Environment
 from klamm.zookeeper import messages
 from klamm.zookeeper.server import ZooKeeperServer
+from klamm.zookeeper.server.access_control import Caller
 from klamm.zookeeper.server.connection import ClientConnection
 from klamm.zookeeper.server.requests import Requests, encode_event
 from klamm.zookeeper.server.sessions import Session
-from klamm.zookeeper.server.tree import Applied, Caller, Event, Txn, Watches, ZnodeTree
+from klamm.zookeeper.server.transactions import Txn
+from klamm.zookeeper.server.tree import Applied, Event, ZnodeTree
+from klamm.zookeeper.server.watches import Watches
 
 USUAL_LAG_S = 0.002
 MAX_LAG_S = 3.0

@@ -28,7 +28,8 @@ from klamm.znodes.topics import (
     topic_path,
 )
 from klamm.zookeeper.errors import NoNode
-from klamm.zookeeper.server.tree import Caller, ZnodeTree
+from klamm.zookeeper.server.access_control import Caller
+from klamm.zookeeper.server.tree import ZnodeTree
 
 _ANYBODY = Caller(0, ())
 _STATE = re.compile(rf"path='({TOPICS_PATH}/([^/']+)/partitions/([0-9]+)/state)'")

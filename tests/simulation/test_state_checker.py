@@ -4,7 +4,8 @@ from klamm.simulation.process import SimulationFailure
 from klamm.simulation.state_checker import StateChecker
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper.messages import OPEN_ACL
-from klamm.zookeeper.server.tree import CreateTxn, DeleteTxn, MultiTxn, SetDataTxn, ZnodeTree
+from klamm.zookeeper.server.transactions import CreateTxn, DeleteTxn, MultiTxn, SetDataTxn
+from klamm.zookeeper.server.tree import ZnodeTree
 
 STATE = "/brokers/topics/t/partitions/0/state"
 FIRST = LeaderAndIsr(leader=1, leader_epoch=3, isr=(1, 2, 0), controller_epoch=2)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from klamm.environment import SystemEnvironment
 from klamm.zookeeper import messages
 from klamm.zookeeper.messages import OPEN_ACL, Acl
+from klamm.zookeeper.server.access_control import Caller
 from klamm.zookeeper.server.blocks import (
     HEADER_BYTES,
     LOG_MAGIC,
@@ -29,8 +30,7 @@ from klamm.zookeeper.server.records import (
     encode_record,
 )
 from klamm.zookeeper.server.snapshots import recover
-from klamm.zookeeper.server.tree import (
-    Caller,
+from klamm.zookeeper.server.transactions import (
     CheckVersionTxn,
     CloseSessionTxn,
     CreateSessionTxn,
@@ -39,8 +39,8 @@ from klamm.zookeeper.server.tree import (
     MultiTxn,
     SetAclTxn,
     SetDataTxn,
-    ZnodeTree,
 )
+from klamm.zookeeper.server.tree import ZnodeTree
 
 int32 = st.integers(-(2**31), 2**31 - 1)
 int64 = st.integers(-(2**63), 2**63 - 1)

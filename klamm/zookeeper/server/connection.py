@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, cast
 from klamm.zookeeper import jute
 from klamm.zookeeper.errors import JuteError
 from klamm.zookeeper.framing import MAX_REQUEST_BYTES, FrameSplitter
+from klamm.zookeeper.server.access_control import Identity
 from klamm.zookeeper.server.four_letter_words import is_four_letter_word
-from klamm.zookeeper.server.tree import Identity
 
 if TYPE_CHECKING:
     from klamm.zookeeper.server.server import ZooKeeperServer

@@ -15,7 +15,8 @@ from klamm.zookeeper.errors import BadArguments
 from klamm.zookeeper.server.records import encode_record
 from klamm.zookeeper.server.snapshots import publish_snapshot, recover, write_snapshot
 from klamm.zookeeper.server.transaction_log import MAX_BATCH_BYTES, TransactionLog
-from klamm.zookeeper.server.tree import Applied, MultiTxn, Txn, ZnodeTree
+from klamm.zookeeper.server.transactions import MultiTxn, Txn
+from klamm.zookeeper.server.tree import Applied, ZnodeTree
 
 LOG_BYTES_PER_SNAPSHOT: Final = 64 * 1024 * 1024
 

@@ -12,20 +12,19 @@ from typing import Any, Final, TypeVar
 
 from klamm.zookeeper.messages import OPEN_ACL, Acl
 from klamm.zookeeper.server.blocks import CorruptDataError
-from klamm.zookeeper.server.tree import (
+from klamm.zookeeper.server.transactions import (
     CheckVersionTxn,
     CloseSessionTxn,
     CreateSessionTxn,
     CreateTxn,
     DeleteTxn,
     MultiTxn,
-    NodeImage,
     NodeTxn,
-    SessionState,
     SetAclTxn,
     SetDataTxn,
     Txn,
 )
+from klamm.zookeeper.server.tree import NodeImage, SessionState
 
 T = TypeVar("T")
 

@@ -7,20 +7,11 @@ from typing import Any, Final
 from klamm.zookeeper import errors, jute, messages
 from klamm.zookeeper.errors import ZooKeeperError
 from klamm.zookeeper.messages import CreateMode, KeeperState, MultiResult, OpCode, Stat, WatcherEvent, WatcherType
+from klamm.zookeeper.server.access_control import Caller, digest_identity
 from klamm.zookeeper.server.connection import ClientConnection
-from klamm.zookeeper.server.tree import (
-    Applied,
-    Caller,
-    CreateTxn,
-    Event,
-    MultiFailed,
-    MultiTxn,
-    NodeTxn,
-    Txn,
-    Watches,
-    ZnodeTree,
-    digest_identity,
-)
+from klamm.zookeeper.server.transactions import CreateTxn, MultiTxn, NodeTxn, Txn
+from klamm.zookeeper.server.tree import Applied, Event, MultiFailed, ZnodeTree
+from klamm.zookeeper.server.watches import Watches
 
 # Of one connection. Each use of the scheme `auth` in an ACL is replaced by all of them.
 MAX_IDENTITIES_BYTES: Final = 4096

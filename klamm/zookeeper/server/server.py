@@ -15,21 +15,15 @@ from typing import Any, Final
 from klamm.environment import Environment
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.server import four_letter_words
+from klamm.zookeeper.server.access_control import Caller
 from klamm.zookeeper.server.connection import ClientConnection
 from klamm.zookeeper.server.database import Database
 from klamm.zookeeper.server.outbox import Outbox
 from klamm.zookeeper.server.requests import Requests, encode_event
 from klamm.zookeeper.server.sessions import Session, SessionTracker
-from klamm.zookeeper.server.tree import (
-    Applied,
-    Caller,
-    CloseSessionTxn,
-    CreateSessionTxn,
-    Event,
-    Txn,
-    Watches,
-    ZnodeTree,
-)
+from klamm.zookeeper.server.transactions import CloseSessionTxn, CreateSessionTxn, Txn
+from klamm.zookeeper.server.tree import Applied, Event, ZnodeTree
+from klamm.zookeeper.server.watches import Watches
 
 CONTAINER_CHECK_S: Final = 60.0  # znode.container.checkIntervalMs
 

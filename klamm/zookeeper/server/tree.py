@@ -10,17 +10,15 @@ What must stay true:
 - `apply` never fails on a change that was prepared against the same tree.
 - A multi is prepared as a whole or not at all; its operations share one zxid.
 - The zxids given to `apply` grow by one.
-- Watches are one-shot, and no order here comes from a `set`.
+- No order here comes from a `set`.
 
-Source of the behaviour: ZooKeeper 3.5.9, PrepRequestProcessor, DataTree, DataNode and WatchManager.
+Source of the behaviour: ZooKeeper 3.5.9, PrepRequestProcessor, DataTree and DataNode.
 """
 
-import base64
-import hashlib
 import operator
 import re
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Final, Generic, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from klamm.zookeeper import errors, messages
 from klamm.zookeeper.errors import ZooKeeperError, ZooKeeperErrorCode
@@ -33,7 +31,19 @@ from klamm.zookeeper.messages import (
     OpCode,
     Permission,
     Stat,
-    WatcherType,
+)
+from klamm.zookeeper.server.access_control import Caller, expand_acl, permits
+from klamm.zookeeper.server.transactions import (
+    CheckVersionTxn,
+    CloseSessionTxn,
+    CreateSessionTxn,
+    CreateTxn,
+    DeleteTxn,
+    MultiTxn,
+    NodeTxn,
+    SetAclTxn,
+    SetDataTxn,
+    Txn,
 )
 
 # The znodes that every ZooKeeper has. They can neither be created nor deleted.
@@ -49,79 +59,9 @@ _VALID_PATH: Final = re.compile(
 )
 
 
-# -- changes: what the transaction log holds ------------------------------------------------------------------------
-
-
-class CreateTxn(NamedTuple):
-    path: str
-    data: bytes | None
-    acl: tuple[Acl, ...]
-    ephemeral_owner: int
-    parent_cversion: int
-
-
-class DeleteTxn(NamedTuple):
-    path: str
-
-
-class SetDataTxn(NamedTuple):
-    path: str
-    data: bytes | None
-    version: int
-
-
-class SetAclTxn(NamedTuple):
-    path: str
-    acl: tuple[Acl, ...]
-    aversion: int
-
-
-class CheckVersionTxn(NamedTuple):
-    path: str
-
-
-class CreateSessionTxn(NamedTuple):
-    session_id: int
-    timeout_ms: int
-    password: bytes
-
-
-class CloseSessionTxn(NamedTuple):
-    """Ends a session and deletes the ephemeral znodes that it owns, all in one transaction.
-
-    It does not name the znodes: they may not fit into one record of the log, and the tree knows them.
-    """
-
-    session_id: int
-
-
-NodeTxn: TypeAlias = CreateTxn | DeleteTxn | SetDataTxn | SetAclTxn | CheckVersionTxn
-
-
-class MultiTxn(NamedTuple):
-    txns: tuple[NodeTxn, ...]
-
-
-Txn: TypeAlias = NodeTxn | CreateSessionTxn | CloseSessionTxn | MultiTxn
-
-
-class Identity(NamedTuple):
-    """A proven identity of a connection: scheme `ip`, `digest` or `super`."""
-
-    scheme: str
-    id: str
-
-
 WriteRequest: TypeAlias = (
     messages.Create | messages.Delete | messages.SetData | messages.SetAcl | messages.Check | messages.Multi
 )
-
-
-class Caller(NamedTuple):
-    """The caller: its session and the identities that its connection has proven."""
-
-    session_id: int
-    identities: Sequence[Identity]
 
 
 class MultiFailed(Exception):
@@ -285,92 +225,6 @@ def _int32(number: int) -> int:
     return (number + 2**31) % 2**32 - 2**31
 
 
-# -- access control -------------------------------------------------------------------------------------------------
-
-
-def permits(acl: Sequence[Acl], permissions: int, identities: Sequence[Identity]) -> bool:
-    """Whether an ACL gives one of these identities at least one of the permissions."""
-    if not acl or acl is OPEN_ACL or any(identity.scheme == "super" for identity in identities):
-        return True
-    for granted, scheme, name in acl:
-        if granted & permissions:
-            if (scheme, name) == _ANYONE:
-                return True
-            matches = _MATCHES.get(scheme)
-            if matches and any(identity.scheme == scheme and matches(identity.id, name) for identity in identities):
-                return True
-    return False
-
-
-def digest_identity(credentials: bytes) -> Identity:
-    """The identity that `addauth digest user:password` proves: the user and base64(sha1(credentials))."""
-    user = credentials.split(b":", 1)[0].decode("utf-8", "replace")
-    digest = base64.b64encode(hashlib.sha1(credentials, usedforsecurity=False).digest()).decode("ascii")
-    return Identity("digest", f"{user}:{digest}")
-
-
-def _ip_address(text: str) -> int | None:
-    """An IPv4 address as a number."""
-    parts = text.split(".")
-    if len(parts) != 4 or not all(_IS_BYTE.fullmatch(part) and int(part) < 256 for part in parts):
-        return None
-    return int.from_bytes(bytes(map(int, parts)), "big")
-
-
-def _ip_network(text: str) -> tuple[int, int] | None:
-    """The address in `1.2.3.4` or `1.2.3.4/24`, and the number of its low bits that are ignored."""
-    address_text, slash, bits_text = text.partition("/")
-    address = _ip_address(address_text)
-    if address is None:
-        return None
-    if not slash:
-        return address, 0
-    if not _IS_BYTE.fullmatch(bits_text) or int(bits_text) > 32:
-        return None
-    return address, 32 - int(bits_text)
-
-
-def _ip_matches(name: str, expression: str) -> bool:
-    network = _ip_network(expression)
-    address = _ip_address(name)
-    return network is not None and address is not None and address >> network[1] == network[0] >> network[1]
-
-
-_IS_BYTE: Final = re.compile("[0-9]{1,3}")
-_ANYONE: Final = ("world", "anyone")
-_MATCHES: Final[dict[str, Callable[[str, str], bool]]] = {"digest": str.__eq__, "ip": _ip_matches}
-_IS_VALID_ID: Final[dict[str, Callable[[str], bool]]] = {
-    "digest": lambda text: len(text.rstrip(":").split(":")) == 2,
-    "ip": lambda text: _ip_network(text) is not None,
-}
-
-
-def _expand_acl(path: str, acl: Sequence[Acl], identities: Sequence[Identity]) -> tuple[Acl, ...]:
-    """The ACL to store: without repetitions, and with `auth` replaced by the caller's authenticated identities.
-
-    Raises InvalidACL if it is empty or an entry is not usable (PrepRequestProcessor.fixupACL).
-    """
-    if acl == OPEN_ACL:
-        return OPEN_ACL  # one tuple for all, so that `permits` knows it at a glance
-    expanded: dict[Acl, None] = {}
-    for entry in acl:
-        if (entry.scheme, entry.id) == _ANYONE:
-            expanded[entry] = None
-        elif entry.scheme == "auth":
-            own = [identity for identity in identities if identity.scheme == "digest"]
-            if not own:
-                raise errors.InvalidACL(path, "auth without having authenticated")
-            expanded.update(dict.fromkeys(Acl(entry.permissions, *identity) for identity in own))
-        else:
-            is_valid_id = _IS_VALID_ID.get(entry.scheme)
-            if is_valid_id is None or not is_valid_id(entry.id):
-                raise errors.InvalidACL(path, f"{entry.scheme}:{entry.id}")
-            expanded[entry] = None
-    if not expanded:
-        raise errors.InvalidACL(path, "empty")
-    return tuple(expanded)
-
-
 # -- preparing: request in, transaction or error out ----------------------------------------------------------------
 
 
@@ -407,7 +261,7 @@ def _prepare_create(request: messages.Create, look: _Look, caller: Caller) -> Cr
         raise errors.Unimplemented(path, "znodes with a time to live")
     if "/" not in path or "\0" in path:
         raise errors.BadArguments(path)
-    acl = _expand_acl(path, request.acl, caller.identities)
+    acl = expand_acl(path, request.acl, caller.identities)
     parent = look(parent_of(path))
     if parent is None:
         raise errors.NoNode(path)
@@ -455,7 +309,7 @@ def _prepare_set_acl(request: messages.SetAcl, look: _Look, caller: Caller) -> S
     path = request.path
     if not is_valid_path(path):
         raise errors.BadArguments(path)
-    acl = _expand_acl(path, request.acl, caller.identities)
+    acl = expand_acl(path, request.acl, caller.identities)
     node = _existing(look, path)
     _require(Permission.ADMIN, node, caller, path)
     return SetAclTxn(path, acl, _next_version(node.aversion, request.version, path))
@@ -771,140 +625,3 @@ class Capture:
             path, node = self._remaining.popitem()
             images.append(NodeImage(path, *_image_of(node)))
         return images
-
-
-# -- watches --------------------------------------------------------------------------------------------------------
-
-
-W = TypeVar("W", bound=Hashable)
-K = TypeVar("K", bound=Hashable)
-V = TypeVar("V", bound=Hashable)
-
-
-class _WatchTable(Generic[W]):
-    """Watches of one kind: who watches which path."""
-
-    def __init__(self) -> None:
-        self.by_path: dict[str, dict[W, None]] = {}
-        self._by_watcher: dict[W, dict[str, None]] = {}
-
-    def __len__(self) -> int:
-        return sum(map(len, self.by_path.values()))
-
-    def add(self, path: str, watcher: W) -> None:
-        self.by_path.setdefault(path, {})[watcher] = None
-        self._by_watcher.setdefault(watcher, {})[path] = None
-
-    def has(self, path: str, watcher: W) -> bool:
-        return watcher in self.by_path.get(path, ())
-
-    def discard(self, path: str, watcher: W) -> None:
-        if self.has(path, watcher):
-            self._drop(self.by_path, path, watcher)
-            self._drop(self._by_watcher, watcher, path)
-
-    def take(self, path: str) -> dict[W, None]:
-        """Ends all watches of a path and returns the watchers."""
-        watchers = self.by_path.pop(path, {})
-        for watcher in watchers:
-            self._drop(self._by_watcher, watcher, path)
-        return watchers
-
-    def forget(self, watcher: W) -> None:
-        for path in self._by_watcher.pop(watcher, ()):
-            self._drop(self.by_path, path, watcher)
-
-    @staticmethod
-    def _drop(table: dict[K, dict[V, None]], key: K, value: V) -> None:
-        entries = table[key]
-        del entries[value]
-        if not entries:
-            del table[key]
-
-
-class Watches(Generic[W]):
-    """The one-shot watches of all watchers. Data watches (set by getData and exists) and child watches."""
-
-    def __init__(self) -> None:
-        self._data: _WatchTable[W] = _WatchTable()
-        self._children: _WatchTable[W] = _WatchTable()
-
-    def __len__(self) -> int:
-        return len(self._data) + len(self._children)
-
-    def add_data(self, path: str, watcher: W) -> None:
-        """Fires once, when the znode is created, changed or deleted."""
-        self._data.add(path, watcher)
-
-    def add_children(self, path: str, watcher: W) -> None:
-        """Fires once, when a child is created or deleted, or the znode itself is deleted."""
-        self._children.add(path, watcher)
-
-    def forget(self, watcher: W) -> None:
-        """Ends all watches of a watcher."""
-        self._data.forget(watcher)
-        self._children.forget(watcher)
-
-    def has(self, path: str, kind: WatcherType, watcher: W) -> bool:
-        return any(table.has(path, watcher) for table in self._tables(kind))
-
-    def remove(self, path: str, kind: WatcherType, watcher: W) -> bool:
-        """Ends watches; returns whether there was one."""
-        found = self.has(path, kind, watcher)
-        for table in self._tables(kind):
-            table.discard(path, watcher)
-        return found
-
-    def _tables(self, kind: WatcherType) -> list[_WatchTable[W]]:
-        return {
-            WatcherType.DATA: [self._data],
-            WatcherType.CHILDREN: [self._children],
-            WatcherType.ANY: [self._data, self._children],
-        }[kind]
-
-    def fire(self, events: Iterable[Event]) -> list[tuple[W, Event]]:
-        """Whom to tell what, in order. A watcher that watches both data and children of a znode hears of its deletion
-        once."""
-        fired: list[tuple[W, Event]] = []
-        if not self._data.by_path and not self._children.by_path:
-            return fired
-        for event in events:
-            watchers = self._data.take(event.path) if event.path in self._data.by_path else {}
-            if self._children.by_path:
-                if event.type == EventType.NODE_DELETED:
-                    watchers |= self._children.take(event.path)
-                fired += [(watcher, event) for watcher in watchers]
-                if event.type != EventType.NODE_DATA_CHANGED:
-                    parent = parent_of(event.path)
-                    children_changed = Event(EventType.NODE_CHILDREN_CHANGED, parent)
-                    fired += [(watcher, children_changed) for watcher in self._children.take(parent)]
-            elif watchers:
-                fired += [(watcher, event) for watcher in watchers]
-        return fired
-
-    def set_again(self, request: messages.SetWatches, tree: ZnodeTree, watcher: W) -> list[Event]:
-        """Sets the watches of a client that has reconnected; returns what it missed since the zxid that it saw last
-        (DataTree.setWatches). A watch that has missed something is spent."""
-        missed: list[Event] = []
-        for path in request.data:
-            stat = tree.find(path)
-            if stat is None:
-                missed.append(Event(EventType.NODE_DELETED, path))
-            elif stat.mzxid > request.relative_zxid:
-                missed.append(Event(EventType.NODE_DATA_CHANGED, path))
-            else:
-                self.add_data(path, watcher)
-        for path in request.exists:
-            if tree.find(path) is not None:
-                missed.append(Event(EventType.NODE_CREATED, path))
-            else:
-                self.add_data(path, watcher)
-        for path in request.children:
-            stat = tree.find(path)
-            if stat is None:
-                missed.append(Event(EventType.NODE_DELETED, path))
-            elif stat.pzxid > request.relative_zxid:
-                missed.append(Event(EventType.NODE_CHILDREN_CHANGED, path))
-            else:
-                self.add_children(path, watcher)
-        return missed
