@@ -24,7 +24,7 @@ from klamm.environment import Environment
 from klamm.zookeeper import messages
 from klamm.zookeeper.server import ZooKeeperServer
 from klamm.zookeeper.server.access_control import Caller
-from klamm.zookeeper.server.connection import ClientConnection
+from klamm.zookeeper.server.cnxn import ServerCnxn
 from klamm.zookeeper.server.requests import Requests, encode_event
 from klamm.zookeeper.server.sessions import Session
 from klamm.zookeeper.server.transactions import Txn
@@ -73,9 +73,9 @@ class _Arriving(NamedTuple):
 class _Member:
     """The lagging member's tree and watches, and the transactions on their way to it."""
 
-    def __init__(self, tree: ZnodeTree, lag: Lag, send: Callable[[ClientConnection, bytes], None]) -> None:
+    def __init__(self, tree: ZnodeTree, lag: Lag, send: Callable[[ServerCnxn, bytes], None]) -> None:
         self.tree = _copy_of(tree)
-        self.watches: Watches[ClientConnection] = Watches()
+        self.watches: Watches[ServerCnxn] = Watches()
         self.requests = Requests(self.tree, self.watches, _refuse, send)
         self._lag = lag
         self._send = send
@@ -131,10 +131,10 @@ class EnsembleServer(ZooKeeperServer):
             self._known_member = _Member(self.tree, self._lag, self._outbox.send)
         return self._known_member
 
-    def _is_members(self, connection: ClientConnection) -> bool:
+    def _is_members(self, connection: ServerCnxn) -> bool:
         return connection.peer.rpartition(":")[0] in self._lag.clients
 
-    def connect(self, connection: ClientConnection, request: messages.ConnectRequest) -> None:
+    def connect(self, connection: ServerCnxn, request: messages.ConnectRequest) -> None:
         if not self._is_members(connection):
             super().connect(connection, request)
         elif request.session_id and request.last_zxid_seen > self._member.tree.zxid:
@@ -142,7 +142,7 @@ class EnsembleServer(ZooKeeperServer):
         else:
             self._for_member(lambda: super(EnsembleServer, self).connect(connection, request))
 
-    def execute(self, connection: ClientConnection, session: Session, xid: int, request: Any) -> None:
+    def execute(self, connection: ServerCnxn, session: Session, xid: int, request: Any) -> None:
         if not self._is_members(connection):
             super().execute(connection, session, xid, request)
         elif isinstance(request, READS):
@@ -153,7 +153,7 @@ class EnsembleServer(ZooKeeperServer):
             self._member.catch_up()
             self._for_member(lambda: super(EnsembleServer, self).execute(connection, session, xid, request))
 
-    def closed(self, connection: ClientConnection) -> None:
+    def closed(self, connection: ServerCnxn) -> None:
         super().closed(connection)
         if self._known_member is not None:
             self._known_member.watches.forget(connection)
@@ -176,7 +176,7 @@ class EnsembleServer(ZooKeeperServer):
             member.catch_up()
         return applied
 
-    def _notify(self, fired: Iterable[tuple[ClientConnection, Event]]) -> None:
+    def _notify(self, fired: Iterable[tuple[ServerCnxn, Event]]) -> None:
         for connection, event in fired:
             self._outbox.send(connection, encode_event(event, self.tree.zxid))
 

@@ -16,7 +16,7 @@ from klamm.zookeeper.client.connect_string import parse_connect_string
 from klamm.zookeeper.client.watches import SET_WATCHES_BYTES, WatchKind, WatchTable
 from klamm.zookeeper.messages import EventType, KeeperState, WatcherEvent
 from klamm.zookeeper.server import ZooKeeperServer
-from klamm.zookeeper.server.connection import ClientConnection
+from klamm.zookeeper.server.cnxn import ServerCnxn
 from klamm.zookeeper.server.requests import encode_event
 from klamm.zookeeper.server.tree import Event
 
@@ -33,7 +33,7 @@ def test_notifications_with_a_zxid_as_those_of_zookeeper_39_lose_no_watch(tmp_pa
 class StampingServer(ZooKeeperServer):
     """Names a transaction's zxid in its notifications, as ZooKeeper does since 3.9."""
 
-    def _notify(self, fired: Iterable[tuple[ClientConnection, Event]]) -> None:
+    def _notify(self, fired: Iterable[tuple[ServerCnxn, Event]]) -> None:
         for connection, event in fired:
             self._outbox.send(connection, encode_event(event, self.tree.zxid))
 

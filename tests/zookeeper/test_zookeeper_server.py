@@ -21,7 +21,7 @@ from klamm.zookeeper.errors import ZooKeeperErrorCode
 from klamm.zookeeper.framing import MAX_REQUEST_BYTES
 from klamm.zookeeper.messages import Acl, CreateMode, EventType, OpCode, WatcherEvent
 from klamm.zookeeper.server import ZooKeeperServer
-from klamm.zookeeper.server.connection import MAX_HELD
+from klamm.zookeeper.server.cnxn import MAX_HELD
 
 PORT = 2181
 

@@ -11,7 +11,7 @@ import asyncio
 from collections import deque
 from typing import Final, NamedTuple
 
-from klamm.zookeeper.server.connection import ClientConnection
+from klamm.zookeeper.server.cnxn import ServerCnxn
 from klamm.zookeeper.server.tree import ZnodeTree
 
 
@@ -20,7 +20,7 @@ class _Held(NamedTuple):
 
     zxid: int
     since_s: float
-    connection: ClientConnection
+    connection: ServerCnxn
     payload: bytes | None
 
 
@@ -53,7 +53,7 @@ class Outbox:
     def __len__(self) -> int:
         return len(self._held)
 
-    def send(self, connection: ClientConnection, payload: bytes) -> None:
+    def send(self, connection: ServerCnxn, payload: bytes) -> None:
         """Sends whole frames, now or once they may leave."""
         if self._durable_zxid == self._tree.zxid:
             self.latency.note(0)
@@ -63,7 +63,7 @@ class Outbox:
             connection.held_bytes += len(payload)
             self._held.append(_Held(self._tree.zxid, self._loop.time(), connection, payload))
 
-    def finish(self, connection: ClientConnection) -> None:
+    def finish(self, connection: ServerCnxn) -> None:
         """Closes the connection after what has been sent to it."""
         connection.refuse_requests()
         if self._durable_zxid == self._tree.zxid:
@@ -76,7 +76,7 @@ class Outbox:
         self._durable_zxid = durable_zxid
         now_s = self._loop.time()
         held = self._held
-        served: dict[ClientConnection, None] = {}
+        served: dict[ServerCnxn, None] = {}
         while held and held[0].zxid <= durable_zxid:
             _, since_s, connection, payload = held.popleft()
             if payload is None:

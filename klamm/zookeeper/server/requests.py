@@ -8,7 +8,7 @@ from klamm.zookeeper import errors, jute, messages
 from klamm.zookeeper.errors import ZooKeeperError
 from klamm.zookeeper.messages import CreateMode, KeeperState, MultiResult, OpCode, Stat, WatcherEvent, WatcherType
 from klamm.zookeeper.server.access_control import Caller, digest_identity
-from klamm.zookeeper.server.connection import ClientConnection
+from klamm.zookeeper.server.cnxn import ServerCnxn
 from klamm.zookeeper.server.transactions import CreateTxn, MultiTxn, NodeTxn, Txn
 from klamm.zookeeper.server.tree import Applied, Event, MultiFailed, ZnodeTree
 from klamm.zookeeper.server.watches import Watches
@@ -33,16 +33,16 @@ class Requests:
     def __init__(
         self,
         tree: ZnodeTree,
-        watches: Watches[ClientConnection],
+        watches: Watches[ServerCnxn],
         commit: Callable[[Txn], Applied],
-        send: Callable[[ClientConnection, bytes], None],
+        send: Callable[[ServerCnxn, bytes], None],
     ) -> None:
         self._tree = tree
         self._watches = watches
         self._commit = commit
         self._send = send
 
-    def execute(self, connection: ClientConnection, caller: Caller, xid: int, request: Any) -> None:
+    def execute(self, connection: ServerCnxn, caller: Caller, xid: int, request: Any) -> None:
         """Executes a request (any that `jute.decode_request` gives) and sends its reply."""
         try:
             response = _EXECUTE[type(request)](self, connection, caller, request)
@@ -54,25 +54,23 @@ class Requests:
 
     # -- writes
 
-    def _create(
-        self, connection: ClientConnection, caller: Caller, request: messages.Create
-    ) -> messages.CreateResponse:
+    def _create(self, connection: ServerCnxn, caller: Caller, request: messages.Create) -> messages.CreateResponse:
         txn = self._tree.prepare(request, caller)
         assert isinstance(txn, CreateTxn)
         stat = self._commit(txn).stats[0]
         return messages.CreateResponse(txn.path, None if request.op == OpCode.CREATE else stat)
 
     def _set(
-        self, connection: ClientConnection, caller: Caller, request: messages.SetData | messages.SetAcl
+        self, connection: ServerCnxn, caller: Caller, request: messages.SetData | messages.SetAcl
     ) -> messages.StatResponse:
         stat = self._commit(self._tree.prepare(request, caller)).stats[0]
         assert stat is not None
         return messages.StatResponse(stat)
 
-    def _delete(self, connection: ClientConnection, caller: Caller, request: messages.Delete) -> None:
+    def _delete(self, connection: ServerCnxn, caller: Caller, request: messages.Delete) -> None:
         self._commit(self._tree.prepare(request, caller))
 
-    def _multi(self, connection: ClientConnection, caller: Caller, request: messages.Multi) -> messages.MultiResponse:
+    def _multi(self, connection: ServerCnxn, caller: Caller, request: messages.Multi) -> messages.MultiResponse:
         request = messages.Multi(tuple([_by_flags(operation) for operation in request.operations]))
         try:
             txn = self._tree.prepare(request, caller)
@@ -88,52 +86,48 @@ class Requests:
 
     # -- reads
 
-    def _exists(self, connection: ClientConnection, caller: Caller, request: messages.Exists) -> messages.StatResponse:
+    def _exists(self, connection: ServerCnxn, caller: Caller, request: messages.Exists) -> messages.StatResponse:
         if request.watch:  # also when the znode does not exist: then for its creation
             self._watches.add_data(request.path, connection)
         return messages.StatResponse(self._tree.stat(request.path))
 
-    def _get_data(
-        self, connection: ClientConnection, caller: Caller, request: messages.GetData
-    ) -> messages.GetDataResponse:
+    def _get_data(self, connection: ServerCnxn, caller: Caller, request: messages.GetData) -> messages.GetDataResponse:
         response = messages.GetDataResponse(*self._tree.get_data(request.path, caller))
         if request.watch:
             self._watches.add_data(request.path, connection)
         return response
 
     def _get_children(
-        self, connection: ClientConnection, caller: Caller, request: messages.GetChildren
+        self, connection: ServerCnxn, caller: Caller, request: messages.GetChildren
     ) -> messages.GetChildrenResponse:
         children, stat = self._tree.get_children(request.path, caller)
         if request.watch:
             self._watches.add_children(request.path, connection)
         return messages.GetChildrenResponse(children, None if request.op == OpCode.GET_CHILDREN else stat)
 
-    def _get_acl(
-        self, connection: ClientConnection, caller: Caller, request: messages.GetAcl
-    ) -> messages.GetAclResponse:
+    def _get_acl(self, connection: ServerCnxn, caller: Caller, request: messages.GetAcl) -> messages.GetAclResponse:
         return messages.GetAclResponse(*self._tree.get_acl(request.path, caller))
 
-    def _sync(self, connection: ClientConnection, caller: Caller, request: messages.Sync) -> messages.SyncResponse:
+    def _sync(self, connection: ServerCnxn, caller: Caller, request: messages.Sync) -> messages.SyncResponse:
         return messages.SyncResponse(request.path)
 
     # -- watches
 
-    def _set_watches(self, connection: ClientConnection, caller: Caller, request: messages.SetWatches) -> None:
+    def _set_watches(self, connection: ServerCnxn, caller: Caller, request: messages.SetWatches) -> None:
         for event in self._watches.set_again(request, self._tree, connection):
             self._send(connection, encode_event(event))
 
-    def _check_watches(self, connection: ClientConnection, caller: Caller, request: messages.CheckWatches) -> None:
+    def _check_watches(self, connection: ServerCnxn, caller: Caller, request: messages.CheckWatches) -> None:
         if not self._watches.has(request.path, _watcher_type(request), connection):
             raise errors.NoWatcher(request.path)
 
-    def _remove_watches(self, connection: ClientConnection, caller: Caller, request: messages.RemoveWatches) -> None:
+    def _remove_watches(self, connection: ServerCnxn, caller: Caller, request: messages.RemoveWatches) -> None:
         if not self._watches.remove(request.path, _watcher_type(request), connection):
             raise errors.NoWatcher(request.path)
 
     # -- the connection
 
-    def _auth(self, connection: ClientConnection, caller: Caller, request: messages.Auth) -> None:
+    def _auth(self, connection: ServerCnxn, caller: Caller, request: messages.Auth) -> None:
         if request.scheme == "digest":
             identity = digest_identity(request.auth or b"")
             if identity in connection.identities:
@@ -146,13 +140,11 @@ class Requests:
             connection.refuse_requests()
             raise errors.AuthFailed("", f"scheme {request.scheme}")
 
-    def _nothing(
-        self, connection: ClientConnection, caller: Caller, request: messages.Ping | messages.CloseSession
-    ) -> None:
+    def _nothing(self, connection: ServerCnxn, caller: Caller, request: messages.Ping | messages.CloseSession) -> None:
         """The answer is the header alone."""
 
     def _unknown(
-        self, connection: ClientConnection, caller: Caller, request: messages.UnknownRequest | messages.Check
+        self, connection: ServerCnxn, caller: Caller, request: messages.UnknownRequest | messages.Check
     ) -> messages.Response:
         raise errors.Unimplemented("", f"operation {request.op}")
 
@@ -179,7 +171,7 @@ def _watcher_type(request: messages.CheckWatches | messages.RemoveWatches) -> Wa
         raise errors.MarshallingError(request.path, f"watcher type {request.watcher_type}") from None
 
 
-_EXECUTE: Final[dict[type, Callable[[Requests, ClientConnection, Caller, Any], messages.Response]]] = {
+_EXECUTE: Final[dict[type, Callable[[Requests, ServerCnxn, Caller, Any], messages.Response]]] = {
     messages.Create: Requests._create,
     messages.Delete: Requests._delete,
     messages.SetData: Requests._set,

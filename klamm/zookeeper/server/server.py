@@ -16,7 +16,7 @@ from klamm.environment import Environment
 from klamm.zookeeper import jute, messages
 from klamm.zookeeper.server import four_letter_words
 from klamm.zookeeper.server.access_control import Caller
-from klamm.zookeeper.server.connection import ClientConnection
+from klamm.zookeeper.server.cnxn import ServerCnxn
 from klamm.zookeeper.server.database import Database
 from klamm.zookeeper.server.outbox import Outbox
 from klamm.zookeeper.server.requests import Requests, encode_event
@@ -61,8 +61,9 @@ class ZooKeeperServer:
         self._max_session_timeout_ms = 20 * tick_time_ms if max_session_timeout_ms is None else max_session_timeout_ms
         self._on_transaction = on_transaction
         self._database = Database(environment, directory, snapshot_every, self._durable, self._fail)
-        self._watches: Watches[ClientConnection] = Watches()
-        self._connections: dict[ClientConnection, None] = {}
+        self._watches: Watches[ServerCnxn] = Watches()
+        self._connections: dict[ServerCnxn, None] = {}
+        self._attached: dict[int, ServerCnxn] = {}  # the connection of each session that has one, by the session's id
         self._received = 0  # by connections that are closed
         self._sent = 0
         self._listener: Any = None  # asyncio.Server, uvloop's or the simulator's
@@ -88,11 +89,11 @@ class ZooKeeperServer:
         self._tree: ZnodeTree = self._database.tree
         self._outbox = Outbox(self._tree)
         self._requests = Requests(self._tree, self._watches, self._commit, self._outbox.send)
-        self._sessions = SessionTracker(self._expire)
+        self._sessions = SessionTracker(self._expire, self._is_held_up)
         for session_id, state in self._tree.sessions.items():
             self._sessions.add(Session(session_id, state.timeout_ms, state.password))
         try:
-            self._listener = await loop.create_server(lambda: ClientConnection(self), self.host, self.port)
+            self._listener = await loop.create_server(lambda: ServerCnxn(self), self.host, self.port)
         except BaseException:
             self._sessions.stop()
             await self._database.close()
@@ -139,18 +140,18 @@ class ZooKeeperServer:
 
     # -- connections and sessions
 
-    def opened(self, connection: ClientConnection) -> None:
+    def opened(self, connection: ServerCnxn) -> None:
         self._connections[connection] = None
 
-    def closed(self, connection: ClientConnection) -> None:
+    def closed(self, connection: ServerCnxn) -> None:
         del self._connections[connection]
         self._watches.forget(connection)
-        if connection.session is not None and connection.session.connection is connection:
-            connection.session.connection = None
+        if connection.session is not None and self._attached.get(connection.session.id) is connection:
+            del self._attached[connection.session.id]
         self._received += connection.received
         self._sent += connection.sent
 
-    def connect(self, connection: ClientConnection, request: messages.ConnectRequest) -> None:
+    def connect(self, connection: ServerCnxn, request: messages.ConnectRequest) -> None:
         """The first frame of a connection: begins a session or attaches to one."""
         if request.last_zxid_seen > self._tree.zxid:
             # As ZooKeeper does: this server has lost, or never had, what the client has already seen.
@@ -164,7 +165,7 @@ class ZooKeeperServer:
             self._outbox.send(connection, jute.encode_connect_response(expired))
             self._outbox.finish(connection)
             return
-        session.connection = connection
+        self._attached[session.id] = connection
         connection.session = session
         response = messages.ConnectResponse(session.timeout_ms, session.id, session.password, read_only)
         self._outbox.send(connection, jute.encode_connect_response(response))
@@ -178,24 +179,28 @@ class ZooKeeperServer:
         self._sessions.add(session)
         return session
 
-    def _attach(
-        self, connection: ClientConnection, request: messages.ConnectRequest, timeout_ms: int
-    ) -> Session | None:
+    def _attach(self, connection: ServerCnxn, request: messages.ConnectRequest, timeout_ms: int) -> Session | None:
         session = self._sessions.get(request.session_id)
         if session is None or session.password != request.password:
             why = "unknown or expired" if session is None else "the password is wrong"
             _log.info("%s: session 0x%x is refused: %s", connection, request.session_id, why)
             return None
-        if session.connection is not None:
-            session.connection.close("its session has moved to another connection")
+        earlier = self._attached.get(session.id)
+        if earlier is not None:
+            earlier.close("its session has moved to another connection")
         self._sessions.change_timeout(session, timeout_ms)
         return session
 
     def _expire(self, session: Session) -> None:
         _log.info("session 0x%x has expired: nothing heard for %d ms", session.id, session.timeout_ms)
         self._end(session)
-        if session.connection is not None:
-            self._outbox.finish(session.connection)
+        connection = self._attached.get(session.id)
+        if connection is not None:
+            self._outbox.finish(connection)
+
+    def _is_held_up(self, session: Session) -> bool:
+        connection = self._attached.get(session.id)
+        return connection is not None and connection.held > 0
 
     def _end(self, session: Session) -> None:
         self._sessions.remove(session)
@@ -203,7 +208,7 @@ class ZooKeeperServer:
 
     # -- requests
 
-    def execute(self, connection: ClientConnection, session: Session, xid: int, request: Any) -> None:
+    def execute(self, connection: ServerCnxn, session: Session, xid: int, request: Any) -> None:
         """Executes one request of a session; its reply leaves when it may."""
         if isinstance(request, messages.CloseSession):
             self._end(session)
@@ -212,7 +217,7 @@ class ZooKeeperServer:
         if connection.is_closing:
             self._outbox.finish(connection)
 
-    def four_letter_word(self, connection: ClientConnection, word: str) -> None:
+    def four_letter_word(self, connection: ServerCnxn, word: str) -> None:
         """Answers an operator's question and closes."""
         connection.send(four_letter_words.answer(word, self._figures()))
         connection.finish()
@@ -224,7 +229,7 @@ class ZooKeeperServer:
         self._notify(self._watches.fire(applied.events))
         return applied
 
-    def _notify(self, fired: Iterable[tuple[ClientConnection, Event]]) -> None:
+    def _notify(self, fired: Iterable[tuple[ServerCnxn, Event]]) -> None:
         for connection, event in fired:
             self._outbox.send(connection, encode_event(event))
 

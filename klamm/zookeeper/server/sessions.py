@@ -1,4 +1,4 @@
-"""The sessions that are alive: which connection each belongs to and when it was last heard of.
+"""The sessions that are alive, and when each was last heard of.
 
 What must stay true:
 - A session expires when nothing has been heard from it for its timeout, and never earlier. Touching one is an
@@ -10,10 +10,6 @@ What must stay true:
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from klamm.zookeeper.server.connection import ClientConnection
 
 # A timer that is later than this tells that the process stood still.
 _LATE_S = 0.5
@@ -22,22 +18,25 @@ _LATE_S = 0.5
 class Session:
     """A session that has neither been closed nor expired."""
 
-    __slots__ = ("connection", "id", "last_heard_s", "password", "timeout_ms", "timer")
+    __slots__ = ("id", "last_heard_s", "password", "timeout_ms", "timer")
 
     def __init__(self, session_id: int, timeout_ms: int, password: bytes) -> None:
         self.id = session_id
         self.timeout_ms = timeout_ms
         self.password = password
-        self.connection: ClientConnection | None = None
         self.last_heard_s = 0.0
         self.timer: asyncio.TimerHandle | None = None
 
 
 class SessionTracker:
-    """Watches the deadlines of all sessions and calls `on_expired(session)` once for each that falls silent."""
+    """Watches the deadlines of all sessions and calls `on_expired(session)` once for each that falls silent.
 
-    def __init__(self, on_expired: Callable[[Session], None]) -> None:
+    `is_held_up(session)` says whether replies to the session wait for the disk.
+    """
+
+    def __init__(self, on_expired: Callable[[Session], None], is_held_up: Callable[[Session], bool]) -> None:
         self._on_expired = on_expired
+        self._is_held_up = is_held_up
         self._sessions: dict[int, Session] = {}
         self._loop = asyncio.get_running_loop()
 
@@ -75,7 +74,7 @@ class SessionTracker:
         deadline_s = session.last_heard_s + session.timeout_ms / 1000
         if now_s < deadline_s:
             session.timer = self._loop.call_at(deadline_s, self._check, session)
-        elif session.connection is not None and session.connection.held:
+        elif self._is_held_up(session):
             session.timer = self._loop.call_later(session.timeout_ms / 1000, self._check, session)
         elif now_s > deadline_s + _LATE_S:
             session.timer = self._loop.call_later(_LATE_S / 2, self._check_again, session, session.last_heard_s)

@@ -12,17 +12,14 @@ What must stay true:
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import Any, Protocol, cast
 
-from klamm.zookeeper import jute
+from klamm.zookeeper import jute, messages
 from klamm.zookeeper.errors import JuteError
 from klamm.zookeeper.framing import MAX_REQUEST_BYTES, FrameSplitter
 from klamm.zookeeper.server.access_control import Identity
 from klamm.zookeeper.server.four_letter_words import is_four_letter_word
-
-if TYPE_CHECKING:
-    from klamm.zookeeper.server.server import ZooKeeperServer
-    from klamm.zookeeper.server.sessions import Session
+from klamm.zookeeper.server.sessions import Session
 
 MAX_HELD = 4096
 MAX_HELD_BYTES = 4 * 1024 * 1024
@@ -33,10 +30,27 @@ CONNECT_TIMEOUT_S = 10.0  # zookeeper.cnxnsessionlesstimeout
 _log = logging.getLogger(__name__)
 
 
-class ClientConnection(asyncio.Protocol):
+class CnxnServer(Protocol):
+    """The events that a connection reports to its server."""
+
+    def opened(self, connection: "ServerCnxn") -> None: ...
+
+    def closed(self, connection: "ServerCnxn") -> None: ...
+
+    def connect(self, connection: "ServerCnxn", request: messages.ConnectRequest) -> None:
+        """The first frame has come."""
+
+    def execute(self, connection: "ServerCnxn", session: Session, xid: int, request: Any) -> None:
+        """A request of the connection's session has come."""
+
+    def four_letter_word(self, connection: "ServerCnxn", word: str) -> None:
+        """An operator's question has come, instead of a first frame."""
+
+
+class ServerCnxn(asyncio.Protocol):
     """A connection of `server`. `session` is None until the client has sent its connect request."""
 
-    def __init__(self, server: "ZooKeeperServer") -> None:
+    def __init__(self, server: CnxnServer) -> None:
         self._server = server
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
