@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import CompressionType, Record, check_crc, decode_records, parse_header
-from klamm.spark.write.encoding import Columns, encode, record_sizes
+from klamm.spark.write.columns import Columns
+from klamm.spark.write.encoding import encode, record_sizes
 
 NOW_MS = 1_700_000_000_000
 HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))

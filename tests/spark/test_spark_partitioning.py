@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from kafka.partitioner.default import murmur2
 
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.spark.write.encoding import Columns, record_sizes
+from klamm.spark.write.columns import Columns
+from klamm.spark.write.encoding import record_sizes
 from klamm.spark.write.partitioning import Topic, assign
 
 

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from klamm.spark.options import OptionError, ReadOptions
+from klamm.spark.options import ReadOptions
 from klamm.spark.read.planning import plan_batch
-from klamm.spark.schema import HEADERS
-from klamm.spark.source import TYPES
+from klamm.spark.sql_types import check_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,27 +34,6 @@ class KlammReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
         return read_partition(self._options, self._schema, partition)
-
-
-def check_columns(schema: StructType) -> None:
-    """Raises OptionError for a schema that is not made of the source's columns and their types."""
-    allowed = ", ".join(f"{name} {data_type.simpleString()}" for name, data_type in TYPES.items())
-    for field in schema.fields:
-        expected = TYPES.get(field.name)
-        if expected is None:
-            raise OptionError(f"the schema has a column {field.name}; allowed: {allowed}")
-        if field.dataType != expected:
-            raise OptionError(
-                f"the schema has {field.name} {field.dataType.simpleString()}; allowed: {allowed}."
-                " Cast the column after reading"
-            )
-        # Spark would trust NOT NULL, and answer `key IS NULL` without reading.
-        if not field.nullable and field.name in ("key", "value", HEADERS):
-            raise OptionError(f"the schema has {field.name} NOT NULL, but a record may have none; allowed: {allowed}")
-        if schema.names.count(field.name) > 1:
-            raise OptionError(f"the schema has the column {field.name} twice; allowed: {allowed}")
-    if not schema.fields:
-        raise OptionError(f"the schema has no column; allowed: {allowed}")
 
 
 def read_partition(options: ReadOptions, schema: StructType, partition: InputPartition) -> "Iterator[pa.RecordBatch]":

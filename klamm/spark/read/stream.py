@@ -22,7 +22,7 @@ from klamm.client.cluster import ClusterClient
 from klamm.client.threads import call
 from klamm.spark.offset_commits import commit_offsets
 from klamm.spark.options import ReadOptions
-from klamm.spark.read.batch import check_columns, read_partition
+from klamm.spark.read.batch import read_partition
 from klamm.spark.read.planning import (
     Offsets,
     Position,
@@ -33,6 +33,7 @@ from klamm.spark.read.planning import (
     plan_micro_batch,
     with_begin,
 )
+from klamm.spark.sql_types import check_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa

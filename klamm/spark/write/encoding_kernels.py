@@ -1,37 +1,25 @@
 """The loops over rows that turn columns into record batches, compiled by numba.
 
 Importing this module imports numba, and the first call of a loop compiles it or loads it from numba's cache on disk, so
-it is imported where records are about to be written and nowhere else. `encoding.py`, whose columns these are, and
-`partitioning.py` are its only users.
+it is imported where records are about to be written and nowhere else. `encoding.py` is its only user.
 
 What must stay true: compiled code checks no index. Every record is written into room of the size that `measure` found,
 and `measure` never finds less than what `write` needs.
 
-Source: org.apache.kafka.common.record.DefaultRecord, org.apache.kafka.common.utils.Utils.murmur2.
+Source: org.apache.kafka.common.record.DefaultRecord.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from klamm.compiling import compiled, inlined
 from klamm.spark.memcpy import copy_bytes
-
-if TYPE_CHECKING:
-    from klamm.spark.write.encoding import Columns
-    from klamm.spark.write.partitioning import Layout, Sticky
+from klamm.spark.write.columns import Columns
 
 # A record's attributes, and the most that the difference of two offsets needs.
 _FIXED_BYTES = 1 + 5
 _MAX_VARLONG_BYTES = 10
-
-_SEED = 0x9747B28C
-_MULTIPLIER = 0x5BD1E995
-_ROTATION = 24
-_32_BITS = 0xFFFFFFFF
-
-# No int32, so that every number in a column of partitions is one that somebody meant.
-NO_PARTITION = -(2**31) - 1
 
 
 @inlined
@@ -82,7 +70,7 @@ def _headers_size(name_sizes: Any, value_sizes: Any, first: int, count: int) -> 
 
 
 @compiled()
-def measure(sizes: Any, columns: "Columns", same_timestamp: bool) -> None:
+def measure(sizes: Any, columns: Columns, same_timestamp: bool) -> None:
     """Puts into `sizes` how many bytes the record of each row needs, or a few more."""
     key_sizes, value_sizes = columns.keys.sizes, columns.values.sizes
     header_starts, header_counts = columns.headers.starts, columns.headers.counts
@@ -126,7 +114,7 @@ def split(
 
 
 @compiled()
-def write(out: Any, starts: Any, ends: Any, max_timestamps: Any, order: Any, first: Any, columns: "Columns") -> None:
+def write(out: Any, starts: Any, ends: Any, max_timestamps: Any, order: Any, first: Any, columns: Columns) -> None:
     """Writes the records of each batch b into `out` from `starts[b]`, and the position after them into `ends[b]`."""
     keys, key_starts, key_sizes = columns.keys
     values, value_starts, value_sizes = columns.values
@@ -157,53 +145,3 @@ def write(out: Any, starts: Any, ends: Any, max_timestamps: Any, order: Any, fir
                 at = _write_string(out, at, names, name_starts[header], name_sizes[header])
                 at = _write_string(out, at, texts, text_starts[header], text_sizes[header])
         ends[batch], max_timestamps[batch] = at, max_timestamp
-
-
-@inlined
-def murmur2(data: Any, start: int, size: int) -> int:
-    """The hash of Kafka's default partitioner, as a number of 32 bits without sign."""
-    value = (_SEED ^ size) & _32_BITS
-    for at in range(start, start + size - size % 4, 4):
-        word = data[at] | data[at + 1] << 8 | data[at + 2] << 16 | data[at + 3] << 24
-        word = (word * _MULTIPLIER) & _32_BITS
-        word = ((word ^ (word >> _ROTATION)) * _MULTIPLIER) & _32_BITS
-        value = ((value * _MULTIPLIER) & _32_BITS) ^ word
-    tail = start + size - size % 4
-    if size % 4 == 3:
-        value ^= data[tail + 2] << 16
-    if size % 4 >= 2:
-        value ^= data[tail + 1] << 8
-    if size % 4 >= 1:
-        value = ((value ^ data[tail]) * _MULTIPLIER) & _32_BITS
-    value = ((value ^ (value >> 13)) * _MULTIPLIER) & _32_BITS
-    return value ^ (value >> 15)
-
-
-@compiled()
-def assign(
-    targets: Any, topics: Any, partitions: Any, keys: Any, sizes: Any, layout: "Layout", sticky: "Sticky"
-) -> int:
-    """Puts the target of each row into `targets`: its topic's first target plus its partition.
-
-    The partition is the row's own, else that of its key, else (null keys) that which the topic keeps to until a batch
-    is full. Returns the first row whose own partition its topic does not have, -1 when there is none.
-    """
-    counts, first_targets, limits, available, first_available, available_counts = layout
-    key_data, key_starts, key_sizes = keys
-    current, filled = sticky
-    for row in range(len(targets)):
-        topic = topics[row]
-        partition = partitions[row]
-        if partition != NO_PARTITION:
-            if not 0 <= partition < counts[topic]:
-                return row
-        elif key_sizes[row] >= 0:
-            partition = (murmur2(key_data, key_starts[row], key_sizes[row]) & 0x7FFFFFFF) % counts[topic]
-        else:
-            if filled[topic] + sizes[row] > limits[topic] and filled[topic] > 0:
-                filled[topic] = 0
-                current[topic] = (current[topic] + 1) % available_counts[topic]
-            filled[topic] += sizes[row]
-            partition = available[first_available[topic] + current[topic]]
-        targets[row] = first_targets[topic] + partition
-    return -1

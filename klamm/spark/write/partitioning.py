@@ -8,15 +8,15 @@ Source: org.apache.kafka.clients.producer.internals.DefaultPartitioner, StickyPa
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.spark.write import encoding_kernels as kernels
-from klamm.spark.write.encoding import Integers, Strings
+from klamm.spark.write import partitioning_kernels as kernels
+from klamm.spark.write.columns import Integers, Strings
+from klamm.spark.write.partitioning_kernels import Layout, Sticky
 
 
 @dataclass(slots=True)
@@ -32,27 +32,6 @@ class Topic:
     current: int = 0
     """Which of the available partitions keyless records go to; the caller may set it at the beginning."""
     filled_bytes: int = 0
-
-
-class Layout(NamedTuple):
-    """Topics as compiled code sees them; all arrays but `available` have an element a topic.
-
-    The targets of a topic are the numbers from `first_targets` on, one a partition.
-    """
-
-    counts: Integers
-    first_targets: Integers
-    limits: Integers
-    available: Integers
-    first_available: Integers
-    available_counts: Integers
-
-
-class Sticky(NamedTuple):
-    """Where the keyless records of each topic go, and how many bytes have gone there."""
-
-    current: Integers
-    filled: Integers
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,8 @@ from klamm.environment import Environment, SystemEnvironment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import HEADER_SIZE_BYTES, advance_sequence
 from klamm.spark.options import WriteOptions
-from klamm.spark.write.encoding import Columns, Integers, encode, record_sizes
+from klamm.spark.write.columns import Columns, Integers
+from klamm.spark.write.encoding import encode, record_sizes
 from klamm.spark.write.partitioning import Topic, assign
 
 # Arrow batches are gathered until there is enough for every partition to have batches that are worth sending, within

@@ -1,0 +1,91 @@
+"""The loop over rows that gives each its partition, compiled by numba.
+
+Importing this module imports numba, and the first call compiles the loop or loads it from numba's cache on disk, so it
+is imported where records are about to be written and nowhere else. `partitioning.py` is its only user.
+
+What must stay true: compiled code checks no index. A row's own partition is checked before it is used as one.
+
+Source: org.apache.kafka.common.utils.Utils.murmur2.
+"""
+
+from typing import Any, NamedTuple
+
+from klamm.compiling import compiled, inlined
+from klamm.spark.write.columns import Integers
+
+_SEED = 0x9747B28C
+_MULTIPLIER = 0x5BD1E995
+_ROTATION = 24
+_32_BITS = 0xFFFFFFFF
+
+# No int32, so that every number in a column of partitions is one that somebody meant.
+NO_PARTITION = -(2**31) - 1
+
+
+class Layout(NamedTuple):
+    """Topics as compiled code sees them; all arrays but `available` have an element a topic.
+
+    The targets of a topic are the numbers from `first_targets` on, one a partition.
+    """
+
+    counts: Integers
+    first_targets: Integers
+    limits: Integers
+    available: Integers
+    first_available: Integers
+    available_counts: Integers
+
+
+class Sticky(NamedTuple):
+    """Where the keyless records of each topic go, and how many bytes have gone there."""
+
+    current: Integers
+    filled: Integers
+
+
+@inlined
+def murmur2(data: Any, start: int, size: int) -> int:
+    """The hash of Kafka's default partitioner, as a number of 32 bits without sign."""
+    value = (_SEED ^ size) & _32_BITS
+    for at in range(start, start + size - size % 4, 4):
+        word = data[at] | data[at + 1] << 8 | data[at + 2] << 16 | data[at + 3] << 24
+        word = (word * _MULTIPLIER) & _32_BITS
+        word = ((word ^ (word >> _ROTATION)) * _MULTIPLIER) & _32_BITS
+        value = ((value * _MULTIPLIER) & _32_BITS) ^ word
+    tail = start + size - size % 4
+    if size % 4 == 3:
+        value ^= data[tail + 2] << 16
+    if size % 4 >= 2:
+        value ^= data[tail + 1] << 8
+    if size % 4 >= 1:
+        value = ((value ^ data[tail]) * _MULTIPLIER) & _32_BITS
+    value = ((value ^ (value >> 13)) * _MULTIPLIER) & _32_BITS
+    return value ^ (value >> 15)
+
+
+@compiled()
+def assign(targets: Any, topics: Any, partitions: Any, keys: Any, sizes: Any, layout: Layout, sticky: Sticky) -> int:
+    """Puts the target of each row into `targets`: its topic's first target plus its partition.
+
+    The partition is the row's own, else that of its key, else (null keys) that which the topic keeps to until a batch
+    is full. Returns the first row whose own partition its topic does not have, -1 when there is none.
+    """
+    counts, first_targets, limits, available, first_available, available_counts = layout
+    key_data, key_starts, key_sizes = keys
+    current, filled = sticky
+    for row in range(len(targets)):
+        topic = topics[row]
+        partition = partitions[row]
+        if partition != NO_PARTITION:
+            if not 0 <= partition < counts[topic]:
+                return row
+        elif key_sizes[row] >= 0:
+            partition = (murmur2(key_data, key_starts[row], key_sizes[row]) & 0x7FFFFFFF) % counts[topic]
+        else:
+            if filled[topic] + sizes[row] > limits[topic] and filled[topic] > 0:
+                filled[topic] = 0
+                current[topic] = (current[topic] + 1) % available_counts[topic]
+            filled[topic] += sizes[row]
+            partition = available[first_available[topic] + current[topic]]
+        targets[row] = first_targets[topic] + partition
+    return -1
