@@ -4,23 +4,26 @@ What must stay true:
 - A frame is a request only if its header and body decode exactly to its end; otherwise its connection closes.
 - A handler's KafkaError becomes the API's error response, and so does a ZooKeeperError, as REQUEST_TIMED_OUT; any other
   exception is a fault of the program and stops the broker (the network layer passes it on).
-- The throttle time is set only here.
+- A response that cannot be encoded is a fault of the program too, but only its own connection closes: the request has
+  had its effect, and no state depends on the response.
+- The throttle time is set only here. Requests of brokers are never throttled, as in Kafka.
 """
 
-from collections.abc import Awaitable, Coroutine, Mapping
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
 from types import CoroutineType
 from typing import Any
 
 from klamm.broker.registry import Api, Request
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
-from klamm.broker.security import ANONYMOUS, Client
+from klamm.broker.security import ANONYMOUS, Client, Operation
 from klamm.broker.services import Services
 from klamm.net.server import Answer, AnswerOnly, InvalidRequest, Response, ServerConnection
 from klamm.protocol import messages
 from klamm.protocol.apis.api_versions import ApiVersionsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey, InvalidFrame
+from klamm.protocol.messages import ApiKey, InvalidFrame, UnencodableMessage
 from klamm.protocol.primitives import Buffer, Steps
 from klamm.slices import in_slices
 
@@ -28,6 +31,8 @@ NO_RESPONSE = Response(None)
 
 # A frame of this size or more is decoded in steps, where its API knows how. An element of an array can be one byte.
 LARGE_FRAME_BYTES = 16 * 1024
+
+_log = logging.getLogger(__name__)
 
 
 class Dispatcher:
@@ -37,6 +42,7 @@ class Dispatcher:
         self._services = services
         self._apis: Mapping[int, Api] = {int(key): api for key, api in services.apis.items()}
         self._pipelined = tuple(key.to_bytes(2) for key, api in services.apis.items() if api.pipelined)
+        self.on_unencodable: Callable[[ServerConnection, UnencodableMessage], None] = _log_unencodable
 
     def is_pipelined(self, frame: bytearray) -> bool:
         """Whether the request may start while earlier ones of its API are unanswered."""
@@ -114,18 +120,41 @@ class Dispatcher:
         """The response to a handler's result; a large response is encoded in steps."""
         if isinstance(result, AnswerOnly):
             return AnswerOnly(partial(self._answer_later, request, request_bytes, result))
-        throttle_time_ms = self._services.quotas.throttle_time_ms(
-            request.api.key, request.client, request.client_id, request_bytes
-        )
+        throttle_time_ms = self._throttle_time_ms(request, request_bytes)
         if result is None:
             return Response(None, throttle_time_ms) if throttle_time_ms else NO_RESPONSE
-        if throttle_time_ms:
+        # SaslHandshake, SaslAuthenticate and WriteTxnMarkers have no field for it: their client is only muted.
+        if throttle_time_ms and hasattr(result, "throttle_time_ms"):
             result.throttle_time_ms = throttle_time_ms
         key, version, correlation_id = request.api.key, request.version, request.correlation_id
-        steps = messages.encode_response_steps(key, version, correlation_id, result)
-        if steps is not None:
-            return AnswerOnly(partial(_encode_in_steps, steps, throttle_time_ms))
-        return Response(messages.encode_response(key, version, correlation_id, result), throttle_time_ms)
+        try:
+            steps = messages.encode_response_steps(key, version, correlation_id, result)
+            if steps is not None:
+                return AnswerOnly(partial(self._encode_in_steps, request.connection, steps, throttle_time_ms))
+            return Response(messages.encode_response(key, version, correlation_id, result), throttle_time_ms)
+        except UnencodableMessage as error:
+            raise self._unanswerable(request.connection, error) from error
+
+    def _throttle_time_ms(self, request: Request[Any], request_bytes: int) -> int:
+        """For how long the client is throttled. Brokers are not: the cluster would wait for them."""
+        if request.api.operation is Operation.CLUSTER_ACTION or (
+            request.api.key is ApiKey.FETCH and request.body.replica_id >= 0
+        ):
+            return 0
+        return self._services.quotas.throttle_time_ms(request.api.key, request.client, request.client_id, request_bytes)
+
+    async def _encode_in_steps(
+        self, connection: ServerConnection, steps: Steps[list[Buffer]], throttle_time_ms: int
+    ) -> Response:
+        try:
+            return Response(await in_slices(steps), throttle_time_ms)
+        except UnencodableMessage as error:
+            raise self._unanswerable(connection, error) from error
+
+    def _unanswerable(self, connection: ServerConnection, error: UnencodableMessage) -> InvalidRequest:
+        """Reports the fault of the program; returns the error that closes the connection."""
+        self.on_unencodable(connection, error)
+        return InvalidRequest(f"its response cannot be encoded: {error}")
 
     async def _answer_later(self, request: Request[Any], request_bytes: int, later: AnswerOnly[Any]) -> Answer:
         return await self._finish(request, request_bytes, later.answer())
@@ -148,5 +177,5 @@ def _answer_only(answer: Coroutine[Any, Any, Answer]) -> AnswerOnly[Response]:
     return AnswerOnly(lambda: answer)
 
 
-async def _encode_in_steps(steps: Steps[list[Buffer]], throttle_time_ms: int) -> Response:
-    return Response(await in_slices(steps), throttle_time_ms)
+def _log_unencodable(connection: ServerConnection, error: UnencodableMessage) -> None:
+    _log.error("%s: a response cannot be encoded: %s", connection, error, exc_info=error.__cause__)

@@ -204,7 +204,8 @@ class BrokerParts:
             group_coordinator=self.group_coordinator,
             long_answers=Turns(),
         )
-        self.listeners = Listeners(config, environment, Dispatcher(self.services), self.response_memory, on_failure)
+        self.dispatcher = Dispatcher(self.services)
+        self.listeners = Listeners(config, environment, self.dispatcher, self.response_memory, on_failure)
         self.metrics_endpoint = self._make_metrics_endpoint(environment)
 
     def _store(self) -> KafkaZooKeeper:

@@ -37,7 +37,7 @@ LARGE_ELEMENTS = 500
 INLINE_BYTES = 4096
 
 # The letters of `struct` for what has one size. A UUID and a bit field are converted after.
-_CODES = {
+CODES = {
     "Int8": "b",
     "Int16": "h",
     "Uint16": "H",
@@ -243,8 +243,8 @@ class _Writer:
         if field.is_array:
             return 1 if self.flexible else 4
         if isinstance(field.kind, str):
-            if field.kind in _CODES:
-                return struct.calcsize(">" + _CODES[field.kind])
+            if field.kind in CODES:
+                return struct.calcsize(">" + CODES[field.kind])
             return 1 if self.flexible else 2 if field.kind == "String" else 4
         return 1 if self.version in field.nullable else self.least_struct_bytes(field.kind)
 
@@ -369,10 +369,10 @@ class _DecoderWriter(_Writer):
                 self.inner_struct(field.kind, target, nullable)
         elif field.kind in _CONVERTED:
             value = self.name("f")
-            self.fixed(value, _CODES[field.kind], field.name)
+            self.fixed(value, CODES[field.kind], field.name)
             self._after.append(f"{target} = {'uuid' if field.kind == 'Uuid' else 'bits'}({value})")
-        elif field.kind in _CODES:
-            self.fixed(target, _CODES[field.kind], field.name)
+        elif field.kind in CODES:
+            self.fixed(target, CODES[field.kind], field.name)
         elif field.kind == "String":
             self.text(target, nullable, field.name)
         else:
@@ -446,16 +446,16 @@ class _DecoderWriter(_Writer):
         kind = field.kind
         if not isinstance(kind, str):
             least = max(1, self.least_struct_bytes(kind))
-        elif kind in _CODES:
-            least = struct.calcsize(">" + _CODES[kind])
+        elif kind in CODES:
+            least = struct.calcsize(">" + CODES[kind])
         else:
             least = 1 if self.flexible else 2 if kind == "String" else 4
         product = count if least == 1 else f"{count} * {least}"
         with self.block(f"if {count} < 0 or {product} > size - p or {count} > left:"):
             self.add(f"check_count({count}, {least}, data, p, left)")
         self.add(f"left -= {count}")
-        if isinstance(kind, str) and kind in _CODES and kind not in _CONVERTED:
-            self.fixed_elements(_CODES[kind], target, count, least)
+        if isinstance(kind, str) and kind in CODES and kind not in _CONVERTED:
+            self.fixed_elements(CODES[kind], target, count, least)
             return
         values, add = self.name("a"), self.name("add")
         self.add(f"{target} = {values} = []")
@@ -558,8 +558,8 @@ class _EncoderWriter(_Writer):
             self._run.append((f"uuid_bytes({source})", "16s"))
         elif field.kind == "BitField":
             self._run.append((f"bits_of({source})", "i"))
-        elif field.kind in _CODES:
-            self._run.append((source, _CODES[field.kind]))
+        elif field.kind in CODES:
+            self._run.append((source, CODES[field.kind]))
         elif field.kind == "String":
             self.text(source, nullable)
         else:
@@ -636,8 +636,8 @@ class _EncoderWriter(_Writer):
         values = self.name("a")
         self.add(f"{values} = {source}")
         length = self.length(values, nullable, "i")
-        if isinstance(kind, str) and kind in _CODES and kind not in _CONVERTED:
-            self.fixed_elements(_CODES[kind], values, length)
+        if isinstance(kind, str) and kind in CODES and kind not in _CONVERTED:
+            self.fixed_elements(CODES[kind], values, length)
             return
         value = self.name("x")
         with self.block(f"for {value} in {values}{' or ()' if nullable else ''}:"):

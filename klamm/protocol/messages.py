@@ -6,6 +6,7 @@ them and says why). Everything is decoded strictly, requests and responses alike
 
 What must stay true:
 - A message does not have a version; the caller names the version when it encodes the message.
+- An encoder that fails raises `UnencodableMessage`, which names the field, and nothing else.
 - A request is decoded, and a response encoded, only in the versions that a broker advertises. A client may encode
   requests and decode responses in any version that the messages know.
 """
@@ -28,6 +29,7 @@ from klamm.protocol.apis import (
     request_size_limit,
     response_class,
 )
+from klamm.protocol.encode_errors import UnencodableMessage, unencodable
 from klamm.protocol.primitives import (
     MAX_TAGGED_FIELDS,
     Buffer,
@@ -46,6 +48,7 @@ __all__ = [
     "InvalidFrame",
     "RequestHeader",
     "Steps",
+    "UnencodableMessage",
     "decode_request",
     "decode_response",
     "encode_request",
@@ -269,39 +272,61 @@ def encode_request(
     if header_version == 2:
         header += b"\0"
     if body is None:
-        body = _request_encoder(api_key, version)(message)
+        encode = _request_encoder(api_key, version)
+        try:
+            body = encode(message)
+        except Exception as error:
+            raise _unencodable(request_class(api_key), api_key, version, message, error) from error
     size = len(header) + sum(map(len, body))
     return [_CORRELATION.pack(size) + header + body[0], *body[1:]]
 
 
 def encode_response(api_key: ApiKey, version: int, correlation_id: int, message: Any) -> list[Buffer]:
     """A whole response, size and header included, as buffers to be written one after another."""
-    return _with_response_header(api_key, version, correlation_id, _response_encoder(api_key, version)(message))
+    encode = _response_encoder(api_key, version)
+    try:
+        body = encode(message)
+    except Exception as error:
+        raise _unencodable(response_class(api_key), api_key, version, message, error) from error
+    return _with_response_header(api_key, version, correlation_id, body)
 
 
 def encode_response_steps(
     api_key: ApiKey, version: int, correlation_id: int, message: Any
 ) -> Steps[list[Buffer]] | None:
     """As `encode_response`, in steps; None for a response that is not large enough for that."""
+    try:
+        steps = _response_body_steps(api_key, version, message)
+    except Exception as error:
+        raise _unencodable(response_class(api_key), api_key, version, message, error) from error
+    return None if steps is None else _response_steps(api_key, version, correlation_id, message, steps)
+
+
+def _response_body_steps(api_key: ApiKey, version: int, message: Any) -> Steps[list[Buffer]] | None:
     if api_key is ApiKey.PRODUCE:
         return None
     if api_key is ApiKey.FETCH:
         if not fetch.is_large(message):
             return None
         _check_served(api_key, version)
-        steps = fetch.encode_response_steps(version, message)
-    elif api_key in HAND_WRITTEN or not compiler.is_large(message):
+        return fetch.encode_response_steps(version, message)
+    if api_key in HAND_WRITTEN or not compiler.is_large(message):
         return None
-    else:
-        steps = _response_encoder_in_steps(api_key, version)(message)
-    return _response_steps(api_key, version, correlation_id, steps)
+    return _response_encoder_in_steps(api_key, version)(message)
 
 
 def _response_steps(
-    api_key: ApiKey, version: int, correlation_id: int, steps: Steps[Sequence[Buffer]]
+    api_key: ApiKey, version: int, correlation_id: int, message: Any, steps: Steps[list[Buffer]]
 ) -> Steps[list[Buffer]]:
-    body = yield from steps
+    try:
+        body = yield from steps
+    except Exception as error:
+        raise _unencodable(response_class(api_key), api_key, version, message, error) from error
     return _with_response_header(api_key, version, correlation_id, body)
+
+
+def _unencodable(message_class: type, api_key: ApiKey, version: int, message: Any, error: Exception) -> Exception:
+    return unencodable(message, message_class, version, _is_flexible(api_key, version), error)
 
 
 def _with_response_header(api_key: ApiKey, version: int, correlation_id: int, body: Sequence[Buffer]) -> list[Buffer]:

@@ -51,6 +51,8 @@ class WitnessedBroker(Broker):
             return result
 
         manager.update_metadata = witnessed  # type: ignore[method-assign]  # the request is seen nowhere else
+        # A broker survives such a fault of the program; a simulation must find it.
+        parts.dispatcher.on_unencodable = lambda _connection, error: self._on_stale(error)
         return parts
 
 

@@ -1,0 +1,220 @@
+"""A response that cannot be encoded is a fault of the program: it fails its own request, and names the field.
+
+And the throttle time, which is set on every response that has a field for it, whatever the API.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from one_broker import Client, OneBroker, run
+
+import klamm.broker.handlers  # noqa: F401  # registers all APIs
+from klamm.broker.dispatcher import Dispatcher
+from klamm.broker.quotas import NoQuotas
+from klamm.broker.registry import registered
+from klamm.net.server import AnswerOnly, InvalidRequest
+from klamm.protocol import messages
+from klamm.protocol.apis import HAND_WRITTEN
+from klamm.protocol.apis.list_groups import ListGroupsRequest, ListGroupsResponse
+from klamm.protocol.apis.metadata import MetadataResponse
+from klamm.protocol.fetch import FetchRequest, FetchResponse, FetchResponsePartition
+from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse, LeaderAndIsrTopicErrors
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.schema import ZEROS, Field, Struct, fields_of
+from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
+from klamm.protocol.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
+
+APIS = registered()
+HAND_WRITTEN_REQUESTS: dict[ApiKey, Any] = {
+    ApiKey.FETCH: FetchRequest(),
+    ApiKey.LEADER_AND_ISR: LeaderAndIsrRequest(0, 0),
+    ApiKey.STOP_REPLICA: StopReplicaRequest(0, 0),
+    ApiKey.UPDATE_METADATA: UpdateMetadataRequest(0, 0),
+}
+INTEGERS = {"Int8", "Int16", "Uint16", "Int32", "Int64", "BitField"}
+
+
+def filled(struct_class: type[Struct], version: int) -> Any:
+    """A message with one element in each of its arrays."""
+    values = {}
+    for field in fields_of(struct_class):
+        if version in field.versions:
+            value = ZEROS[field.kind] if isinstance(field.kind, str) else filled(field.kind, version)
+            values[field.name] = [value] if field.is_array else value
+    return struct_class(**values)
+
+
+def places(message: Any, version: int, path: str = "") -> Iterator[tuple[Any, Field, str]]:
+    """Every field of the message and of the structs in it: its struct, the field, its path."""
+    for field in fields_of(type(message)):
+        if version not in field.versions:
+            continue
+        yield message, field, path + field.name
+        if not isinstance(field.kind, str):
+            value = getattr(message, field.name)
+            inner = (value[0], f"{path}{field.name}[0].") if field.is_array else (value, f"{path}{field.name}.")
+            yield from places(inner[0], version, inner[1])
+
+
+def wrong_values(field: Field, version: int) -> Iterator[tuple[Any, str, str]]:
+    """Values that no wire carries, the path to append, and how the error shows the value."""
+    nullable = version in field.nullable
+    if field.is_array:
+        yield 7, "", "7 is not a list"
+        yield [object()], "[0]", "a object"
+        if not nullable:
+            yield None, "", "null is not a list"
+    elif field.kind == "Bool":
+        return  # Everything is true or false.
+    elif field.kind in INTEGERS:
+        yield ({70} if field.kind == "BitField" else 2**63), "", f"does not fit {field.kind}"
+        yield "text", "", "a str of length 4 does not fit"
+    else:
+        yield object(), "", "a object"
+        if not nullable and field.kind != "Uuid":
+            yield None, "", "null"
+
+
+def dispatch(key: ApiKey, version: int, response: Any, quotas: Any = None) -> Any:
+    """Dispatches a request of the API to a handler that gives this response."""
+    request = HAND_WRITTEN_REQUESTS.get(key) or filled(messages.request_class(key), version)
+    frame = b"".join(map(bytes, messages.encode_request(key, version, 1, "client", request)))
+    api = replace(APIS[key], handle=lambda request: response)
+    services: Any = SimpleNamespace(apis={key: api}, quotas=quotas or NoQuotas())
+    connection: Any = SimpleNamespace(peer_host="1.2.3.4")
+    return Dispatcher(services).dispatch(connection, bytearray(frame[4:]))
+
+
+@pytest.mark.parametrize("key", [key for key in APIS if key not in HAND_WRITTEN], ids=lambda key: key.name)
+def test_a_response_with_a_wrong_value_closes_its_connection_and_names_the_field(key: ApiKey, caplog: Any) -> None:
+    api = APIS[key]
+    response_class = messages.response_class(key)
+    for version in range(api.min_version, api.max_version + 1):
+        response = filled(response_class, version)
+        for struct, field, path in places(response, version):
+            right = getattr(struct, field.name)
+            for wrong, below, kind in wrong_values(field, version):
+                setattr(struct, field.name, wrong)
+                caplog.clear()
+                with pytest.raises(InvalidRequest, match="its response cannot be encoded"):
+                    dispatch(key, version, response)
+                [record] = caplog.records
+                assert record.levelno == logging.ERROR
+                assert f"{response_class.__name__} v{version}: {path}{below}: " in record.message
+                assert kind in record.message
+            setattr(struct, field.name, right)
+        assert dispatch(key, version, response).buffers is not None
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "response", "complaint"),
+    [
+        (ApiKey.FETCH, 12, FetchResponse(error_code=70_000), "FetchResponse v12"),
+        (
+            ApiKey.FETCH,
+            4,
+            FetchResponse(topics=[("t", [FetchResponsePartition(0, records=7)])]),  # type: ignore[arg-type]
+            "FetchResponse v4",
+        ),
+        (ApiKey.LEADER_AND_ISR, 5, LeaderAndIsrResponse(None), "LeaderAndIsrResponse v5"),  # type: ignore[arg-type]
+        (
+            ApiKey.LEADER_AND_ISR,
+            0,
+            LeaderAndIsrResponse(0, [LeaderAndIsrTopicErrors("t", None, [(0, 2**15)])]),
+            "LeaderAndIsrResponse v0",
+        ),
+        (ApiKey.STOP_REPLICA, 3, StopReplicaResponse(0, {"t": [(2**31, 0)]}), "StopReplicaResponse v3"),
+        (ApiKey.UPDATE_METADATA, 7, UpdateMetadataResponse(2**15), "UpdateMetadataResponse v7"),
+        (ApiKey.METADATA, 9, ListGroupsResponse(), "MetadataResponse v9: it is a ListGroupsResponse"),
+    ],
+)
+def test_hand_written_and_mistaken_responses_close_their_connection(
+    key: ApiKey, version: int, response: Any, complaint: str, caplog: Any
+) -> None:
+    with pytest.raises(InvalidRequest, match="its response cannot be encoded"):
+        dispatch(key, version, response)
+    assert complaint in caplog.text
+
+
+def test_a_large_response_with_a_wrong_value_closes_its_connection(caplog: Any) -> None:
+    topics = [MetadataResponse.MetadataResponseTopic(error_code=0, name="t", partitions=[]) for _ in range(2_000)]
+    topics[-1].error_code = 2**15
+    answer = dispatch(ApiKey.METADATA, 9, MetadataResponse(brokers=[], topics=topics))
+    assert isinstance(answer, AnswerOnly)
+    with pytest.raises(InvalidRequest):
+        asyncio.run(answer.answer())  # type: ignore[arg-type]
+    assert "MetadataResponse v9: topics[1999].error_code: 32768 does not fit Int16" in caplog.text
+
+
+def test_a_broker_survives_a_response_that_cannot_be_encoded(tmp_path: Path, caplog: Any) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        other = await cluster.connect()
+        apis: Any = cluster.broker.parts.dispatcher._apis
+        served = apis[ApiKey.LIST_GROUPS]
+        apis[ApiKey.LIST_GROUPS] = replace(served, handle=lambda request: ListGroupsResponse(error_code=70_000))
+        body = ListGroupsRequest(states_filter=[])
+        client.send_raw(b"".join(map(bytes, messages.encode_request(ApiKey.LIST_GROUPS, 4, 1, "c", body))))
+        assert await client.is_closed()
+        assert "ListGroupsResponse v4: error_code: 70000 does not fit Int16" in caplog.text
+        assert (await other.ask(ApiKey.METADATA, topics=[])).controller_id == 0
+        apis[ApiKey.LIST_GROUPS] = served
+        assert (await other.ask(ApiKey.LIST_GROUPS, states_filter=[])).error_code == 0
+
+    run(tmp_path, scenario)
+
+
+class ThrottleAll:
+    def throttle_time_ms(self, api_key: ApiKey, client: Any, client_id: str | None, request_bytes: int) -> int:
+        return 25
+
+
+# The requests of brokers, which are never throttled.
+OF_BROKERS = {
+    ApiKey.LEADER_AND_ISR,
+    ApiKey.STOP_REPLICA,
+    ApiKey.UPDATE_METADATA,
+    ApiKey.CONTROLLED_SHUTDOWN,
+    ApiKey.ALTER_ISR,
+}
+HAND_WRITTEN_RESPONSES: dict[ApiKey, Any] = {
+    ApiKey.FETCH: FetchResponse(),
+    ApiKey.LEADER_AND_ISR: LeaderAndIsrResponse(),
+    ApiKey.STOP_REPLICA: StopReplicaResponse(),
+    ApiKey.UPDATE_METADATA: UpdateMetadataResponse(),
+}
+
+
+@pytest.mark.parametrize("key", APIS, ids=lambda key: key.name)
+def test_throttling_fits_every_api(key: ApiKey) -> None:
+    for version in range(APIS[key].min_version, APIS[key].max_version + 1):
+        response = HAND_WRITTEN_RESPONSES.get(key) or filled(messages.response_class(key), version)
+        answer = dispatch(key, version, response, ThrottleAll())
+        if key in OF_BROKERS:
+            assert answer.throttle_time_ms == 0
+            assert getattr(response, "throttle_time_ms", 0) == 0
+        else:
+            assert answer.throttle_time_ms == 25
+            assert response.throttle_time_ms == 25
+
+
+def test_followers_are_not_throttled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(HAND_WRITTEN_REQUESTS, ApiKey.FETCH, FetchRequest(replica_id=3))
+    assert dispatch(ApiKey.FETCH, 12, FetchResponse(), ThrottleAll()).throttle_time_ms == 0
+
+
+@pytest.mark.parametrize("key", [ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKey.WRITE_TXN_MARKERS])
+def test_responses_without_a_field_for_it_are_throttled_in_silence(
+    key: ApiKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No broker serves these yet."""
+    monkeypatch.setitem(APIS, key, replace(APIS[ApiKey.METADATA], key=key, min_version=0, max_version=1))  # type: ignore[index]
+    response = filled(messages.response_class(key), 1)
+    assert not hasattr(response, "throttle_time_ms")
+    answer = dispatch(key, 1, response, ThrottleAll())
+    assert answer.throttle_time_ms == 25 and answer.buffers is not None
