@@ -24,13 +24,10 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
+from typing import Any, NoReturn, Protocol, TypeVar, cast
 
 from klamm.simulation.process import CURRENT, Process, SimulationFailure
 from klamm.simulation.step_meter import StepMeter
-
-if TYPE_CHECKING:
-    from klamm.simulation.network import Network
 
 T = TypeVar("T")
 
@@ -51,10 +48,28 @@ TASK_STEP = "TaskStepMethWrapper"
 _Timer = tuple[float, int, asyncio.TimerHandle, Process]
 
 
+class LoopNetwork(Protocol):
+    """What the loop asks of the network."""
+
+    def listen(
+        self,
+        factory: Callable[[], asyncio.BaseProtocol],
+        host: str | list[str] | None,
+        port: int,
+        start_serving: bool,
+    ) -> asyncio.AbstractServer: ...
+
+    async def connect(
+        self, factory: Callable[[], asyncio.BaseProtocol], host: str, port: int
+    ) -> tuple[asyncio.Transport, asyncio.BaseProtocol]: ...
+
+    def address_of(self, name: str) -> str: ...
+
+
 class SimulatedLoop(asyncio.AbstractEventLoop):
     """See the module. Made by `simulated_loop`, run by `World.run`."""
 
-    network: "Network"
+    network: LoopNetwork
 
     # When set, a task that yields (`sleep(0)`) continues a little later instead of in the same instant: other tasks
     # take time meanwhile, in which connections may end and timers run out.
@@ -185,7 +200,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         proto: int = 0,
         flags: int = 0,
     ) -> list[tuple[int, int, int, str, tuple[str, int]]]:
-        address = self.network.resolve(host or "localhost").address
+        address = self.network.address_of(host or "localhost")
         return [(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, int(port or 0)))]
 
     # -- faults ---------------------------------------------------------------------------------------------------
