@@ -15,7 +15,8 @@ from functools import partial
 from types import CoroutineType
 from typing import Any
 
-from klamm.broker.registry import Api, Request
+from klamm.broker.api import Api
+from klamm.broker.registry import Request
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.broker.security import ANONYMOUS, Client, Operation
 from klamm.broker.services import Services

@@ -5,7 +5,7 @@
 
 from collections.abc import Mapping
 
-from klamm.broker.registry import Api
+from klamm.broker.api import Api
 from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
 
 _HEAD = """\

@@ -6,16 +6,15 @@ are advertised.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from klamm.broker.api import Api
 from klamm.broker.security import CLUSTER_NAME, OPERATIONS, Client, Operation
+from klamm.broker.services import Services
 from klamm.net.server import ServerConnection
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey
 from klamm.protocol.vocabulary import ResourceType
-
-if TYPE_CHECKING:
-    from klamm.broker.services import Services
 
 # The error for a client that is not authorized for a resource.
 DENIED = {
@@ -35,28 +34,6 @@ Handler = TypeVar("Handler", bound=Handle)
 ErrorResponse = Callable[["Request[Any]", KafkaError], Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Api:
-    """How this broker serves one API key.
-
-    A client must be authorized for `operation` on a resource of `resource_type`; None needs no authorization.
-    `error_response` makes the answer when `handle` raises a KafkaError. A `pipelined` request may start while earlier
-    requests of the same API on the connection are unanswered, because its effect comes before its response. A request
-    that `ends_with_client` is cancelled at any point when its client hangs up, because it only reads or makes all
-    changes in one step. Any other request runs to its end.
-    """
-
-    key: ApiKey
-    min_version: int
-    max_version: int
-    operation: Operation | None
-    resource_type: ResourceType | None
-    handle: Handle
-    error_response: ErrorResponse
-    pipelined: bool
-    ends_with_client: bool
-
-
 @dataclass(slots=True)
 class Request(Generic[Body]):
     """One request of a client, decoded."""
@@ -68,7 +45,7 @@ class Request(Generic[Body]):
     client_id: str | None
     connection: ServerConnection
     body: Body
-    services: "Services"
+    services: Services
 
     @property
     def listener_name(self) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from klamm.broker.api import Api
 from klamm.broker.auto_topic_creation import AutoTopicCreation
 from klamm.broker.configs.config_admin import ConfigAdmin
 from klamm.broker.configs.topic_configs import TopicConfigs
@@ -16,7 +17,6 @@ from klamm.broker.offsets_topic import OffsetsTopic
 from klamm.broker.producer_ids import ProducerIds
 from klamm.broker.quotas import Quotas
 from klamm.broker.registration import Registrar
-from klamm.broker.registry import Api
 from klamm.broker.security import Authorizer
 from klamm.broker.topic_admin import TopicAdmin
 from klamm.config.current import CurrentConfig

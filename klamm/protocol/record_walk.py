@@ -13,9 +13,7 @@ What must stay true:
 Source: org.apache.kafka.common.record.DefaultRecord (readPartiallyFrom), kafka.log.LogValidator.
 """
 
-from collections.abc import Callable
 from enum import IntEnum
-from functools import cache
 from typing import NamedTuple
 
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -23,9 +21,6 @@ from klamm.protocol.record_batch import NO_TIMESTAMP, BatchHeader, wrapped_int64
 
 # Refused records above this number are only counted, so that the response is not much larger than the request.
 MAX_NAMED_RECORDS = 10_000
-# From so many on it pays to import numba, which then does so many times the steps in the same time.
-COMPILED_FROM_RECORDS = 200_000
-COMPILED_SPEEDUP = 50
 
 
 class Refusal(IntEnum):
@@ -229,23 +224,3 @@ def _skip(data: bytes | memoryview, position: int) -> tuple[int, int]:
 
 def _corrupt(message: str) -> KafkaError:
     return KafkaError(ErrorCode.CORRUPT_MESSAGE, message)
-
-
-def advance_fast(walk: RecordWalk, most_steps: int) -> bool:
-    """As `walk.advance`, but compiled where very many records are left, numba works, and this is a process that may
-    import it: the worker."""
-    if walk.header.record_count - walk.index >= COMPILED_FROM_RECORDS and walk.begun is None:
-        advance = _compiled_advance()
-        if advance is not None:
-            return advance(walk, most_steps * COMPILED_SPEEDUP)
-    return walk.advance(most_steps)
-
-
-@cache
-def _compiled_advance() -> Callable[[RecordWalk, int], bool] | None:
-    """None if compiled code is unavailable: numba is missing or does not fit numpy, its cache is not writable, ..."""
-    try:
-        from klamm.protocol.record_kernels import advance  # numba takes half a second and much memory
-    except Exception:
-        return None
-    return advance

@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator
 from typing import NamedTuple
 
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.fast_walk import advance_fast
 from klamm.protocol.record_batch import (
     HEADER_SIZE_BYTES,
     BatchHeader,
@@ -28,7 +29,7 @@ from klamm.protocol.record_batch import (
     max_decompressed_bytes,
     parse_header,
 )
-from klamm.protocol.record_walk import RecordWalk, RefusedRecord, Wanted, advance_fast
+from klamm.protocol.record_walk import RecordWalk, RefusedRecord, Wanted
 from klamm.storage.log_config import LogConfig
 
 # The most that is inspected on the loop: about a millisecond's work.

@@ -7,8 +7,8 @@ from functools import cache
 import pytest
 from hostile_bytes import Hostile, seeds
 
+from klamm.protocol import fast_walk, record_kernels
 from klamm.protocol import record_batch as rb
-from klamm.protocol import record_kernels, record_walk
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.protocol.record_walk import RecordWalk, Refusal, RefusedRecord, Wanted
@@ -85,11 +85,11 @@ def test_a_walk_does_without_numba_where_that_does_not_work(monkeypatch, error):
         return import_really(name, *arguments)
 
     monkeypatch.setattr(builtins, "__import__", import_)
-    monkeypatch.setattr(record_walk, "COMPILED_FROM_RECORDS", 1)
-    monkeypatch.setattr(record_walk, "_compiled_advance", cache(record_walk._compiled_advance.__wrapped__))
+    monkeypatch.setattr(fast_walk, "COMPILED_FROM_RECORDS", 1)
+    monkeypatch.setattr(fast_walk, "_compiled_advance", cache(fast_walk._compiled_advance.__wrapped__))
     batch = build_batch([Record(b"k", b"v", 1)] * 10)
     walk = RecordWalk(memoryview(batch)[61:], rb.parse_header(batch), Wanted())
-    assert [record_walk.advance_fast(walk, 4) for _ in range(3)] == [False, False, True]
+    assert [fast_walk.advance_fast(walk, 4) for _ in range(3)] == [False, False, True]
     assert len(tried) == 1
 
 
