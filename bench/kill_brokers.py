@@ -18,9 +18,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import sides  # noqa: F401  it makes tests/ importable
-from durability.brokers import Brokers, KlammBrokers, ProcessBrokers, Program
-from durability.kills import Pass, run
 from rich.console import Console
+
+from support.durability.brokers import Brokers, KlammBrokers, ProcessBrokers, Program
+from support.durability.kills import Pass, run
 
 PROGRAMS: dict[str, list[Program]] = {
     "kafka": ["kafka", "kafka", "kafka"],

@@ -244,9 +244,8 @@ CASES: list[Case] = [
 
 def library(name: str, version: int, body: bytes) -> tuple[Callable[[], object], Callable[[], object]]:
     """kafka-python's encoding and decoding of the same bytes."""
-    from message_oracle import library_class
-
     from klamm.protocol.api_keys import ApiKey
+    from support.message_oracle import library_class
 
     kind = "Request" if name.endswith("Request") else "Response"
     key = next(key for key in ApiKey if key.message_name + kind == name)

@@ -10,11 +10,11 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "interop")]
+sys.path.insert(0, str(ROOT / "tests"))
 
-from clusters import KLAMM, KlammBroker, KlammZooKeeper  # noqa: E402
-from oracles import RealKafka, RealZooKeeper, kafka_jars  # noqa: E402
-from processes import ManagedProcess, free_port  # noqa: E402
+from support.clusters import KLAMM, KlammBroker, KlammZooKeeper  # noqa: E402
+from support.oracles import RealKafka, RealZooKeeper, kafka_jars  # noqa: E402
+from support.processes import ManagedProcess, free_port  # noqa: E402
 
 __all__ = [
     "Kafka",

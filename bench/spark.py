@@ -73,7 +73,7 @@ class SparkSession:
 
     def __init__(self, log: Path, cores: int, *, sooner: bool, environment: dict[str, str]) -> None:
         command = [sys.executable, str(SESSION), "--cores", str(cores), *(["--sooner"] if sooner else [])]
-        paths = os.pathsep.join(map(str, (ROOT / "tests", ROOT / "tests" / "interop", ROOT / "bench")))
+        paths = os.pathsep.join(map(str, (ROOT / "tests", ROOT / "bench")))
         self._log, self._ready = log, False
         with log.open("w") as errors:
             self._process = subprocess.Popen(

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from oracles import spark_kafka_jars
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 from sides import ROOT
 
 import klamm.spark
+from support.oracles import spark_kafka_jars
 
 # The name of klamm's format; that of Spark's own connector is `kafka`.
 KLAMM = "klamm"

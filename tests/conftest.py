@@ -8,9 +8,10 @@ import signal
 from collections.abc import Generator
 from pathlib import Path
 
-import oracles
 import pytest
 from hypothesis import HealthCheck, settings
+
+from support import oracles
 
 # A background job of a shell ignores Ctrl-C, and so would every command that a test starts to interrupt it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

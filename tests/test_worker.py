@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 import uvloop
-from one_broker import until
-from worker_jobs import count, die, echo, fail, mark_steps, pid
 
 from klamm import worker
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.worker import Jobs, Worker, WorkerFailed
-
-TESTS = Path(__file__).parent
+from support.one_broker import until
+from support.paths import ROOT, TESTS
+from support.worker_jobs import count, die, echo, fail, mark_steps, pid
 
 
 @pytest.fixture(autouse=True)
@@ -200,8 +199,8 @@ def test_an_idle_process_ends_and_comes_back() -> None:
 PARENT = """
 import asyncio, sys
 from klamm.worker import Worker
-from one_broker import until
-from worker_jobs import mark_steps, pid
+from support.one_broker import until
+from support.worker_jobs import mark_steps, pid
 
 async def main():
     worker = Worker(asyncio.to_thread, lambda process: None)
@@ -213,7 +212,7 @@ asyncio.run(main())
 
 
 def test_it_ends_with_its_broker_even_if_that_is_killed(tmp_path: Path) -> None:
-    path = os.pathsep.join([str(TESTS.parent), str(TESTS)])
+    path = os.pathsep.join([str(ROOT), str(TESTS)])
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path / "marks")],
         stdout=subprocess.PIPE,

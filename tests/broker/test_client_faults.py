@@ -11,15 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_broker import Client, OneBroker, batch, run, values
 
 from klamm.net.server import WRITE_BUFFER_HIGH_BYTES
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
 from klamm.testing import Cluster
+from support.one_broker import Client, OneBroker, batch, fetch_frame, run, values
 
 NONE = ErrorCode.NONE
 
@@ -27,12 +26,6 @@ NONE = ErrorCode.NONE
 def produce_frame(value: bytes, correlation_id: int = 1, topic: str = "t") -> bytes:
     body = ProduceRequest.of(None, -1, 10_000, [(topic, [(0, batch(value))])])
     return b"".join(map(bytes, messages.encode_request(ApiKey.PRODUCE, 9, correlation_id, "c", body)))
-
-
-def fetch_frame(correlation_id: int = 1, offset: int = 0, **options: Any) -> bytes:
-    wants = [("t", [FetchPartition(0, -1, offset, -1, -1, 1 << 30)])]
-    body = FetchRequest(topics=wants, **{"max_wait_ms": 0, "max_bytes": 1 << 30} | options)
-    return b"".join(map(bytes, messages.encode_request(ApiKey.FETCH, 12, correlation_id, "c", body)))
 
 
 async def read_all(client: Client) -> list[bytes | None]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_broker import Client, OneBroker, batch, run, until, values
 
 from klamm.broker.broker import Broker
 from klamm.broker.security import Client as Principal
@@ -28,6 +27,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataTopic,
 )
 from klamm.protocol.vocabulary import ResourceType
+from support.one_broker import Client, OneBroker, batch, run, until, values
 
 NONE = ErrorCode.NONE
 STALE_CONTROLLER_EPOCH, STALE_BROKER_EPOCH = ErrorCode.STALE_CONTROLLER_EPOCH, ErrorCode.STALE_BROKER_EPOCH

@@ -7,8 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from answering_broker import AnsweringBroker
-from one_broker import Client, OneBroker, batch, run, values
 
 from klamm.broker.broker import Broker
 from klamm.broker.controlled_shutdown import ControlledShutdown
@@ -29,6 +27,8 @@ from klamm.protocol.update_metadata import (
 )
 from klamm.znodes.store import LiveBroker
 from klamm.zookeeper.client import State
+from support.answering_broker import AnsweringBroker
+from support.one_broker import Client, OneBroker, batch, run, values
 
 RESPONSE = messages.response_class(ApiKey.CONTROLLED_SHUTDOWN)
 LEAVING, BROKER_EPOCH = 3, 77

@@ -4,8 +4,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from answering_broker import AnsweringBroker
-from one_broker import until
 
 from klamm.broker.controller_channel import ControllerChannel
 from klamm.broker.metadata_cache import MetadataCache
@@ -13,6 +11,8 @@ from klamm.net.client import ClientError, Disconnected, NotSent
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.update_metadata import UpdateMetadataBroker, UpdateMetadataEndpoint, UpdateMetadataRequest
+from support.answering_broker import AnsweringBroker
+from support.one_broker import until
 
 REQUEST, RESPONSE = messages.request_class(ApiKey.ALTER_ISR), messages.response_class(ApiKey.ALTER_ISR)
 

@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from failing_disk import FailingDisk
-from one_broker import Client, OneBroker, batch, run, until, values
 
 from klamm.controller.controller import KafkaController
 from klamm.protocol import messages
@@ -20,6 +18,8 @@ from klamm.protocol.messages import ApiKey
 from klamm.replication import replica_manager
 from klamm.storage import log_manager
 from klamm.znodes.store import KafkaZooKeeper
+from support.failing_disk import FailingDisk
+from support.one_broker import Client, OneBroker, batch, run, until, values
 
 STORAGE_ERROR = ErrorCode.KAFKA_STORAGE_ERROR
 

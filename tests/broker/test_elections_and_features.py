@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_broker import Client, OneBroker, run, until
 
 from klamm.broker import broker as composition
 from klamm.broker.finalized_features import FinalizedFeatureCache
@@ -26,6 +25,7 @@ from klamm.znodes.brokers import SupportedVersions
 from klamm.znodes.cluster import FEATURE_PATH, Features, FeatureStatus, FinalizedVersions
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import NO_LEADER, LeaderAndIsr, TopicPartition
+from support.one_broker import Client, OneBroker, run, until
 
 NONE = ErrorCode.NONE
 

@@ -5,8 +5,6 @@ import socket
 from pathlib import Path
 
 import pytest
-from one_broker import Client, OneBroker, batch, run, until, values
-from test_client_faults import fetch_frame
 
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
@@ -14,6 +12,7 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
 from klamm.testing import Cluster
+from support.one_broker import Client, OneBroker, batch, fetch_frame, run, until, values
 
 MB = 1024 * 1024
 VALUE = bytes(950_000)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_broker import Client, OneBroker, run
 
 from klamm.broker import metadata_cache
 from klamm.broker.broker import Broker
@@ -14,6 +13,7 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.update_metadata import UpdateMetadataBroker, UpdateMetadataEndpoint, UpdateMetadataRequest
 from klamm.zookeeper.client import ZooKeeperClient
+from support.one_broker import Client, OneBroker, run
 
 NO_CONTROLLER = -1
 

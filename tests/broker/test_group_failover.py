@@ -4,14 +4,13 @@ import asyncio
 from dataclasses import replace
 from typing import Any
 
-import group_wire as wire
-from group_wire import become_stable, commit, committed, find_coordinator, join_fully, sync
-from one_broker import Client, OneBroker, run, until
-
 from klamm.broker.broker import Broker
 from klamm.environment import SystemEnvironment
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
+from support import group_wire as wire
+from support.group_wire import become_stable, commit, committed, find_coordinator, join_fully, sync
+from support.one_broker import Client, OneBroker, run, until
 
 NONE = ErrorCode.NONE
 OFFSETS = {("t", 0): 7}

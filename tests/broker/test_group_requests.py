@@ -3,16 +3,16 @@
 import asyncio
 from typing import Any
 
-import group_wire as wire
 import pytest
-from group_wire import become_stable, commit, committed, fetch_offsets, find_coordinator, join, join_fully, sync
-from one_broker import Client, OneBroker, batch, run, until
 
 from klamm.broker.security import Operation
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, ResourceType
+from support import group_wire as wire
+from support.group_wire import become_stable, commit, committed, fetch_offsets, find_coordinator, join, join_fully, sync
+from support.one_broker import Client, OneBroker, batch, run, until
 
 NONE = ErrorCode.NONE
 SMALL = {

@@ -5,10 +5,6 @@ import asyncio
 import struct
 from pathlib import Path
 
-from group_wire import find_coordinator, join, sync
-from hostile_bytes import Hostile, seeds
-from one_broker import Client, OneBroker, run, until
-
 from klamm.coordinator.group_records import (
     EXPIRING_OFFSET_VALUE_VERSION,
     group_metadata_key,
@@ -19,6 +15,9 @@ from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
+from support.group_wire import find_coordinator, join, sync
+from support.hostile_bytes import Hostile, seeds
+from support.one_broker import Client, OneBroker, run, until
 
 GROUPS = ("a", "b", "c", "d")
 # Only Kafka's own tools may write there; they name themselves so.

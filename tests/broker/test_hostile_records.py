@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_bytes import Hostile, seeds
-from one_broker import Client, OneBroker, run
 
 from klamm.protocol import messages
 from klamm.protocol import record_batch as rb
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import BatchHeader
+from support.hostile_bytes import Hostile, seeds
+from support.one_broker import Client, OneBroker, run
 
 ListTopic = messages.request_class(ApiKey.LIST_OFFSETS).ListOffsetsTopic
 TOPICS = {

@@ -2,9 +2,6 @@
 
 from pathlib import Path
 
-from group_wire import find_coordinator
-from one_broker import Client, OneBroker, batch, run, until
-
 from klamm.broker.handlers import APIS
 from klamm.protocol import messages
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
@@ -16,6 +13,8 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopic,
 )
+from support.group_wire import find_coordinator
+from support.one_broker import Client, OneBroker, batch, run, until
 
 GROUPS, PARTITIONS = 20, 500
 

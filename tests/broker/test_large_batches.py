@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from one_broker import Client, OneBroker, batch, run, until, values
 
 from klamm.environment import SystemEnvironment, WorkerFailed
 from klamm.protocol import messages
@@ -19,6 +18,7 @@ from klamm.protocol.record_batch import BatchHeader, CompressionType, Record, bu
 from klamm.protocol.record_walk import Wanted
 from klamm.storage.batch_inspection import Demands, inspect
 from klamm.storage.log_config import LogConfig
+from support.one_broker import Client, OneBroker, batch, run, until, values
 
 T = TypeVar("T")
 

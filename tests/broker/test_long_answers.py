@@ -6,11 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from one_broker import Client, OneBroker, run, until
 
 from klamm.broker.handlers import metadata
 from klamm.protocol import messages
 from klamm.protocol.messages import ApiKey
+from support.one_broker import Client, OneBroker, run, until
 
 PARTITIONS = 2_000
 CLIENTS = 5

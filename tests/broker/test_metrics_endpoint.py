@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from group_wire import commit, committed, find_coordinator
-from one_broker import Client, OneBroker, run
 from prometheus_client.parser import text_string_to_metric_families
 
 from klamm.broker import metrics_endpoint
 from klamm.broker.prometheus_text import prometheus_name, render
 from klamm.metrics import Histogram, MetricName, Metrics
+from support.group_wire import commit, committed, find_coordinator
+from support.one_broker import Client, OneBroker, run
 
 
 class Answer:

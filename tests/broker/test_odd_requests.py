@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from group_wire import commit, committed, find_coordinator
-from message_oracle import body_of, library_class
-from one_broker import Client, OneBroker, batch, run, values
 
 from klamm.broker.handlers import APIS
 from klamm.protocol import messages
@@ -28,6 +25,9 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopic,
 )
+from support.group_wire import commit, committed, find_coordinator
+from support.message_oracle import body_of, library_class
+from support.one_broker import Client, OneBroker, batch, run, values
 
 NONE = ErrorCode.NONE
 

@@ -4,8 +4,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from group_wire import find_coordinator
-from one_broker import Client, OneBroker, run, until
 
 from klamm.broker.offsets_log import OffsetsLog
 from klamm.coordinator.ports import Appended
@@ -20,6 +18,8 @@ from klamm.protocol.record_batch import (
     iterate_batches,
 )
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
+from support.group_wire import find_coordinator
+from support.one_broker import Client, OneBroker, run, until
 
 NONE = ErrorCode.NONE
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import orjson
 import pytest
-from one_broker import Client, OneBroker, batch, run, values
 
 from klamm.broker.broker import BrokerStartError
 from klamm.broker.registration import Registrar
@@ -16,6 +15,7 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.znodes.brokers import MAX_TEXT_BYTES
 from klamm.zookeeper.client import ZooKeeperClient
+from support.one_broker import Client, OneBroker, batch, run, values
 
 
 def test_what_was_meant_for_a_former_life_is_refused() -> None:

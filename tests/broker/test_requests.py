@@ -6,9 +6,7 @@ import struct
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import group_wire
 import pytest
-from one_broker import Client, OneBroker, batch, run, values
 
 from klamm.broker.handlers import APIS
 from klamm.broker.security import Client as Principal
@@ -23,6 +21,8 @@ from klamm.protocol.record_batch import CompressionType, Record, build_batch
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import ResourceType
+from support import group_wire
+from support.one_broker import Client, OneBroker, batch, run, values
 
 # -- the road of the records
 

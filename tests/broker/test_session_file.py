@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from one_broker import OneBroker
 
 from klamm.broker.broker import Broker, BrokerStartError
 from klamm.broker.session_file import FILE_NAME, NotedSessions, read_sessions, write_sessions
 from klamm.environment import SystemEnvironment, SystemFileSystem
 from klamm.znodes import store
 from klamm.zookeeper.server.access_control import Caller
+from support.one_broker import OneBroker
 
 BOOT = "6e5f1c1e-50a3-4fb4-a9a5-6b2ae2d6a2b5"
 

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from one_broker import Client, OneBroker, batch, run, values
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import check_crc, decode_records, iterate_batches
+from support.one_broker import Client, OneBroker, batch, run, values
 
 NONE = ErrorCode.NONE
 

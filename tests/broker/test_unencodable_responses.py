@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from one_broker import Client, OneBroker, run
 
 import klamm.broker.handlers  # noqa: F401  # registers all APIs
 from klamm.broker.dispatcher import Dispatcher
@@ -29,6 +28,7 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.schema import ZEROS, Field, Struct, fields_of
 from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
 from klamm.protocol.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
+from support.one_broker import Client, OneBroker, run
 
 APIS = registered()
 HAND_WRITTEN_REQUESTS: dict[ApiKey, Any] = {

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from one_broker import Client, OneBroker, batch, run, until, values
-from zookeeper_proxy import Proxy
 
 from klamm.broker.broker import Broker, BrokerStartError
 from klamm.environment import SystemEnvironment
@@ -20,6 +18,8 @@ from klamm.protocol.messages import ApiKey
 from klamm.znodes.topics import NO_LEADER, LeaderAndIsr
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.errors import ConnectionLoss, SessionExpired
+from support.one_broker import Client, OneBroker, batch, run, until, values
+from support.zookeeper.proxy import Proxy
 
 NONE = ErrorCode.NONE
 FORBIDDEN = b'{"version":1,"config":{"unclean.leader.election.enable":"false"}}'

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from clusters import KlammCluster
 from confluent_kafka.admin import AdminClient, NewTopic
-from oracles import RealKafka, RealZooKeeper
+
+from support.clusters import KlammCluster
+from support.oracles import RealKafka, RealZooKeeper
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ from collections.abc import Callable
 import confluent_kafka
 import kafka
 import pytest
-from clients import KafkaPython, Librdkafka, Record
 from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import (
     AdminClient,
@@ -16,6 +15,8 @@ from confluent_kafka.admin import (
     OffsetSpec,
 )
 from kafka.admin import KafkaAdminClient
+
+from support.clients import KafkaPython, Librdkafka, Record
 
 
 def error_of(future: object) -> str:

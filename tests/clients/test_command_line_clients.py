@@ -5,9 +5,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from clients import COMPRESSIONS, Librdkafka, Record
-from oracles import java_tool
 from vega_datasets import local_data
+
+from support.clients import COMPRESSIONS, Librdkafka, Record
+from support.oracles import java_tool
 
 PACKAGES = Path("/var/lib/dpkg/status")
 CSV = Path(local_data.seattle_weather.filepath)

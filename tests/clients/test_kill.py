@@ -8,10 +8,11 @@ from typing import Any
 
 import confluent_kafka
 import pytest
-from clients import TIMEOUT_S
-from clusters import Broker, KlammBroker, KlammZooKeeper, ZooKeeper, forget_dead_broker
 from confluent_kafka.admin import AdminClient, NewTopic
-from oracles import RealKafka, RealZooKeeper
+
+from support.clients import TIMEOUT_S
+from support.clusters import Broker, KlammBroker, KlammZooKeeper, ZooKeeper, forget_dead_broker
+from support.oracles import RealKafka, RealZooKeeper
 
 KILLS = 20
 ACKNOWLEDGED_BETWEEN_KILLS = 2000

@@ -5,8 +5,8 @@ Producers never pause meanwhile, and nothing that they were told is written may 
 
 from pathlib import Path
 
-from durability.brokers import Brokers, KlammBrokers
-from durability.kills import TOPIC, Report, Run
+from support.durability.brokers import Brokers, KlammBrokers
+from support.durability.kills import TOPIC, Report, Run
 
 PARTITIONS = 4
 OLD = {"inter.broker.protocol.version": "2.4", "replica.lag.time.max.ms": 1500, "zookeeper.session.timeout.ms": 10_000}

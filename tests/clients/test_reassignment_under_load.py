@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from durability.check import check_load
-from durability.load import Load
 from kafka import KafkaAdminClient
 from kafka.structs import TopicPartition
 
 from klamm.testing import Cluster
+from support.durability.check import check_load
+from support.durability.load import Load
 
 TOPIC = "moved"
 PARTITIONS = 4

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from clients import CLIENTS, COMPRESSIONS, Record
 from vega_datasets import local_data
+
+from support.clients import CLIENTS, COMPRESSIONS, Record
 
 PACKAGES = Path("/var/lib/dpkg/status")
 RANDOM = random.Random(28)

@@ -6,8 +6,9 @@ The long run of the same is `bench/kill_brokers.py`.
 from pathlib import Path
 
 import pytest
-from durability.brokers import KlammBrokers
-from durability.kills import Pass, run
+
+from support.durability.brokers import KlammBrokers
+from support.durability.kills import Pass, run
 
 
 @pytest.mark.parametrize(

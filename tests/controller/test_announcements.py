@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from controller_scene import Scene, play
-
 from klamm.controller.leader_election import ElectionType
+from support.controller.scene import Scene, play
 
 T0 = ("t", 0)
 

@@ -4,9 +4,9 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
-from controller_scene import Scene, play
 
 from klamm.protocol.api_keys import ApiKey
+from support.controller.scene import Scene, play
 
 
 async def bounce_unseen(scene: Scene, *broker_ids: int) -> None:

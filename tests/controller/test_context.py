@@ -5,24 +5,15 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from state_machine_scene import live_broker, live_brokers
 
 from klamm.controller.context import ControllerContext, ReplicaAssignment
 from klamm.controller.states import PartitionState, ReplicaState
-from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+from klamm.znodes.topics import LeaderAndIsr
+from support.controller.state_machines import context_with, live_broker, live_brokers
 
 
 def led(leader: int, *isr: int) -> LeaderAndIsr:
     return LeaderAndIsr(leader, 0, isr or (leader,), 1, 0)
-
-
-def context_with(assignments: dict[TopicPartition, tuple[int, ...]], *brokers: int) -> ControllerContext:
-    context = ControllerContext()
-    context.set_live_brokers(live_brokers(*brokers))
-    for partition, replicas in assignments.items():
-        context.all_topics.add(partition[0])
-        context.update_partition_full_replica_assignment(partition, ReplicaAssignment(replicas))
-    return context
 
 
 # -- assignments ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from controller_scene import FakeBroker, Scene, Sent, play, proxy_to
 
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -17,6 +16,7 @@ from klamm.znodes.controller_store import NO_CONTROLLER
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper.errors import ClientClosed, SessionExpired
 from klamm.zookeeper.messages import CREATOR_ALL_ACL, OPEN_ACL
+from support.controller.scene import FakeBroker, Scene, Sent, play, proxy_to
 
 TOPIC_ID = UUID(int=7)
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controller_scene import Scene, play
 
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
@@ -13,6 +12,7 @@ from klamm.protocol.stop_replica import StopReplicaResponse
 from klamm.znodes.brokers import broker_path
 from klamm.znodes.topics import TopicAssignment, topic_path
 from klamm.zookeeper.errors import BadArguments
+from support.controller.scene import Scene, play
 
 
 @pytest.mark.parametrize("code", [ErrorCode.CLUSTER_AUTHORIZATION_FAILED, ErrorCode.NONE])

@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from controller_scene import Scene, play
-
 from klamm.controller.controller_metrics import register_controller_metrics
 from klamm.metrics import Metrics
+from support.controller.scene import Scene, play
 
 GAUGES = [
     "ActiveControllerCount",

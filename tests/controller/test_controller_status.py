@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from controller_scene import Scene, play
-
 from klamm.controller import controller_status as module
 from klamm.controller.controller_status import controller_status
+from support.controller.scene import Scene, play
 
 
 def whys(listed: dict[str, Any], key: str = "why") -> dict[tuple[str, int], str]:

@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from controller_scene import Scene, play
 
 from klamm.controller.events import (
     AutoPreferredReplicaLeaderElection,
@@ -17,6 +16,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes import requests
 from klamm.znodes.configs import topic_entity
 from klamm.znodes.topics import TopicPartition
+from support.controller.scene import Scene, play
 
 PREFERRED, UNCLEAN = ElectionType.PREFERRED, ElectionType.UNCLEAN
 PATH = requests.PREFERRED_REPLICA_ELECTION_PATH

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from controller_scene import FakeBroker, Scene, play
 
 from klamm.controller.feature_updates import FeatureUpdate, check_update, failed
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes.brokers import BrokerRegistration, SupportedVersions
 from klamm.znodes.cluster import FEATURE_PATH, Features, FeatureStatus, FinalizedVersions
+from support.controller.scene import FakeBroker, Scene, play
 
 OLD, NEW = {"f": SupportedVersions(1, 3)}, {"f": SupportedVersions(2, 5)}
 

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from controller_scene import Scene, play
 
 from klamm.controller.events import BrokerChange
 from klamm.controller.leader_election import ElectionType
@@ -12,6 +11,7 @@ from klamm.protocol.errors import ErrorCode
 from klamm.znodes import store
 from klamm.znodes.requests import REASSIGN_PARTITIONS_PATH, encode_reassignment
 from klamm.znodes.topics import TopicAssignment, topic_path
+from support.controller.scene import Scene, play
 
 T0 = ("t", 0)
 

@@ -7,13 +7,12 @@ all.
 from pathlib import Path
 from uuid import UUID
 
-from controller_scene import Scene, play
-
 from klamm.controller.events import AutoPreferredReplicaLeaderElection
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
 from klamm.znodes.cluster import CONTROLLER_PATH, Controller
 from klamm.znodes.topics import TopicAssignment
+from support.controller.scene import Scene, play
 
 TOPIC_ID = UUID(int=14190)
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from test_context import context_with
 
 from klamm.config.versions import ApiVersion
 from klamm.controller import event_flows
@@ -16,6 +15,7 @@ from klamm.controller.reassignment import api_partition_reassignment, list_parti
 from klamm.protocol.stop_replica import StopReplicaResponse, StopReplicaTopic
 from klamm.slices import CHEAP_SLICE, SLICE
 from klamm.znodes.topics import LeaderAndIsr
+from support.controller.state_machines import context_with
 
 TOPICS = [f"t{number}" for number in range(50)]
 PARTITIONS = [(topic, number) for topic in TOPICS for number in range(100)]

@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from state_machine_scene import EPOCH, PARTITION, Scene, live_brokers, play
 
 from klamm import slices
 from klamm.controller.context import ReplicaAssignment
@@ -13,6 +12,7 @@ from klamm.znodes.batches import ControllerMoved
 from klamm.znodes.configs import config_path, encode_config, topic_entity
 from klamm.znodes.topics import LeaderAndIsr, partition_state_path, topic_path
 from klamm.zookeeper.errors import NoNode
+from support.controller.state_machines import EPOCH, PARTITION, Scene, live_brokers, play
 
 NEW, ONLINE, OFFLINE, NON_EXISTENT = (
     PartitionState.NEW,

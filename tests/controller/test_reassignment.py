@@ -4,13 +4,13 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from controller_scene import Scene, play
-from reassignment_scene import Stage, hosted, hosting
 
 from klamm.controller.context import ReplicaAssignment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.znodes.requests import REASSIGN_PARTITIONS_PATH, encode_reassignment
 from klamm.znodes.topics import LeaderAndIsr
+from support.controller.reassignment import Stage, hosted, hosting
+from support.controller.scene import Scene, play
 
 T0 = ("t", 0)
 ALL = "1,2,3,4,5,6,7,8"

@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
-from state_machine_scene import EPOCH, PARTITION, Scene, live_brokers, play
 
 from klamm import slices
 from klamm.controller.context import ReplicaAssignment
 from klamm.controller.states import ReplicaState
 from klamm.znodes.batches import ControllerMoved
 from klamm.znodes.topics import LeaderAndIsr, TopicPartition, partition_state_path
+from support.controller.state_machines import EPOCH, PARTITION, Scene, live_brokers, play
 
 NEW = ReplicaState.NEW
 ONLINE = ReplicaState.ONLINE

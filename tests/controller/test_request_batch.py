@@ -5,7 +5,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from state_machine_scene import Batch, live_brokers
 
 from klamm.controller.context import ControllerContext, ReplicaAssignment
 from klamm.log_lines import STATE_CHANGE_LOGGER, TRACE
@@ -21,6 +20,7 @@ from klamm.protocol.update_metadata import (
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.store import LiveBroker
 from klamm.znodes.topics import LeaderAndIsr
+from support.controller.state_machines import Batch, live_brokers
 
 T0, T1, U0 = ("t", 0), ("t", 1), ("u", 0)
 ASSIGNMENT = ReplicaAssignment((1, 2, 3))

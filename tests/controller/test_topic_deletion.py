@@ -4,11 +4,11 @@ import asyncio
 from types import SimpleNamespace
 
 import pytest
-from test_context import context_with
 
 from klamm.controller.context import ControllerContext
 from klamm.controller.states import ReplicaState
 from klamm.controller.topic_deletion import TopicDeletionManager
+from support.controller.state_machines import context_with
 
 TOPICS = 100
 PARTITIONS = 100

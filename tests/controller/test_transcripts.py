@@ -6,8 +6,9 @@
 from pathlib import Path
 
 import pytest
-from controller_scene import Scene, play
-from transcript import perform
+
+from support.controller.scene import Scene, play
+from support.controller.transcript import perform
 
 TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
 

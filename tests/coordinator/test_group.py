@@ -3,10 +3,10 @@
 from typing import Any
 
 import pytest
-from coordination import NOW_MS, RANGE, ROUND_ROBIN, a_member
 
 from klamm.coordinator.group import Group, GroupState, JoinResult, OffsetAndMetadata, SyncResult, subscribed_topics
 from klamm.protocol.errors import ErrorCode
+from support.coordination import NOW_MS, RANGE, ROUND_ROBIN, a_member
 
 EMPTY, PREPARING, COMPLETING, STABLE, DEAD = (
     GroupState.EMPTY,

@@ -5,10 +5,10 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from coordination import RANGE, ROUND_ROBIN, Coordination, G, after, in_virtual_time, settle
 
 from klamm.coordinator.group import GroupState, JoinResult
 from klamm.protocol.errors import ErrorCode
+from support.coordination import RANGE, ROUND_ROBIN, Coordination, G, after, in_virtual_time, settle
 
 NONE = ErrorCode.NONE
 UNKNOWN = ErrorCode.UNKNOWN_MEMBER_ID

@@ -9,13 +9,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from coordination import Coordination, G, after, in_virtual_time, settle
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from klamm.coordinator import group_coordinator
 from klamm.coordinator.group import Group, GroupState, JoinResult
 from klamm.protocol.errors import ErrorCode
+from support.coordination import Coordination, G, after, in_virtual_time, settle
 
 NONE = ErrorCode.NONE
 SLOTS = range(6)

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import pytest
-from offsets_logs import MemoryOffsetsLog, OffsetsSettings
 
 from klamm.coordinator.group import Group, GroupState, Member, OffsetAndMetadata
 from klamm.coordinator.group_metadata_manager import GroupMetadataManager, java_hash, partition_for
@@ -18,6 +17,7 @@ from klamm.coordinator.group_records import (
     read_group_value,
 )
 from klamm.protocol.errors import ErrorCode, KafkaError
+from support.offsets_logs import MemoryOffsetsLog, OffsetsSettings
 
 T0, T1 = ("t", 0), ("t", 1)
 DAY_MS = 86_400_000

@@ -1,9 +1,8 @@
 """The coordinator's metrics, by Kafka's names."""
 
-from coordination import Coordination, in_virtual_time
-
 from klamm.coordinator.group_metrics import register_group_metrics
 from klamm.metrics import Metrics
+from support.coordination import Coordination, in_virtual_time
 
 
 def test_groups_and_offsets_are_counted() -> None:

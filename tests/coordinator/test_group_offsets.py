@@ -3,12 +3,11 @@
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from coordination import Coordination, G, after, in_virtual_time, settle
-
 from klamm.coordinator.group import GroupState, OffsetAndMetadata
 from klamm.coordinator.group_records import GroupKey, OffsetKey
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import in_one_go
+from support.coordination import Coordination, G, after, in_virtual_time, settle
 
 NONE = ErrorCode.NONE
 T0, T1, U0 = ("t", 0), ("t", 1), ("u", 0)

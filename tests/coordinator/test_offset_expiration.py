@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable
 
-from coordination import NOW_MS
-
 from klamm.coordinator.group import Group, GroupState, OffsetAndMetadata
 from klamm.coordinator.offset_expiration import OFFSETS_PER_SLICE, Select, expire
 from klamm.znodes.topics import TopicPartition
+from support.coordination import NOW_MS
 
 RETENTION_MS = 1000
 

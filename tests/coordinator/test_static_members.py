@@ -5,11 +5,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
-from coordination import RANGE, ROUND_ROBIN, Coordination, after, in_virtual_time, settle
 
 from klamm.coordinator.group import GroupState, JoinResult
 from klamm.protocol.errors import ErrorCode
 from klamm.simulation.loop import SimulatedLoop
+from support.coordination import RANGE, ROUND_ROBIN, Coordination, after, in_virtual_time, settle
 
 NONE = ErrorCode.NONE
 FENCED = ErrorCode.FENCED_INSTANCE_ID

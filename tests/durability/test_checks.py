@@ -5,12 +5,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from durability.check import Stored, WriterReport, check_writer, code
-from durability.load import IDEMPOTENT, PLAIN, Acknowledged, Record
-from durability.replicas import compare
 
 from klamm.protocol.record_batch import Record as LogRecord
 from klamm.protocol.record_batch import build_batch
+from support.durability.check import Stored, WriterReport, check_writer, code
+from support.durability.load import IDEMPOTENT, PLAIN, Acknowledged, Record
+from support.durability.replicas import compare
 
 WRITERS = [PLAIN, IDEMPOTENT]
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
-from zookeeper_interposer import Interposer, Moment
 
 from klamm.environment import SystemEnvironment
 from klamm.testing.async_cluster import AsyncCluster
@@ -29,6 +28,7 @@ from klamm.znodes.requests import (
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.server import ZooKeeperServer
+from support.zookeeper.interposer import Interposer, Moment
 
 BROKERS = 4
 TOPIC = "kept"

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from committed_offsets import OFFSETS_TOPIC, check_no_commit_goes_back, logged_commits
 from confluent_kafka import Consumer, TopicPartition
 
 from klamm.client.cluster import ClusterClient
@@ -23,6 +22,7 @@ from klamm.protocol.messages import ApiKey
 from klamm.simulation.group_workload import GroupMember, GroupWorkload
 from klamm.testing.async_cluster import AsyncCluster
 from klamm.testing.cluster import Cluster
+from support.committed_offsets import OFFSETS_TOPIC, check_no_commit_goes_back, logged_commits
 
 TIMEOUT_S = 240
 OFFSETS_PARTITIONS = 5

@@ -12,14 +12,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import group_wire as wire
-from committed_offsets import check_no_commit_goes_back, logged_commits
 from confluent_kafka import Producer
-from one_broker import Client
-from processes import ManagedProcess
 
 from klamm.protocol.errors import ErrorCode
 from klamm.testing.cluster import Cluster
+from support import group_wire as wire
+from support.committed_offsets import check_no_commit_goes_back, logged_commits
+from support.one_broker import Client
+from support.processes import ManagedProcess
 
 TIMEOUT_S = 60
 SESSION_TIMEOUT_MS = 6_000

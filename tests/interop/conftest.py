@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import oracles
 import pytest
+
+from support import oracles
 
 HERE = Path(__file__).parent
 

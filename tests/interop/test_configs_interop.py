@@ -9,15 +9,15 @@ from typing import Any
 
 import orjson
 import pytest
-from clusters import KlammBroker
 from kazoo.client import KazooClient
-from one_broker import Client
-from oracles import RealKafka, RealZooKeeper, java_tool
-from processes import ProcessFailed
 
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
+from support.clusters import KlammBroker
+from support.one_broker import Client
+from support.oracles import RealKafka, RealZooKeeper, java_tool
+from support.processes import ProcessFailed
 
 SET, DELETE, APPEND, SUBTRACT = range(4)
 TOPIC, BROKER, LOGGER = 2, 4, 8

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from oracles import java_tool
 
 from klamm.coordinator.group import Group, GroupState, Member, OffsetAndMetadata
 from klamm.coordinator.group_metadata_manager import partition_for
@@ -18,6 +17,7 @@ from klamm.coordinator.group_records import (
     read_key,
     read_offset_value,
 )
+from support.oracles import java_tool
 
 ORACLE = Path(__file__).with_name("ConsumerOffsets.java")
 

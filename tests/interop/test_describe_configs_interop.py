@@ -10,13 +10,13 @@ from typing import Any
 
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from kazoo.client import KazooClient
-from oracles import RealKafka, RealZooKeeper
 
 from klamm.broker.configs.dynamic_broker_config import DynamicBrokerConfig
 from klamm.config.broker import BrokerConfig
 from klamm.config.describe import DescribedConfig, describe_broker, describe_topic
 from klamm.config.topic import TopicConfig
 from klamm.znodes.configs import encode_config
+from support.oracles import RealKafka, RealZooKeeper
 
 PROPERTIES = {
     "log.retention.minutes": 30,

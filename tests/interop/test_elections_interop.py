@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from oracles import java_tool
-from processes import ProcessFailed
 
 from klamm.testing import Cluster, Helper
+from support.oracles import java_tool
+from support.processes import ProcessFailed
 
 TOPIC, PARTITIONS = "elected", 3
 

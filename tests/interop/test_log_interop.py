@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
-from oracles import RealKafka, java_tool
 
 from klamm.environment import SystemEnvironment
 from klamm.protocol import record_batch as rb
@@ -18,6 +17,7 @@ from klamm.storage.log import AppendOrigin, Log
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import MetaProperties, read_meta_properties
 from klamm.storage.log_manager import LogManager
+from support.oracles import RealKafka, java_tool
 
 CONFIG = LogConfig(segment_bytes=8_000, index_interval_bytes=500)
 NOW_MS = int(time.time() * 1000)

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from durability.brokers import ProcessBrokers, Program
-from durability.kills import Run
+
+from support.durability.brokers import ProcessBrokers, Program
+from support.durability.kills import Run
 
 PARTITIONS = 4
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from durability.brokers import ProcessBrokers
-from durability.kills import TOPIC, Run
+from support.durability.brokers import ProcessBrokers
+from support.durability.kills import TOPIC, Run
 
 PROPERTIES = {"inter.broker.protocol.version": "2.4", "replica.lag.time.max.ms": 3000}
 PARTITIONS = 4

@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusters import forget_dead_broker
-from oracles import RealKafka, RealZooKeeper, java_tool
-from processes import ProcessFailed
+
+from support.clusters import forget_dead_broker
+from support.oracles import RealKafka, RealZooKeeper, java_tool
+from support.processes import ProcessFailed
 
 
 def test_zookeeper_versions_answer(real_zookeeper: RealZooKeeper, real_zookeeper39: RealZooKeeper) -> None:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from oracles import RealKafka, RealZooKeeper
-from produced_batches import HEADERS, RECORDS, send_all, topic_of
 
 from klamm.protocol.errors import ErrorCode
 from klamm.testing import Cluster
+from support.oracles import RealKafka, RealZooKeeper
+from support.produced_batches import HEADERS, RECORDS, send_all, topic_of
 
 
 @pytest.fixture(scope="module")

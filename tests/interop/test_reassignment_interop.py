@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from oracles import java_tool
 
 from klamm.testing import Cluster
+from support.oracles import java_tool
 
 TOOL = "kafka.admin.ReassignPartitionsCommand"
 TOPIC = "moved"

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from oracles import RealKafka, java_tool
 
 from klamm.tools import main
+from support.oracles import RealKafka, java_tool
 
 
 def klamm(kafka: RealKafka, capsysbinary: pytest.CaptureFixture[bytes], *arguments: str) -> bytes:

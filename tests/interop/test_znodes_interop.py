@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 import orjson
 import uvloop
 from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic
-from oracles import RealKafka, RealZooKeeper
 
 from klamm.environment import SystemEnvironment
 from klamm.znodes import brokers, cluster, configs, requests, topics
@@ -15,6 +14,7 @@ from klamm.znodes.cluster import Controller, Features, FeatureStatus, ProducerId
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper.client import ZooKeeperClient
+from support.oracles import RealKafka, RealZooKeeper
 
 PATIENCE_SECONDS = 60
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from oracles import RealZooKeeper
-from zookeeper_scenarios import SCENARIOS, Scene, States
 
 from klamm.environment import SystemEnvironment
 from klamm.zookeeper.client import State
+from support.oracles import RealZooKeeper
+from support.zookeeper.scenarios import SCENARIOS, Scene, States
 
 
 @pytest.fixture(params=["real_zookeeper", "real_zookeeper39"])

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles import EnsembleMember, RealEnsemble
 
 from klamm.broker.broker import Broker
 from klamm.client.cluster import ClusterClient
@@ -16,6 +15,7 @@ from klamm.environment import SystemEnvironment
 from klamm.net.client import ConnectionOptions
 from klamm.simulation.workload import create_topic
 from klamm.zookeeper.client import ZooKeeperClient
+from support.oracles import EnsembleMember, RealEnsemble
 
 CONFIGS = {"cleanup.policy": "compact", "min.insync.replicas": "2"}
 PAUSE_S = 0.5

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from embedded_zookeeper import EmbeddedZooKeeper
-from oracles import java_tool
+
+from support.oracles import java_tool
+from support.zookeeper.embedded import EmbeddedZooKeeper
 
 PROBE = """
 import java.util.*;

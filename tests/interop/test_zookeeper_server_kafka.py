@@ -13,9 +13,10 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from embedded_zookeeper import EmbeddedZooKeeper
 from kazoo.client import KazooClient
-from oracles import RealKafka, java_tool
+
+from support.oracles import RealKafka, java_tool
+from support.zookeeper.embedded import EmbeddedZooKeeper
 
 PARTITIONS = 4
 

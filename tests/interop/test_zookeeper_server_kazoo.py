@@ -14,7 +14,7 @@ import unittest
 from collections.abc import Iterator
 from pathlib import Path
 
-from embedded_zookeeper import EmbeddedZooKeeper
+from support.zookeeper.embedded import EmbeddedZooKeeper
 
 # Three libraries that kazoo's tests import: two to make certificates for TLS, of the third one function is used.
 for name in ("OpenSSL", "jks", "objgraph"):

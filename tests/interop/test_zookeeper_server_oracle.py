@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from oracles import RealZooKeeper
-from zookeeper_wire import Reply, WireClient
 
 from klamm.environment import SystemEnvironment
 from klamm.zookeeper import messages
 from klamm.zookeeper.messages import OPEN_ACL, READ_ACL, Acl, Check, CreateMode, Multi, OpCode, Stat
 from klamm.zookeeper.server import ZooKeeperServer
+from support.oracles import RealZooKeeper
+from support.zookeeper.wire import Reply, WireClient
 
 Step = tuple[int, Any]  # which client, what request (or DROP)
 

@@ -7,7 +7,6 @@ import hmac
 import random
 
 import pytest
-from test_wire_client import FAST, heartbeat, heartbeat_response, run, toy
 
 from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.net.client import (
@@ -23,6 +22,7 @@ from klamm.net.sasl import authenticator
 from klamm.net.security import SaslOptions
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, response_class
+from support.toy_broker import FAST, heartbeat, heartbeat_response, run, toy
 
 SALT = b"salt"
 RANDOM = random.Random(1)

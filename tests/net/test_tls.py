@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from certificates import Authority, one_line, openssl
-from test_wire_client import FAST, echo_group_length, heartbeat, run, toy
 
 from klamm.client.cluster import ClusterClient
 from klamm.net.client import AuthenticationFailed, ConnectFailed, ConnectionOptions, connect
@@ -18,6 +16,8 @@ from klamm.net.tls import client_context
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.fetch import FetchResponse, FetchResponsePartition
 from klamm.protocol.messages import ApiKey
+from support.certificates import Authority, one_line, openssl
+from support.toy_broker import FAST, echo_group_length, heartbeat, run, toy
 
 
 @pytest.fixture(scope="module")

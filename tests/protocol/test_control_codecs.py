@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from message_oracle import library_class
 
 from klamm.protocol import leader_and_isr, messages, stop_replica, update_metadata
 from klamm.protocol.api_keys import ApiKey
@@ -35,6 +34,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataResponse,
     UpdateMetadataTopic,
 )
+from support.message_oracle import library_class
 
 LEADER_AND_ISR_VERSIONS = range(6)
 UPDATE_METADATA_VERSIONS = range(8)

@@ -3,11 +3,11 @@
 import random
 
 import pytest
-from message_oracle import library_class
 
 from klamm.protocol import fetch, messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.messages import InvalidFrame
+from support.message_oracle import library_class
 
 FETCH_VERSIONS = range(4, 13)
 NAMES = ["a", "topic-ü", "x" * 249]

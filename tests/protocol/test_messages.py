@@ -8,13 +8,13 @@ import uuid
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from message_oracle import body_of, in_library, library_class
 
 from klamm.protocol import apis, compiler, messages, primitives
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis import ADVERTISED_MAX, ADVERTISED_MIN, HAND_WRITTEN, api_of
 from klamm.protocol.messages import InvalidFrame
 from klamm.protocol.schema import fields_of
+from support.message_oracle import body_of, in_library, library_class
 
 ADVERTISED = [
     (key, version) for key in ADVERTISED_MAX for version in range(ADVERTISED_MIN[key], ADVERTISED_MAX[key] + 1)

@@ -5,13 +5,13 @@ import errno
 from functools import cache
 
 import pytest
-from hostile_bytes import Hostile, seeds
 
 from klamm.protocol import fast_walk, record_kernels
 from klamm.protocol import record_batch as rb
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.protocol.record_walk import RecordWalk, Refusal, RefusedRecord, Wanted
+from support.hostile_bytes import Hostile, seeds
 
 
 @pytest.fixture(params=[RecordWalk.advance, record_kernels.advance], ids=["plain", "compiled"])

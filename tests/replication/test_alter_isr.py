@@ -3,7 +3,6 @@
 import asyncio
 
 import pytest
-from replicas import in_virtual_time, settle
 
 from klamm.net.client import Disconnected
 from klamm.protocol import messages
@@ -11,6 +10,7 @@ from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
 from klamm.replication.alter_isr import AlterIsrManager
 from klamm.replication.ports import IsrChange, WrittenIsr
+from support.replicas import in_virtual_time, settle
 
 Response = messages.response_class(ApiKey.ALTER_ISR)
 

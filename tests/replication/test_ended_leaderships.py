@@ -7,7 +7,6 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from replicas import T0, TOPIC_ID, Broker, batch, settle, state, values_in, want, with_broker
 
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import Steps
@@ -18,6 +17,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopic,
 )
+from support.replicas import T0, TOPIC_ID, Broker, batch, settle, state, values_in, want, with_broker
 
 ANOTHER_ID = UUID(int=43)
 HERE, ELSEWHERE = (1, 2, 3), (2, 3, 4)

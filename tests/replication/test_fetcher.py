@@ -7,7 +7,6 @@ import struct
 
 import pytest
 import uvloop
-from storage.logs import NOW_MS, DiskEnvironment, append, batch, open_log, read_all
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
@@ -21,6 +20,7 @@ from klamm.replication import fetcher
 from klamm.replication.fetch_state import InitialFetchState
 from klamm.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.replication.partition import Partition
+from support.logs import NOW_MS, DiskEnvironment, append, batch, open_log, read_all
 
 LEADER = 2
 FOLLOWER = 1

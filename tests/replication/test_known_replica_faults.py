@@ -7,8 +7,6 @@ import asyncio
 from pathlib import Path
 from uuid import UUID
 
-from replicas import T0, TOPIC_ID, Broker, batch, leader_and_isr, settle, state, want, with_broker
-
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
@@ -17,6 +15,7 @@ from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.replication.alter_isr import AlterIsrManager
 from klamm.replication.ports import IsrChange, WrittenIsr
 from klamm.replication.replica_manager import log_config
+from support.replicas import T0, TOPIC_ID, Broker, batch, leader_and_isr, settle, state, want, with_broker
 
 FORMER_ID = UUID(int=7)
 AlterIsrResponse = messages.response_class(ApiKey.ALTER_ISR)

@@ -3,13 +3,13 @@
 import asyncio
 
 import pytest
-from replicas import ME, NOW_MS, batch, state, values_in, with_broker
 
 from klamm.config.safest import ALL_REPLICAS
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, READ_COMMITTED, READ_UNCOMMITTED
 from klamm.replication.isr import CommittedIsr, PendingExpandIsr, PendingShrinkIsr
 from klamm.replication.ports import WrittenIsr
+from support.replicas import ME, NOW_MS, batch, state, values_in, with_broker
 
 
 def now_ms() -> float:

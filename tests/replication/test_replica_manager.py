@@ -5,7 +5,17 @@ import errno
 from uuid import UUID
 
 import pytest
-from replicas import (
+
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
+from klamm.protocol.update_metadata import UpdateMetadataRequest
+from klamm.replication import replica_manager, state_changes
+from klamm.replication.fetch_state import InitialFetchState
+from klamm.replication.partition import Partition
+from klamm.replication.ports import WrittenIsr
+from klamm.replication.replica_manager import log_config
+from klamm.zookeeper.errors import SessionExpired
+from support.replicas import (
     T0,
     TOPIC_ID,
     Broker,
@@ -18,16 +28,6 @@ from replicas import (
     want,
     with_broker,
 )
-
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
-from klamm.protocol.update_metadata import UpdateMetadataRequest
-from klamm.replication import replica_manager, state_changes
-from klamm.replication.fetch_state import InitialFetchState
-from klamm.replication.partition import Partition
-from klamm.replication.ports import WrittenIsr
-from klamm.replication.replica_manager import log_config
-from klamm.zookeeper.errors import SessionExpired
 
 OK, STALE = ErrorCode.NONE, ErrorCode.STALE_CONTROLLER_EPOCH
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from replicas import NOW_MS, T0, TOPIC_ID, Broker, batch, leader_and_isr, settle, state, with_broker
 
 from klamm.log_lines import BATCH, STATE_CHANGE_LOGGER, TRACE, LineBatch, LogLines
 from klamm.protocol.errors import KafkaError
@@ -20,6 +19,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopic,
 )
+from support.replicas import NOW_MS, T0, TOPIC_ID, Broker, batch, leader_and_isr, settle, state, with_broker
 
 INFO, WARN, ERROR = logging.INFO, logging.WARNING, logging.ERROR
 

@@ -3,13 +3,13 @@
 import asyncio
 
 import pytest
-from replicas import in_virtual_time, settle
 
 from klamm.protocol.errors import ErrorCode
 from klamm.replication.ports import IsrChange, WrittenIsr
 from klamm.replication.zk_isr import ZkIsrManager
 from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.errors import ConnectionLoss, SessionExpired
+from support.replicas import in_virtual_time, settle
 
 ME = 1
 REFUSED = ErrorCode.INVALID_UPDATE_VERSION

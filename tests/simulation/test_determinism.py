@@ -1,11 +1,11 @@
 import os
 
 import pytest
-import toys
 
 from klamm.simulation.determinism import NotDeterministic, assert_same_trace
 from klamm.simulation.trace import first_difference
 from klamm.simulation.world import World
+from support import simulated_toys as toys
 
 TOYS = os.path.abspath(toys.__file__)
 

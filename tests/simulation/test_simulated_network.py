@@ -3,10 +3,10 @@ import random
 import socket
 
 import pytest
-from toys import Echo, Recorder, connect, listen
 
 from klamm.simulation.process import SimulationFailure
 from klamm.simulation.world import World
+from support.simulated_toys import Echo, Recorder, connect, listen
 
 SEEDS = range(20)
 

@@ -1,11 +1,11 @@
 """A step that does more than its share ends the run."""
 
 import pytest
-from storage.logs import append, open_log
 
 from klamm.simulation.process import SimulationFailure
 from klamm.simulation.world import World
 from klamm.storage.log import Log
+from support.logs import append, open_log
 
 PATH = "/file"
 

@@ -1,13 +1,13 @@
 import asyncio
 
 import pytest
-import toys
-from toys import Echo, Recorder, connect, listen
 
 from klamm.environment import FileSystem
 from klamm.simulation.environment import EPOCH_MS
 from klamm.simulation.process import ProcessDead, SimulationFailure
 from klamm.simulation.world import World
+from support import simulated_toys as toys
+from support.simulated_toys import Echo, Recorder, connect, listen
 
 
 def run(scenario, seed=1):

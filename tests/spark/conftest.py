@@ -14,12 +14,12 @@ import pytest
 
 from klamm.processes.helper import Helper
 from klamm.testing.cluster import Cluster
+from support.paths import ROOT, TESTS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
 
 _topic_numbers = count()
 
@@ -36,8 +36,9 @@ def spark_environment(java: None) -> dict[str, str]:
     environment = {
         "PYSPARK_PYTHON": str(Path(sys.executable).with_name("klamm-python")),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
-        # PySpark looks for pyspark_klamm in ordinary directories only, where an editable install does not put it.
-        "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT)])),
+        # PySpark looks for pyspark_klamm in ordinary directories only, where an editable install does not put it;
+        # the programs of tests look for `support`.
+        "PYTHONPATH": os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(ROOT), str(TESTS)])),
         "SPARK_LOCAL_IP": "127.0.0.1",
         # Spark's programs end before what a better compiler costs has paid for itself.
         "SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

@@ -8,13 +8,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from producing import numbered, produce
 
 from klamm.protocol.errors import KafkaError
 from klamm.spark import arrow
 from klamm.spark.options import OptionError
 from klamm.spark.settings import DataLoss
 from klamm.testing.cluster import Cluster
+from support.spark.producing import numbered, produce
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from producing import numbered, produce
-from test_spark_writing import values_read
 
 from klamm.testing.cluster import Cluster
+from support.paths import TESTS
+from support.spark.producing import numbered, produce
+from support.spark.reading import values_read
 
-PROGRAM = Path(__file__).with_name("run_elsewhere.py")
+PROGRAM = TESTS / "support" / "spark" / "run_elsewhere.py"
 VALUES = [b"%d" % number for number in range(50)]
 
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import oracles
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
-from producing import numbered, produce
 from pyspark.errors import StreamingQueryException
-from test_spark_writing import read
 
 from klamm.testing.cluster import Cluster
+from support import oracles
+from support.spark.producing import numbered, produce
+from support.spark.reading import read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

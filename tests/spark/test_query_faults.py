@@ -9,16 +9,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions
-from faults import Gate, revive, stopping_source, take_leaders_away, three_brokers
-from producing import numbered, produce
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
-from test_spark_writing import values_read
 
 from klamm.processes.helper import Helper
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.spark.read.decoding import Decoder
 from klamm.testing.cluster import Cluster
+from support.spark.faults import Gate, revive, stopping_source, take_leaders_away, three_brokers
+from support.spark.producing import numbered, produce
+from support.spark.reading import values_read
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

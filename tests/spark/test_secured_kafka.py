@@ -12,9 +12,6 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pytest
-from certificates import Authority, one_line
-from oracles import RealKafka, RealZooKeeper, java_tool
-from processes import free_port
 
 from klamm.net.client import AuthenticationFailed, ConnectionOptions, connect
 from klamm.net.sasl import authenticator
@@ -27,6 +24,9 @@ from klamm.spark.options import read_options, write_options
 from klamm.spark.read.partition_reader import read_range
 from klamm.spark.settings import PartitionRange
 from klamm.spark.write.writing import record_writer
+from support.certificates import Authority, one_line
+from support.oracles import RealKafka, RealZooKeeper, java_tool
+from support.processes import free_port
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -1,7 +1,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logs import DiskEnvironment
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.storage.checkpoints import (
@@ -12,6 +11,7 @@ from klamm.storage.checkpoints import (
     read_offset_checkpoint,
     write_offset_checkpoint,
 )
+from support.logs import DiskEnvironment
 
 topics = st.text("abcXYZ019._-", min_size=1, max_size=20)
 offsets = st.dictionaries(st.tuples(topics, st.integers(0, 2**31 - 1)), st.integers(0, 2**63 - 1))

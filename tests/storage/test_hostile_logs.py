@@ -4,8 +4,6 @@ import asyncio
 import struct
 
 import pytest
-from hostile_bytes import Hostile, seeds
-from logs import DIRECTORY, DiskEnvironment, batch, marker, open_log
 
 from klamm.protocol import record_batch as rb
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -15,6 +13,8 @@ from klamm.storage.log import AppendOrigin, Log
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import parse_partition_metadata, read_meta_properties
 from klamm.storage.producer_state import ProducerState
+from support.hostile_bytes import Hostile, seeds
+from support.logs import DIRECTORY, DiskEnvironment, batch, marker, open_log
 
 STEPS = 25
 # A ListOffsets response has room for a timestamp, an offset and an epoch.

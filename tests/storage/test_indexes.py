@@ -1,13 +1,13 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logs import DiskEnvironment
 
 from klamm.storage.index_file import CorruptIndexError
 from klamm.storage.offset_index import OffsetIndex
 from klamm.storage.time_index import TimeIndex
 from klamm.storage.transaction_index import AbortedTransaction, TransactionIndex
 from klamm.storage.unsynced_files import UnsyncedFiles, sync
+from support.logs import DiskEnvironment
 
 BASE = 10**12
 

@@ -2,29 +2,32 @@
 
 import asyncio
 import errno
-import struct
 
 import pytest
-from logs import DIRECTORY, NOW_MS, DiskEnvironment, append, batch, marker, open_log, read_all, records_in
 
 from klamm.protocol import record_batch as rb
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import CompressionType, ControlRecordType, Record, build_batch
 from klamm.storage.log import AppendOrigin
 from klamm.storage.log_config import LogConfig
+from support.logs import (
+    DIRECTORY,
+    NOW_MS,
+    DiskEnvironment,
+    append,
+    batch,
+    changed,
+    marker,
+    open_log,
+    read_all,
+    records_in,
+)
 
 
 def refused(function, *arguments, **named) -> ErrorCode:
     with pytest.raises(KafkaError) as caught:
         function(*arguments, **named)
     return caught.value.code
-
-
-def changed(data: bytearray, position: int, form: str, value: int) -> bytearray:
-    """The batch with one header field changed and the checksum made to match."""
-    struct.pack_into(form, data, position, value)
-    struct.pack_into(">I", data, 17, rb._crc(data, 0, len(data)))
-    return data
 
 
 @pytest.fixture

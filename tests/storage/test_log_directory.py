@@ -3,10 +3,10 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from logs import DiskEnvironment
 
 from klamm.protocol.errors import KafkaError
 from klamm.storage import log_directory as ld
+from support.logs import DiskEnvironment
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import random
 from uuid import UUID
 
 import pytest
-from logs import NOW_MS, DiskEnvironment, append, read_all
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.simulation.disk import SimulatedFileSystem
@@ -15,6 +14,7 @@ from klamm.simulation.process import Process
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import MetaProperties
 from klamm.storage.log_manager import LogManager, LogManagerSettings
+from support.logs import NOW_MS, DiskEnvironment, append, read_all
 
 A, B = "/disks/a", "/disks/b"
 META = MetaProperties("cluster-1", 7)

@@ -5,9 +5,9 @@ import asyncio
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from logs import NOW_MS, DiskEnvironment, append, batch, open_log, read_all, records_in
 
 from klamm.storage.log_config import LogConfig
+from support.logs import NOW_MS, DiskEnvironment, append, batch, open_log, read_all, records_in
 
 CONFIG = LogConfig(segment_bytes=700, index_interval_bytes=120, retention_bytes=1500)
 

@@ -4,13 +4,13 @@ import asyncio
 import contextlib
 
 import pytest
-from logs import NOW_MS, DiskEnvironment, append, batch, marker, open_log, read_all, records_in
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import CompressionType, ControlRecordType, Record, build_batch
 from klamm.simulation import disk
 from klamm.storage.log import AppendOrigin
 from klamm.storage.log_config import LogConfig
+from support.logs import NOW_MS, DiskEnvironment, append, batch, marker, open_log, read_all, records_in
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=150)
 FOREVER = 2**62
@@ -271,7 +271,7 @@ def test_records_that_nobody_can_read_do_not_break_lookups(environment):
     log = open_log(environment)
     garbage = batch(b"xxxxxxxx")
     garbage[61:] = b"\xff" * (len(garbage) - 61)
-    from test_log_append import changed
+    from support.logs import changed
 
     log.append_as_leader(changed(garbage, 57, ">i", 1), 0, now_ms=NOW_MS)
     append(log, b"good", timestamp_ms=NOW_MS + 1)

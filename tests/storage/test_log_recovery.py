@@ -8,13 +8,13 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from logs import NOW_MS, DiskEnvironment, append, batch, marker, open_log, read_all
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import ControlRecordType
 from klamm.storage.log import AppendOrigin
 from klamm.storage.log_config import LogConfig
 from klamm.storage.producer_state import ProducerState
+from support.logs import NOW_MS, DiskEnvironment, append, batch, marker, open_log, read_all
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=150)
 PARTITION = "/data/t-0"

@@ -5,13 +5,13 @@ import errno
 from uuid import UUID
 
 import pytest
-from logs import DIRECTORY, NOW_MS, DiskEnvironment, append, marker, open_log, read_all
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import ControlRecordType
 from klamm.storage import truncation
 from klamm.storage.log import AppendOrigin
 from klamm.storage.log_config import LogConfig
+from support.logs import DIRECTORY, NOW_MS, DiskEnvironment, append, marker, open_log, read_all
 
 SMALL = LogConfig(segment_bytes=1000, index_interval_bytes=150)
 

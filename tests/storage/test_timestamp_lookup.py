@@ -4,14 +4,14 @@ import asyncio
 import struct
 
 import pytest
-from logs import DiskEnvironment, append, open_log
-from one_broker import until
 
 from klamm.environment import WorkerFailed
 from klamm.protocol import record_batch as rb
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.storage.timestamp_lookup import MAX_LOOKS
+from support.logs import DiskEnvironment, append, open_log
+from support.one_broker import until
 
 RECORDS = 500  # more than are looked at on the loop
 LATE_MS = 10**15

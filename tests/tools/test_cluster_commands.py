@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from processes import ManagedProcess, free_port
 
 from klamm.testing import Cluster
 from klamm.tools import main
+from support.processes import ManagedProcess, free_port
 
 KLAMM = [sys.executable, "-m", "klamm.tools.main"]
 

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 from kafka.errors import KafkaTimeoutError
-from processes import ManagedProcess
 
 from klamm.processes.errors import ToolError
 from klamm.testing import Cluster
@@ -29,6 +28,7 @@ from klamm.tools.controller import (
     status_lines,
     zookeeper_of_brokers,
 )
+from support.processes import ManagedProcess
 
 KLAMM = [sys.executable, "-m", "klamm.tools.main"]
 Run = Callable[..., str]

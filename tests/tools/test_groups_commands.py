@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import typer
-from processes import ManagedProcess
 
 from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
@@ -18,6 +17,7 @@ from klamm.testing import Cluster
 from klamm.tools import live, main
 from klamm.tools.group_client import Coordinator, FoundOffsets, GroupDescription
 from klamm.tools.groups import parse_states, positions
+from support.processes import ManagedProcess
 
 RESET = ["reset-offsets", "--group", "g", "--topic", "t"]
 

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from zookeeper_proxy import Proxy
-from zookeeper_scenarios import Scene
 
 from klamm.environment import SystemEnvironment
 from klamm.znodes import batches
@@ -18,6 +16,8 @@ from klamm.zookeeper import errors, jute, messages
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.messages import Check, Create, Delete, MultiOperation, MultiResult, OpCode, SetData
 from klamm.zookeeper.server import ZooKeeperServer
+from support.zookeeper.proxy import Proxy
+from support.zookeeper.scenarios import Scene
 
 
 def play(tmp_path: Path, scenario: Callable[[Scene], Awaitable[None]]) -> None:

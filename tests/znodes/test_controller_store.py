@@ -5,9 +5,6 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
-from test_store import play, play_with_losses, with_losses
-from zookeeper_proxy import Proxy
-from zookeeper_scenarios import Scene
 
 from klamm.znodes import requests
 from klamm.znodes.batches import ControllerMoved
@@ -23,6 +20,9 @@ from klamm.znodes.controller_store import NO_CONTROLLER, ControllerEpoch, Contro
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, is_legal_topic_name
+from support.zookeeper.proxy import Proxy
+from support.zookeeper.scenarios import Scene
+from support.zookeeper.stores import play, play_with_losses, with_losses
 
 
 class Told:

@@ -4,10 +4,10 @@ import random
 from collections.abc import Callable
 
 import pytest
-from hostile_bytes import NUMBERS, Hostile, seeds
 
 from klamm.znodes import brokers, cluster, configs, requests, topics
 from klamm.znodes.fields import ZnodeError
+from support.hostile_bytes import NUMBERS, Hostile, seeds
 
 READERS: dict[str, tuple[Callable[[bytes], object], bytes]] = {
     "/brokers/ids/1": (

@@ -2,16 +2,12 @@
 
 import asyncio
 import dataclasses
-import itertools
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 from uuid import UUID
 
 import orjson
 import pytest
-from zookeeper_proxy import Proxy
-from zookeeper_scenarios import Fired, Scene
 
 from klamm.environment import SystemEnvironment
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -26,28 +22,13 @@ from klamm.zookeeper import errors
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.messages import EventType, Stat
 from klamm.zookeeper.server import ZooKeeperServer
+from support.zookeeper.proxy import Proxy
+from support.zookeeper.scenarios import Fired, Scene
+from support.zookeeper.stores import play, play_with_losses, with_losses
 
 T = TypeVar("T")
 
 REGISTRATION = BrokerRegistration(0, (Endpoint("PLAINTEXT", "h", 9092),), timestamp_ms=1)
-
-
-def play(tmp_path: Path, scenario: Callable[[Scene, KafkaZooKeeper], Awaitable[None]]) -> None:
-    async def main() -> None:
-        environment = SystemEnvironment()
-        server = ZooKeeperServer(environment, str(tmp_path))
-        await server.start()
-        try:
-            scene = Scene(environment, "127.0.0.1", server.port, "/kafka")
-            async with scene.client() as client:
-                store = KafkaZooKeeper(client)
-                await store.create_persistent_paths()
-                await scenario(scene, store)
-        finally:
-            await server.stop()
-            environment.close()
-
-    asyncio.run(main())
 
 
 async def write_states(
@@ -62,46 +43,6 @@ async def write_states(
         if isinstance(version, errors.ZooKeeperError):
             raise version
     return versions
-
-
-async def with_losses(
-    proxy: Proxy, attempt: Callable[[int], Awaitable[T]], when_lost: Callable[[int], Awaitable[None]] | None = None
-) -> list[T]:
-    """Does `attempt` again and again; in the n-th one the connection is lost after the server has answered n times.
-
-    `when_lost` is what others do between the server's last answer and the loss. Returns the results, up to the first
-    attempt that was through before that.
-    """
-    results = []
-    for step in itertools.count():
-        proxy.hold_answers(after=step)
-        trying = asyncio.ensure_future(attempt(step))
-        held = asyncio.ensure_future(proxy.held.wait())
-        await asyncio.wait([trying, held], return_when=asyncio.FIRST_COMPLETED)
-        lost = held.done()
-        held.cancel()
-        if lost:
-            if when_lost is not None:
-                await when_lost(step)
-            proxy.cut()
-        proxy.release()
-        results.append(await trying)
-        if not lost:
-            assert step > 0
-            return results
-    raise AssertionError
-
-
-def play_with_losses(
-    tmp_path: Path, scenario: Callable[[Proxy, KafkaZooKeeper, KafkaZooKeeper], Awaitable[None]]
-) -> None:
-    """The scenario gets a store whose connection the proxy can cut, and one that it cannot."""
-
-    async def main(scene: Scene, store: KafkaZooKeeper) -> None:
-        async with scene.proxy() as proxy, scene.client(proxy.address) as client:
-            await scenario(proxy, KafkaZooKeeper(client), store)
-
-    play(tmp_path, main)
 
 
 def test_the_persistent_paths_are_created_in_kafkas_order(tmp_path: Path) -> None:

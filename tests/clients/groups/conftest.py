@@ -5,11 +5,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from group_cluster import GroupCluster
-from group_hosts import World
-from oracles import RealKafka, RealZooKeeper
 
 from klamm.testing import Cluster
+from support.group_clients.cluster import GroupCluster
+from support.group_clients.hosts import World
+from support.oracles import RealKafka, RealZooKeeper
 
 PROPERTIES: dict[str, str | int] = {
     "offsets.topic.num.partitions": 1,

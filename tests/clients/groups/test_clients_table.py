@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from group_hosts import CLIENTS
+from support.group_clients.hosts import CLIENTS
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "clients.md"
 

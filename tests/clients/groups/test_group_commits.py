@@ -1,8 +1,9 @@
 """The three ways to commit: automatically, synchronously with retries, asynchronously without."""
 
 import pytest
-from group_cluster import GroupCluster
-from group_hosts import CLIENTS, World
+
+from support.group_clients.cluster import GroupCluster
+from support.group_clients.hosts import CLIENTS, World
 
 ALL = pytest.mark.parametrize("client", CLIENTS)
 EVERY_HOUR = "3600000"

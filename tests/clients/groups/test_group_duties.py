@@ -5,8 +5,9 @@ import signal
 from collections.abc import Sequence
 
 import pytest
-from group_cluster import GroupCluster
-from group_hosts import CLIENTS, EAGER, Member, Partition, World
+
+from support.group_clients.cluster import GroupCluster
+from support.group_clients.hosts import CLIENTS, EAGER, Member, Partition, World
 
 ALL = pytest.mark.parametrize("client", CLIENTS)
 # The client commits what has been read, but only when it must: before it gives partitions away.

@@ -1,0 +1,267 @@
+"""The client of a cluster against toy brokers that share one idea of who leads."""
+
+import asyncio
+from uuid import UUID
+
+import pytest
+
+from klamm.client.cluster import ClusterClient, RetryPolicy
+from klamm.net.client import (
+    ConnectFailed,
+    ConnectionOptions,
+    Disconnected,
+)
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey, response_class
+from support.toy_broker import FAST, ToyBroker, heartbeat, heartbeat_response, run, toy
+
+
+class ToyCluster:
+    """Toy brokers 1..n that share one idea of who leads topic t, partition 0, and count the heartbeats they answer."""
+
+    def __init__(self):
+        self.leader = 1
+        self.controller = 1
+        self.brokers = {}
+        self.answered = []
+        self.behaviour = {}
+        self.topic_error = 0
+        self.topic_id, self.leader_epoch = UUID(int=7), 5
+        # Brokers that have heard nothing for a while: what they take for the leader and its epoch.
+        self.cut_off = {}
+
+    async def start(self, count):
+        for broker_id in range(1, count + 1):
+            handler = self.handler(broker_id)
+            self.brokers[broker_id] = await ToyBroker(handler=handler).start()
+        return self
+
+    def handler(self, broker_id):
+        def handle(connection, header, body):
+            if header.api_key == ApiKey.METADATA:
+                known = self.leader, self.leader_epoch
+                self.leader, self.leader_epoch = self.cut_off.get(broker_id, known)
+                connection.answer(header, self.metadata(header.api_version, body))
+                self.leader, self.leader_epoch = known
+                return
+            self.answered.append(broker_id)
+            behaviour = self.behaviour.get(broker_id)
+            if behaviour is not None:
+                behaviour(connection)
+            else:
+                wrong = broker_id != self.leader
+                error = ErrorCode.NOT_LEADER_OR_FOLLOWER if wrong else ErrorCode.NONE
+                connection.answer(header, heartbeat_response(header.api_version, error))
+
+        return handle
+
+    def metadata(self, version, request):
+        assert not request.allow_auto_topic_creation
+        cls = response_class(ApiKey.METADATA)
+        topic, broker = cls.MetadataResponseTopic, cls.MetadataResponseBroker
+        partition = topic.MetadataResponsePartition
+        names = ["t"] if request.topics is None else [topic.name for topic in request.topics]
+        return cls(
+            controller_id=self.controller,
+            brokers=[
+                broker(node_id=broker_id, host=toy.address[0], port=toy.address[1])
+                for broker_id, toy in self.brokers.items()
+            ],
+            topics=[
+                topic(
+                    name=name,
+                    topic_id=self.topic_id,
+                    error_code=self.topic_error if name == "t" else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                    partitions=[
+                        partition(
+                            partition_index=0,
+                            leader_id=self.leader,
+                            leader_epoch=self.leader_epoch,
+                            replica_nodes=[1, 2],
+                        )
+                    ]
+                    if name == "t"
+                    else [],
+                )
+                for name in names
+            ],
+        )
+
+    def stop(self):
+        for broker in self.brokers.values():
+            broker.stop()
+
+
+def on_cluster(test, count=2, retry=FAST):
+    async def body():
+        cluster = await ToyCluster().start(count)
+        client = ClusterClient([cluster.brokers[1].address], ConnectionOptions(), retry)
+        try:
+            await test(cluster, client)
+        finally:
+            await client.close()
+            cluster.stop()
+
+    run(body)
+
+
+def errors_of(response):
+    return (response.error_code,)
+
+
+def to_leader(client, **arguments):
+    return client.send_to_leader("t", 0, ApiKey.HEARTBEAT, heartbeat(), errors_of=errors_of, **arguments)
+
+
+def test_requests_follow_the_leader():
+    async def test(cluster, client):
+        assert (await to_leader(client)).error_code == 0
+        cluster.leader = 2
+        assert (await to_leader(client)).error_code == 0
+        assert cluster.answered == [1, 1, 2]
+        assert client.metadata.topics["t"].partitions[0].leader == 2
+        # Without a look at the errors, the response is the caller's business.
+        cluster.leader = 1
+        response = await client.send_to_leader("t", 0, ApiKey.HEARTBEAT, heartbeat())
+        assert response.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+    on_cluster(test)
+
+
+def test_a_lost_broker_and_a_new_leader():
+    async def test(cluster, client):
+        await to_leader(client)
+        cluster.brokers[1].stop()
+        cluster.leader = 2
+        client._bootstrap.append(cluster.brokers[2].address)
+        assert (await to_leader(client)).error_code == 0
+        assert cluster.answered == [1, 2]
+
+    on_cluster(test)
+
+
+def test_only_repeatable_requests_are_repeated_after_a_disconnection():
+    async def test(cluster, client):
+        def vanish(connection):
+            del cluster.behaviour[1]
+            connection.transport.abort()
+
+        cluster.behaviour[1] = vanish
+        with pytest.raises(Disconnected):
+            await to_leader(client, repeatable=False)
+        assert cluster.answered == [1]
+        cluster.behaviour[1] = vanish
+        assert (await to_leader(client)).error_code == 0
+        assert cluster.answered == [1, 1, 1]
+
+    on_cluster(test)
+
+
+def test_a_connection_that_died_while_idle_is_replaced_even_for_unrepeatable_requests():
+    async def test(cluster, client):
+        await to_leader(client)
+        connection = await client.connection_to(1)
+        for peer in cluster.brokers[1].connections:
+            peer.transport.abort()
+        await connection.wait_closed()
+        assert (await to_leader(client, repeatable=False)).error_code == 0
+        assert await client.connection_to(1) is not connection
+
+    on_cluster(test)
+
+
+def test_controller_broker_and_any():
+    async def test(cluster, client):
+        cluster.controller = cluster.leader = 2
+        response = await client.send_to_controller(ApiKey.HEARTBEAT, heartbeat(), errors_of=errors_of)
+        assert response.error_code == 0 and cluster.answered == [2]
+        cluster.controller = cluster.leader = 1
+        response = await client.send_to_controller(ApiKey.HEARTBEAT, heartbeat(), errors_of=errors_of)
+        assert response.error_code == 0 and cluster.answered == [2, 2, 1]
+        await client.send_to_broker(2, ApiKey.HEARTBEAT, heartbeat())
+        assert cluster.answered == [2, 2, 1, 2]
+        assert (await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())).error_code in (0, 6)
+        metadata = await client.refresh_metadata()
+        assert sorted(metadata.brokers) == [1, 2] and list(metadata.topics) == ["t"]
+
+    on_cluster(test)
+
+
+def test_what_does_not_come_about_ends_with_a_reason():
+    async def test(cluster, client):
+        cluster.leader = -1
+        with pytest.raises(KafkaError, match=r"LEADER_NOT_AVAILABLE \(5\): partition t-0 has no leader"):
+            await to_leader(client)
+        with pytest.raises(KafkaError, match=r"UNKNOWN_TOPIC_OR_PARTITION \(3\): topic t has 1 partitions, not 7"):
+            await client.send_to_leader("t", 7, ApiKey.HEARTBEAT, heartbeat())
+        with pytest.raises(KafkaError, match=r"UNKNOWN_TOPIC_OR_PARTITION \(3\): there is no topic other"):
+            await client.send_to_leader("other", 0, ApiKey.HEARTBEAT, heartbeat())
+        cluster.topic_error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        with pytest.raises(KafkaError, match=r"TOPIC_AUTHORIZATION_FAILED \(29\): topic t"):
+            await to_leader(client)
+        cluster.controller = 9
+        await client.refresh_metadata()
+        with pytest.raises(KafkaError, match=r"NOT_CONTROLLER \(41\): the cluster has no controller"):
+            await client.send_to_controller(ApiKey.HEARTBEAT, heartbeat())
+        with pytest.raises(KafkaError, match=r"BROKER_NOT_AVAILABLE \(8\): broker 9 is not in the cluster"):
+            await client.send_to_broker(9, ApiKey.HEARTBEAT, heartbeat())
+        assert cluster.answered == []
+
+    on_cluster(test, retry=RetryPolicy(deadline_ms=20, backoff_ms=1, max_backoff_ms=5))
+
+
+def test_a_broker_that_is_cut_off_does_not_keep_the_client():
+    async def test(cluster, client):
+        assert (await to_leader(client)).error_code == 0
+        cluster.cut_off[1] = (1, 5)
+        cluster.leader, cluster.leader_epoch = 2, 6
+        assert (await to_leader(client)).error_code == 0
+        assert cluster.answered == [1, 1, 2]
+        # What it says later is older than what is known; but a topic that was made anew begins anew.
+        await client.send_to_broker(1, ApiKey.HEARTBEAT, heartbeat())
+        cluster.cut_off[2] = (1, 5)
+        await client.refresh_metadata()
+        assert client.metadata.topics["t"].partitions[0].leader_epoch == 6
+        cluster.topic_id, cluster.cut_off = UUID(int=8), {1: (1, 0), 2: (1, 0)}
+        await client.refresh_metadata()
+        assert client.metadata.topics["t"].partitions[0].leader_epoch == 0
+
+    on_cluster(test)
+
+
+def test_retriable_errors_are_returned_when_the_time_is_over():
+    async def test(cluster, client):
+        await client.refresh_metadata(["t"])
+        cluster.metadata = lambda version, request: ToyCluster.metadata(stuck, version, request)
+        stuck = ToyCluster()
+        stuck.brokers = cluster.brokers
+        cluster.leader = 2
+        response = await to_leader(client)
+        assert response.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER and len(cluster.answered) > 1
+
+    on_cluster(test, retry=RetryPolicy(deadline_ms=30, backoff_ms=1, max_backoff_ms=5))
+
+
+def test_nobody_answers():
+    async def test():
+        async with toy() as broker:
+            address = broker.address
+        client = ClusterClient([address], retry=RetryPolicy(deadline_ms=20, backoff_ms=1))
+        with pytest.raises(ConnectFailed):
+            await client.refresh_metadata()
+        await client.close()
+        with pytest.raises(ConnectFailed, match="this client is closed"):
+            await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())
+
+    run(test)
+    with pytest.raises(ValueError, match="no bootstrap address"):
+        ClusterClient([])
+
+
+def test_concurrent_requests_share_one_connection():
+    async def test(cluster, client):
+        await asyncio.gather(*[to_leader(client) for _ in range(20)])
+        assert len(cluster.brokers[1].connections) == 1
+        assert cluster.answered == [1] * 20
+
+    on_cluster(test)

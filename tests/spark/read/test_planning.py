@@ -1,0 +1,466 @@
+"""Which offsets are read: pure rules, and plans made with a running cluster. No Spark."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klamm.client.cluster import ClusterClient
+from klamm.net.client import ConnectFailed
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, TopicPartition
+from klamm.spark.options import OptionError, ReadOptions, read_options
+from klamm.spark.read import planning
+from klamm.spark.read.planning import Position, count_offsets, limit_position, plan_batch, plan_micro_batch, split
+from klamm.spark.settings import DataLoss, PartitionRange
+from klamm.testing.cluster import Cluster
+from support.spark.producing import numbered, produce
+
+MakeTopic = Callable[..., str]
+NOWHERE = Position({}, {}, {})
+A0, A1, B0 = TopicPartition("a", 0), TopicPartition("a", 1), TopicPartition("b", 0)
+
+
+def options(bootstrap: str = "a:1", *, streaming: bool = False, **given_: object) -> ReadOptions:
+    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in given_.items()}
+    if not {"assign", "subscribePattern"} & set(texts):
+        texts.setdefault("subscribe", "t")
+    return read_options({"kafka.bootstrap.servers": bootstrap, **texts}, streaming=streaming)
+
+
+def spans(ranges: list[PartitionRange]) -> list[tuple[int, int, int]]:
+    return [(records.partition, records.start_offset, records.end_offset) for records in ranges]
+
+
+# -- splitting --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given_", "sizes", "expected"),
+    [
+        ({}, [10, 1], [(0, 0, 10), (1, 0, 1)]),
+        ({"minPartitions": 2}, [10, 1], [(0, 0, 10), (1, 0, 1)]),
+        ({"minPartitions": 3}, [10, 1], [(0, 0, 5), (0, 5, 10), (1, 0, 1)]),
+        ({"minPartitions": 4}, [8, 8], [(0, 0, 4), (0, 4, 8), (1, 0, 4), (1, 4, 8)]),
+        ({"minPartitions": 9}, [2], [(0, 0, 1), (0, 1, 2)]),
+        ({"minPartitions": 2**31 - 1}, [2], [(0, 0, 1), (0, 1, 2)]),
+        ({"maxRecordsPerPartition": 4}, [10, 4], [(0, 0, 3), (0, 3, 6), (0, 6, 10), (1, 0, 4)]),
+        ({"maxRecordsPerPartition": 5, "minPartitions": 4}, [10], [(0, 0, 2), (0, 2, 5), (0, 5, 7), (0, 7, 10)]),
+    ],
+)
+def test_large_ranges_are_cut(given_: dict[str, int], sizes: list[int], expected: list[tuple[int, int, int]]) -> None:
+    ranges = [PartitionRange("t", number, 0, size) for number, size in enumerate(sizes)]
+    assert spans(split(ranges, options(**given_))) == expected
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2**50), st.integers(1, 2**40)), max_size=5),
+    st.none() | st.integers(1, 40),
+    st.none() | st.integers(2**36, 2**41),
+)
+def test_parts_are_the_whole(ranges: list[tuple[int, int]], minimum: int | None, maximum: int | None) -> None:
+    whole = [PartitionRange("t", number, low, low + size) for number, (low, size) in enumerate(ranges)]
+    given_ = {"minPartitions": minimum, "maxRecordsPerPartition": maximum}
+    parts = split(whole, options(**{name: value for name, value in given_.items() if value is not None}))
+    joined: dict[int, list[int]] = {}
+    for part in parts:
+        assert part.start_offset < part.end_offset
+        assert maximum is None or part.end_offset - part.start_offset <= maximum
+        span = joined.setdefault(part.partition, [part.start_offset, part.start_offset])
+        assert span[1] == part.start_offset
+        span[1] = part.end_offset
+    assert joined == {records.partition: [records.start_offset, records.end_offset] for records in whole}
+
+
+# -- positions --------------------------------------------------------------------------------------------------------
+
+
+def test_a_position_is_json_in_a_fixed_order_and_reads_the_java_connectors() -> None:
+    position = Position({B0: 5, A1: 3, A0: 2}, {"b": "02", "a": "01"}, {A1: 1})
+    text = json.dumps(position.to_json())
+    assert text == (
+        '{"a": {"0": 2, "1": 3}, "b": {"0": 5}, "$topicIds": {"a": "01", "b": "02"}, "$begin": {"a": {"1": 1}}}'
+    )
+    assert Position.from_json(json.loads(text)) == position
+    assert Position.from_json({"a": {"0": 2}}) == Position({A0: 2}, {}, {})
+
+
+def test_a_limit_is_shared_in_proportion_and_nobody_starves() -> None:
+    start = Position({A0: 0, A1: 10, B0: 7}, {}, {})
+    end = Position({A0: 900, A1: 110, B0: 7}, {}, {})
+    assert limit_position(start, end, 100).offsets == {A0: 90, A1: 20, B0: 7}
+    assert limit_position(start, end, 1).offsets == {A0: 1, A1: 11, B0: 7}
+    assert limit_position(start, end, 10**6).offsets == end.offsets
+    assert count_offsets(start, end) == 1000
+
+
+def test_a_new_partition_counts_from_its_begin() -> None:
+    start = Position({A0: 0}, {}, {})
+    end = Position({A0: 100, A1: 110}, {}, {A1: 10})
+    assert count_offsets(start, end) == 200
+    limited = limit_position(start, end, 100)
+    assert (limited.offsets, limited.begin) == ({A0: 50, A1: 60}, {A1: 10})
+    assert [
+        (records.partition, records.start_offset, records.end_offset)
+        for records in plan_micro_batch(options(), start, limited)
+    ] == [(0, 0, 50), (1, 10, 60)]
+
+
+def test_the_first_batch_is_planned_from_its_end_alone() -> None:
+    """After a restart Spark asks for the initial position anew, and it may have moved (startingOffsets=latest)."""
+    end = Position({A0: 20}, {}, {A0: 5})
+    moved = Position({A0: 30, A1: 3}, {}, {A0: 30, A1: 3})
+    assert spans(plan_micro_batch(options(), moved, end)) == [(0, 5, 20)]
+    assert plan_micro_batch(options(), moved, Position({A0: 20}, {}, {A0: 20})) == []
+
+
+def test_the_java_connectors_uncommitted_first_batch_is_refused() -> None:
+    """Its end says 10. Where it begins only that connector has written down; latest has moved to 15 meanwhile."""
+    asked_anew = Position({A0: 15}, {"a": "01"}, {A0: 15})
+    with pytest.raises(OptionError, match=r'of Spark\'s own Kafka connector, .*format\("kafka"\).*commits/0'):
+        plan_micro_batch(options(), asked_anew, Position.from_json({"a": {"0": 10}}))
+
+
+def test_an_uncommitted_batch_of_the_java_connector_reads_new_partitions_from_their_first_offset() -> None:
+    committed, uncommitted = ({"a": {"0": 4}}, {"a": {"0": 10, "1": 3}})
+    ranges = plan_micro_batch(options(), Position.from_json(committed), Position.from_json(uncommitted))
+    assert spans(ranges) == [(0, 4, 10), (1, 0, 3)]
+
+
+def test_a_micro_batch_that_would_begin_behind_its_end_is_a_loss(caplog: pytest.LogCaptureFixture) -> None:
+    start, end = Position({A0: 20, A1: 0}, {}, {}), Position({A0: 10, A1: 2}, {}, {})
+    told = "partition a-0 ends at 10, but was read up to 20"
+    with pytest.raises(DataLoss, match=told):
+        plan_micro_batch(options(), start, end)
+    assert spans(plan_micro_batch(options(failOnDataLoss=False), start, end)) == [(1, 0, 2)]
+    assert told in caplog.text
+
+
+# -- with a cluster ---------------------------------------------------------------------------------------------------
+
+
+def begins_at(monkeypatch: pytest.MonkeyPatch, first: int) -> None:
+    """Every partition of every topic answers that its records before this offset were removed."""
+    list_offsets = planning._list_offsets
+
+    async def removed(client: ClusterClient, options: ReadOptions, wanted: Mapping[TopicPartition, int]) -> dict:
+        found = await list_offsets(client, options, wanted)
+        return {
+            partition: first if wanted[partition] == EARLIEST_TIMESTAMP else offset
+            for partition, offset in found.items()
+        }
+
+    monkeypatch.setattr(planning, "_list_offsets", removed)
+
+
+@pytest.fixture
+def filled(cluster: Cluster, topic: MakeTopic) -> str:
+    """A topic with offsets 0 to 9 in partition 0 and 0 to 4 in partition 1; timestamps are 1000 + value."""
+    name = topic(partitions=2)
+    produce(cluster.bootstrap, name, [*numbered(10), *numbered(5, partition=1, first=10)])
+    return name
+
+
+def test_a_plan_has_everything_and_the_topic_id(cluster: Cluster, filled: str) -> None:
+    ranges = plan_batch(options(cluster.bootstrap, subscribe=filled))
+    assert spans(ranges) == [(0, 0, 10), (1, 0, 5)]
+    ids = {records.topic_id for records in ranges}
+    assert len(ids) == 1
+    assert all(topic_id is not None and len(topic_id) == 32 for topic_id in ids)
+
+
+@pytest.mark.parametrize(
+    ("given_", "expected"),
+    [
+        ({"startingOffsets": {"0": 3, "1": -2}}, [(0, 3, 10), (1, 0, 5)]),
+        ({"endingOffsets": {"0": -1, "1": 2}}, [(0, 0, 10), (1, 0, 2)]),
+        ({"startingOffsets": {"0": 10, "1": 4}}, [(1, 4, 5)]),
+        ({"startingOffsetsByTimestamp": {"0": 1004, "1": 1012}}, [(0, 4, 10), (1, 2, 5)]),
+        ({"endingOffsetsByTimestamp": {"0": 1004, "1": 9999}}, [(0, 0, 4), (1, 0, 5)]),
+        ({"startingTimestamp": 1008}, [(0, 8, 10), (1, 0, 5)]),
+        ({"endingTimestamp": 1008}, [(0, 0, 8)]),
+        ({"startingTimestamp": 1012, "startingOffsetsByTimestampStrategy": "latest"}, [(1, 2, 5)]),
+        ({"minPartitions": 3}, [(0, 0, 5), (0, 5, 10), (1, 0, 5)]),
+    ],
+)
+def test_where_a_batch_begins_and_ends(
+    cluster: Cluster, filled: str, given_: dict[str, object], expected: list[tuple[int, int, int]]
+) -> None:
+    given_ = {name: {filled: value} if isinstance(value, dict) else value for name, value in given_.items()}
+    assert spans(plan_batch(options(cluster.bootstrap, subscribe=filled, **given_))) == expected
+
+
+@pytest.mark.parametrize("isolation", ["read_uncommitted", "read_committed"])
+def test_a_batch_that_begins_behind_the_end_is_a_loss(
+    cluster: Cluster, filled: str, caplog: pytest.LogCaptureFixture, isolation: str
+) -> None:
+    """Who keeps offsets himself, and whose topic was replaced, must not believe that there is nothing new."""
+    given_ = {"subscribe": filled, "startingOffsets": {filled: {"0": 3, "1": 6}}, "kafka.isolation.level": isolation}
+    told = f"partition {filled}-1 ends at 5, but is to be read from 6"
+    with pytest.raises(DataLoss, match=f"{told}; .*failOnDataLoss=false"):
+        plan_batch(options(cluster.bootstrap, **given_))
+    assert spans(plan_batch(options(cluster.bootstrap, **given_, failOnDataLoss=False))) == [(0, 3, 10)]
+    assert told in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given_", "told"),
+    [
+        (
+            {"startingOffsets": {"0": 3, "1": 5}, "endingTimestamp": 1012},
+            "begins at 5 (startingOffsets) and ends at 2 (endingTimestamp)",
+        ),
+        (
+            {"startingTimestamp": 1012, "endingTimestamp": 1010, "startingOffsetsByTimestampStrategy": "latest"},
+            "begins at 2 (startingTimestamp) and ends at 0 (endingTimestamp)",
+        ),
+    ],
+)
+def test_a_batch_that_would_end_before_it_begins_is_an_error(
+    cluster: Cluster, filled: str, given_: dict[str, object], told: str
+) -> None:
+    given_ = {name: {filled: value} if isinstance(value, dict) else value for name, value in given_.items()}
+    with pytest.raises(OptionError, match=re.escape(f"{filled}-1 {told}")):
+        plan_batch(options(cluster.bootstrap, subscribe=filled, **given_))
+
+
+def test_records_before_a_chosen_end_that_were_removed_are_a_loss(
+    cluster: Cluster, filled: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begins_at(monkeypatch, 5)
+    given_ = {
+        "subscribe": filled,
+        "startingOffsets": {filled: {"0": 0, "1": -2}},
+        "endingOffsets": {filled: {"0": 10, "1": 4}},
+    }
+    told = f"partition {filled}-1 begins at 5, but is to be read up to 4"
+    with pytest.raises(DataLoss, match=f"{told}; .*failOnDataLoss=false"):
+        plan_batch(options(cluster.bootstrap, **given_))
+    assert spans(plan_batch(options(cluster.bootstrap, **given_, failOnDataLoss=False))) == [(0, 0, 10)]
+    assert told in caplog.text
+
+
+def test_a_timestamp_that_no_record_reaches_is_an_error_unless_wanted(cluster: Cluster, filled: str) -> None:
+    with pytest.raises(OptionError, match=f"{filled}-0 has no record at or after 1012; .*Strategy=latest"):
+        plan_batch(options(cluster.bootstrap, subscribe=filled, startingTimestamp=1012))
+
+
+def test_topics_are_chosen_by_name_pattern_or_partition(cluster: Cluster, topic: MakeTopic) -> None:
+    first, second = topic(), topic()
+    for name in (first, second):
+        produce(cluster.bootstrap, name, numbered(1))
+    both = options(cluster.bootstrap, subscribe=f"{second},{first}")
+    assert [records.topic for records in plan_batch(both)] == sorted([first, second])
+    pattern = options(cluster.bootstrap, subscribePattern=f"{first[:-1]}[{first[-1]}{second[-1]}]")
+    assert {first, second} >= {records.topic for records in plan_batch(pattern)} >= {first}
+    assert spans(plan_batch(options(cluster.bootstrap, assign={first: [0]}))) == [(0, 0, 1)]
+
+
+def test_a_topic_or_partition_that_does_not_exist(
+    cluster: Cluster, topic: MakeTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "MISSING_TIMEOUT_MS", 1)
+    with pytest.raises(KafkaError, match="there is no topic nowhere") as caught:
+        plan_batch(options(cluster.bootstrap, subscribe="nowhere"))
+    assert caught.value.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert plan_batch(options(cluster.bootstrap, subscribePattern="no such topic")) == []
+    name = topic(partitions=2)
+    with pytest.raises(OptionError, match=f"has {name}-7, but topic {name} has 2 partitions"):
+        plan_batch(options(cluster.bootstrap, assign={name: [7]}))
+    with pytest.raises(OptionError, match=f"must name exactly the partitions that are read.*: {name}-1"):
+        plan_batch(options(cluster.bootstrap, subscribe=name, startingOffsets={name: {"0": 0}}))
+
+
+def test_positions_of_a_stream(cluster: Cluster, filled: str) -> None:
+    earliest = options(cluster.bootstrap, streaming=True, subscribe=filled, startingOffsets="earliest")
+    p0, p1 = TopicPartition(filled, 0), TopicPartition(filled, 1)
+    start = planning.initial_position(earliest)
+    assert (start.offsets, start.is_initial) == ({p0: 0, p1: 0}, True)
+    end = planning.with_begin(earliest, start, planning.latest_position(earliest, start))
+    assert (end.offsets, end.begin) == ({p0: 10, p1: 5}, {p0: 0, p1: 0})
+    assert end.topic_ids == start.topic_ids != {}
+    produce(cluster.bootstrap, filled, numbered(1, partition=1))
+    more = planning.with_begin(earliest, end, planning.latest_position(earliest, end))
+    assert (more.offsets, more.begin) == ({p0: 10, p1: 6}, {})
+    assert spans(plan_micro_batch(earliest, end, more)) == [(1, 5, 6)]
+    latest = planning.initial_position(options(cluster.bootstrap, streaming=True, subscribe=filled))
+    assert latest.offsets == {p0: 10, p1: 6}
+
+
+def test_new_partitions_are_read_from_their_first_record(cluster: Cluster, filled: str) -> None:
+    latest_only = options(cluster.bootstrap, streaming=True, subscribe=filled, startingOffsets="latest")
+    start = Position({TopicPartition(filled, 0): 10}, {}, {})
+    end = planning.with_begin(latest_only, start, planning.latest_position(latest_only, start))
+    assert end.begin == {TopicPartition(filled, 1): 0}
+    assert spans(plan_micro_batch(latest_only, start, end)) == [(1, 0, 5)]
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_topic_that_was_created_anew_is_a_loss(cluster: Cluster, topic: MakeTopic, fails: bool) -> None:
+    name = topic()
+    produce(cluster.bootstrap, name, numbered(3))
+    given_ = options(
+        cluster.bootstrap, streaming=True, subscribe=name, startingOffsets="earliest", failOnDataLoss=fails
+    )
+    start = planning.latest_position(given_, NOWHERE)
+    cluster.delete_topic(name)
+    cluster.create_topic(name)
+    # As many as before: only the id tells.
+    produce(cluster.bootstrap, name, numbered(3, first=10))
+    latest = planning.latest_position(given_, start)
+    if fails:
+        with pytest.raises(DataLoss, match=f"topic {name} was deleted and created again; .*failOnDataLoss=false"):
+            planning.with_begin(given_, start, latest)
+    else:
+        assert spans(plan_micro_batch(given_, start, planning.with_begin(given_, start, latest))) == [(0, 0, 3)]
+
+
+@pytest.mark.parametrize("chosen", ["subscribe", "subscribePattern"])
+def test_a_broker_that_was_just_started_and_knows_no_topic_is_asked_again(
+    cluster: Cluster, filled: str, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    refresh = ClusterClient.refresh_metadata
+    ignorant = []
+
+    async def refresh_metadata(client: ClusterClient, topics: object = None, *, elsewhere: bool = False) -> object:
+        assert elsewhere == bool(ignorant), "who knew nothing is asked again"
+        metadata = await refresh(client, topics)
+        if len(ignorant) < 5:
+            ignorant.append(topics)
+            metadata.topics = {}
+        return metadata
+
+    monkeypatch.setattr(ClusterClient, "refresh_metadata", refresh_metadata)
+    assert spans(plan_batch(options(cluster.bootstrap, **{chosen: filled}))) == [(0, 0, 10), (1, 0, 5)]
+    ignorant.clear()
+    stream = options(cluster.bootstrap, streaming=True, **{chosen: filled})
+    start = Position({TopicPartition(filled, 0): 10, TopicPartition(filled, 1): 5}, {}, {})
+    assert planning.latest_position(stream, start).offsets == start.offsets
+
+
+@pytest.mark.parametrize("chosen", ["subscribe", "subscribePattern"])
+def test_a_loss_is_not_believed_because_brokers_were_gone_before(
+    cluster: Cluster, filled: str, monkeypatch: pytest.MonkeyPatch, chosen: str
+) -> None:
+    """The client itself waits for brokers, and then the first that is there again knows no topic yet."""
+    refresh = ClusterClient.refresh_metadata
+    asked = []
+
+    async def refresh_metadata(client: ClusterClient, topics: object = None, *, elsewhere: bool = False) -> object:
+        asked.append(elsewhere)
+        if len(asked) == 1:
+            await asyncio.sleep(2 * planning.MISSING_TIMEOUT_MS / 1000)
+        metadata = await refresh(client, topics)
+        if len(asked) < 3:
+            metadata.topics = {}
+        return metadata
+
+    monkeypatch.setattr(planning, "MISSING_TIMEOUT_MS", 400)
+    monkeypatch.setattr(ClusterClient, "refresh_metadata", refresh_metadata)
+    assert spans(plan_batch(options(cluster.bootstrap, **{chosen: filled}))) == [(0, 0, 10), (1, 0, 5)]
+    asked.clear()
+    impatient = options(cluster.bootstrap, streaming=True, **{chosen: filled, "fetchOffset.numRetries": 0})
+    start = Position({TopicPartition(filled, 0): 10, TopicPartition(filled, 1): 5}, {}, {})
+    assert planning.latest_position(impatient, start).offsets == start.offsets
+
+
+def test_records_of_a_new_partition_that_were_removed_are_a_loss(
+    cluster: Cluster, filled: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begins_at(monkeypatch, 3)
+    start = Position({TopicPartition(filled, 0): 10}, {}, {})
+    given_ = options(cluster.bootstrap, streaming=True, subscribe=filled)
+    latest = planning.latest_position(given_, start)
+    told = f"partition {filled}-1 is new, but its records before offset 3 were removed"
+    with pytest.raises(DataLoss, match=f"{told}; .*failOnDataLoss=false"):
+        planning.with_begin(given_, start, latest)
+    goes_on = options(cluster.bootstrap, streaming=True, subscribe=filled, failOnDataLoss="false")
+    end = planning.with_begin(goes_on, start, latest)
+    assert spans(plan_micro_batch(goes_on, start, end)) == [(1, 3, 5)]
+    assert told in caplog.text
+
+
+def test_a_topic_that_is_gone_is_a_loss_after_a_while(
+    cluster: Cluster, filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planning, "MISSING_TIMEOUT_MS", 1)
+    given_ = options(cluster.bootstrap, streaming=True, subscribe=filled)
+    start = planning.latest_position(given_, NOWHERE)
+    cluster.delete_topic(filled)
+    latest = planning.latest_position(given_, start)
+    assert latest.offsets == {}
+    with pytest.raises(DataLoss, match=f"partition {filled}-0 is gone"):
+        planning.with_begin(given_, start, latest)
+
+
+def test_a_topic_that_is_deleted_between_two_questions_is_a_loss(
+    cluster: Cluster, filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    describe = planning._describe
+    described = []
+
+    async def deleting(*arguments: Any, **named: Any) -> object:
+        described.append(await describe(*arguments, **named))
+        if len(described) == 1:
+            cluster.delete_topic(filled)
+        return described[-1]
+
+    given_ = options(cluster.bootstrap, streaming=True, subscribe=filled, **{"kafka.default.api.timeout.ms": 5000})
+    start = planning.latest_position(given_, NOWHERE)
+    monkeypatch.setattr(planning, "MISSING_TIMEOUT_MS", 300)
+    monkeypatch.setattr(planning, "_describe", deleting)
+    latest = planning.latest_position(given_, start)
+    with pytest.raises(DataLoss, match=f"partition {filled}-0 is gone"):
+        planning.with_begin(given_, start, latest)
+    assert [sorted(topics) for topics in described[:2]] == [[filled], []]
+
+
+def test_what_is_gone_is_a_loss(cluster: Cluster, filled: str, caplog: pytest.LogCaptureFixture) -> None:
+    given_ = options(cluster.bootstrap, streaming=True, subscribe=filled, **{"fetchOffset.retryIntervalMs": 1})
+    latest = planning.latest_position(given_, NOWHERE)
+    for offsets, told in (
+        ({TopicPartition(filled, 5): 1}, f"partition {filled}-5 is gone, its records from offset 1 on"),
+        ({TopicPartition(filled, 0): 99}, f"partition {filled}-0 ends at 10, but was read up to 99"),
+    ):
+        with pytest.raises(DataLoss, match=told):
+            planning.with_begin(given_, Position(offsets, {}, {}), latest)
+        goes_on = options(cluster.bootstrap, streaming=True, subscribe=filled, failOnDataLoss="false")
+        planning.with_begin(goes_on, Position(offsets, {}, {}), latest)
+        assert told in caplog.text
+
+
+def test_who_knows_only_a_former_leader_is_not_asked_for_the_leader_again(
+    cluster: Cluster, filled: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refresh, connection_to = ClusterClient.refresh_metadata, ClusterClient.connection_to
+    asked = []
+
+    async def refresh_metadata(client: ClusterClient, topics: object = None, *, elsewhere: bool = False) -> object:
+        asked.append(elsewhere)
+        return await refresh(client, topics)
+
+    async def connected(client: ClusterClient, broker: int) -> object:
+        if len(asked) < 2:
+            raise ConnectFailed("gone")
+        return await connection_to(client, broker)
+
+    monkeypatch.setattr(ClusterClient, "refresh_metadata", refresh_metadata)
+    monkeypatch.setattr(ClusterClient, "connection_to", connected)
+    assert spans(plan_batch(options(cluster.bootstrap, subscribe=filled))) == [(0, 0, 10), (1, 0, 5)]
+    assert asked == [False, True]
+
+
+def test_a_plan_survives_the_death_of_a_leader(klamm_cluster_factory: Callable[..., Cluster]) -> None:
+    cluster = klamm_cluster_factory(2, zookeeper_session_timeout_ms=1000, properties={"log.retention.ms": -1})
+    cluster.create_topic("t", partitions=2, replication_factor=2)
+    produce(cluster.bootstrap, "t", [*numbered(3), *numbered(4, partition=1)])
+    given_ = options(cluster.bootstrap)
+    # Now the client knows the leaders, one of which it will not find again.
+    assert spans(plan_batch(given_)) == [(0, 0, 3), (1, 0, 4)]
+    cluster.kill(cluster.leader("t", 0))
+    assert spans(plan_batch(given_)) == [(0, 0, 3), (1, 0, 4)]

@@ -1,0 +1,1 @@
+"""The controller with klamm's ZooKeeper server, and brokers that only answer."""

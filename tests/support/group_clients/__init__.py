@@ -1,0 +1,1 @@
+"""Consumers of several clients, in processes of their own, as members of groups."""

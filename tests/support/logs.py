@@ -1,0 +1,179 @@
+"""Helpers of the storage tests: logs on an in-memory disk, and batches to put into them."""
+
+import random
+import struct
+
+from klamm.environment import Environment
+from klamm.protocol import record_batch as rb
+from klamm.protocol.record_batch import (
+    CompressionType,
+    ControlRecordType,
+    EndTransactionMarker,
+    Record,
+    at_once,
+    build_batch,
+    build_end_transaction_marker,
+    decode_records,
+    iterate_batches,
+)
+from klamm.simulation.disk import Disk, SimulatedFileSystem
+from klamm.simulation.process import Process
+from klamm.simulation.trace import Trace
+from klamm.storage.log import Log
+from klamm.storage.log_config import LogConfig
+from klamm.storage.log_directory import LogDirectory
+from klamm.storage.log_loader import load_log
+
+NOW_MS = 1_700_000_000_000
+DIRECTORY = "/data"
+
+
+class DiskEnvironment(Environment):
+    """A fixed clock, which tests move, and a disk whose blocking work happens at once, but after a pause."""
+
+    def __init__(self, disk: Disk | None = None, seed: int = 0) -> None:
+        self.clock_ms = NOW_MS
+        self.disk = disk or Disk("disk", random.Random(seed), Trace(lambda: 0), lambda: self.clock_ms)
+        self.random = random.Random(seed)
+        self.file_system = SimulatedFileSystem(self.disk, Process("process", "host"))
+        self.before_blocking = None  # a test's chance to do something while a read or a flush is under way
+        self.worked = []  # what has run in the worker
+        self.is_blocking = False
+        self.bytes_read_on_the_loop = 0
+        self.file_system.open = self._open
+
+    def now_ms(self) -> int:
+        return self.clock_ms
+
+    def host_name(self) -> str:
+        return "host"
+
+    async def run_blocking(self, function, *arguments):
+        hook, self.before_blocking = self.before_blocking, None
+        if hook is not None:
+            hook()
+        self.is_blocking = True
+        try:
+            return function(*arguments)
+        finally:
+            self.is_blocking = False
+
+    async def run_in_worker(self, work, *arguments):
+        self.worked.append(work)
+        return at_once(work(*arguments))
+
+    def _open(self, path, *, create=False):
+        file = SimulatedFileSystem.open(self.file_system, path, create=create)
+        read = file.read
+
+        def counted(position, size_bytes):
+            data = read(position, size_bytes)
+            self.bytes_read_on_the_loop += 0 if self.is_blocking else len(data)
+            return data
+
+        file.read = counted
+        return file
+
+
+class RecordingHost:
+    """Remembers what a log asks for; deletes at once."""
+
+    def __init__(self, environment: DiskEnvironment) -> None:
+        self._file_system = environment.file_system
+        self.rolled = 0
+        self.truncated = 0
+
+    def log_rolled(self, log: Log) -> None:
+        self.rolled += 1
+
+    def log_truncated(self, log: Log) -> None:
+        self.truncated += 1
+
+    def delete_later(self, log: Log, paths: list[str]) -> None:
+        for path in paths:
+            self._file_system.remove(path)
+
+
+def open_log(
+    environment: DiskEnvironment,
+    config: LogConfig | None = None,
+    *,
+    is_clean: bool = False,
+    recovery_point: int = 0,
+    log_start_offset: int = 0,
+) -> Log:
+    """The log of t-0, loaded from the environment's disk; made there if need be. High watermark: the log's end."""
+    config = config or LogConfig()
+    file_system = environment.file_system
+    failures: list[OSError] = []
+    directory = LogDirectory(file_system, DIRECTORY, lambda path, error: failures.append(error))
+    if not file_system.exists(f"{DIRECTORY}/t-0"):
+        file_system.make_directories(f"{DIRECTORY}/t-0")
+        file_system.sync_directory("/")
+        file_system.sync_directory(DIRECTORY)
+    loaded = load_log(
+        file_system,
+        f"{DIRECTORY}/t-0",
+        config,
+        log_start_offset=log_start_offset,
+        recovery_point=recovery_point,
+        is_clean=is_clean,
+        now_ms=environment.now_ms(),
+    )
+    log = Log(environment, directory, "t", 0, config, loaded, RecordingHost(environment))
+    log.update_high_watermark(log.log_end_offset)
+    log.failures = failures
+    return log
+
+
+def batch(*values: bytes, timestamp_ms: int = NOW_MS, codec: CompressionType = CompressionType.NONE, **header):
+    """A producer's batch with these values."""
+    return build_batch([Record(None, value, timestamp_ms) for value in values], codec=codec, **header)
+
+
+def marker(kind: ControlRecordType, producer_id: int, epoch: int = 0, coordinator_epoch: int = 0, **header):
+    """A transaction's end."""
+    return build_end_transaction_marker(
+        EndTransactionMarker(kind, coordinator_epoch),
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        timestamp_ms=NOW_MS,
+        **header,
+    )
+
+
+def append(log: Log, *values: bytes, leader_epoch: int = 0, now_ms: int = NOW_MS, **header):
+    """Appends one client batch."""
+    return log.append_as_leader(batch(*values, **header), leader_epoch, now_ms=now_ms)
+
+
+def records_in(data) -> list[tuple[int, bytes]]:
+    """(offset, value) of every record in these batches."""
+    return [
+        (record.offset, record.value)
+        for position, header in iterate_batches(data)
+        for record in decode_records(data, position, header)
+    ]
+
+
+async def read_all(log: Log, offset: int | None = None, max_bytes: int = 1_000_000, max_offset: int | None = None):
+    """(offset, value) of every record from `offset` on, read like a consumer does."""
+    position = log.log_start_offset if offset is None else offset
+    end = log.log_end_offset if max_offset is None else max_offset
+    found = []
+    while position < end:
+        fetched = await log.read(position, max_bytes, max_offset=end, minimum_one_batch=True)
+        records = records_in(fetched.data)
+        if not records:
+            break
+        found += [record for record in records if record[0] >= position]
+        assert fetched.next_offset > position
+        position = fetched.next_offset
+    return found
+
+
+def changed(data: bytearray, position: int, form: str, value: int) -> bytearray:
+    """The batch with one header field changed and the checksum made to match."""
+    struct.pack_into(form, data, position, value)
+    struct.pack_into(">I", data, 17, rb._crc(data, 0, len(data)))
+    return data

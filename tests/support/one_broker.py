@@ -1,0 +1,247 @@
+"""A ZooKeeper server and a broker inside the test's own loop, and a client that speaks frames: for tests of the broker.
+
+Production code from end to end, on real sockets and files, without processes.
+"""
+
+import asyncio
+import struct
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, Self
+
+from klamm.broker.broker import Broker
+from klamm.config.broker import BrokerConfig
+from klamm.environment import Environment, SystemEnvironment
+from klamm.protocol import messages
+from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
+from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponsePartition
+from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest, LeaderAndIsrTopic, LiveLeader
+from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
+from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
+from klamm.zookeeper.client import State
+from klamm.zookeeper.server import ZooKeeperServer
+
+
+class Client:
+    """One connection. Requests are sent and answered one after another, or raw bytes are sent."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+        self._correlation_id = 0
+
+    async def request(self, key: ApiKey, version: int, body: Any, client_id: str | None = "test") -> Any:
+        self._correlation_id += 1
+        for buffer in messages.encode_request(key, version, self._correlation_id, client_id, body):
+            self.writer.write(bytes(buffer))
+        return messages.decode_response(key, version, await self.receive())
+
+    async def ask(self, api_key: ApiKey, version: int | None = None, /, **fields: Any) -> Any:
+        """A request of an API, by default in the newest version."""
+        version = ADVERTISED_MAX[api_key] if version is None else version
+        return await self.request(api_key, version, messages.request_class(api_key)(**fields))
+
+    async def receive(self) -> bytes:
+        async with asyncio.timeout(20):
+            (size,) = struct.unpack(">i", await self.reader.readexactly(4))
+            return await self.reader.readexactly(size)
+
+    def send_raw(self, data: bytes) -> None:
+        self.writer.write(data)
+
+    async def is_closed(self) -> bool:
+        """Waits for the broker to close the connection; False if it sends something instead."""
+        try:
+            async with asyncio.timeout(20):
+                return await self.reader.read(1) == b""
+        except ConnectionResetError:
+            return True
+
+    async def close(self) -> None:
+        self.writer.transport.abort()
+
+    # -- what most tests need
+
+    async def create_topic(self, name: str, partitions: int = 1, **configs: str) -> Any:
+        request = messages.request_class(ApiKey.CREATE_TOPICS)
+        topic = request.CreatableTopic(
+            name=name,
+            num_partitions=partitions,
+            replication_factor=1,
+            assignments=[],
+            configs=[
+                request.CreatableTopic.CreatableTopicConfig(name=key.replace("_", "."), value=value)
+                for key, value in configs.items()
+            ],
+        )
+        response = await self.ask(ApiKey.CREATE_TOPICS, topics=[topic], timeout_ms=10_000, validate_only=False)
+        return response.topics[0]
+
+    async def produce(
+        self, topic: str, partition: int, records: Any, *, acks: int = -1, version: int = 9
+    ) -> ProduceResponse.TopicProduceResponse.PartitionProduceResponse:
+        body = ProduceRequest.of(None, acks, 10_000, [(topic, [(partition, records)])])
+        response = await self.request(ApiKey.PRODUCE, version, body)
+        return response.responses[0].partition_responses[0]
+
+    async def fetch(
+        self, topic: str, partition: int, offset: int, *, version: int = 12, max_bytes: int = 1 << 20, **options: Any
+    ) -> FetchResponsePartition:
+        want = FetchPartition(partition, -1, offset, -1, -1, max_bytes)
+        body = FetchRequest(topics=[(topic, [want])], **{"max_wait_ms": 0, "min_bytes": 1} | options)
+        response = await self.request(ApiKey.FETCH, version, body)
+        return response.topics[0][1][0]
+
+
+class OneBroker:
+    """`async with OneBroker(tmp_path) as cluster:` - started, and stopped at the end. `properties` are the broker's."""
+
+    def __init__(self, directory: Path, *, environment: Environment | None = None, **properties: Any) -> None:
+        self.directory = directory
+        self.environment = environment or SystemEnvironment()
+        self.hooks = {name: properties.pop(name) for name in ("authorizer", "quotas") if name in properties}
+        self.properties = {key.replace("_", "."): str(value) for key, value in properties.items()}
+        self._clients: list[Client] = []
+
+    async def __aenter__(self) -> Self:
+        self._stack = AsyncExitStack()
+        try:
+            await self.start_zookeeper()
+            await self.start_broker()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for client in self._clients:
+            await client.close()
+        await self._stack.aclose()
+        self.zookeeper = None
+        if isinstance(self.environment, SystemEnvironment):
+            self.environment.close()
+
+    async def start_zookeeper(self, port: int = 0) -> None:
+        zookeeper = ZooKeeperServer(
+            SystemEnvironment(), str(self.directory / "zookeeper"), port=port, min_session_timeout_ms=100
+        )
+        await zookeeper.start()
+        self.zookeeper = zookeeper
+        self._stack.push_async_callback(zookeeper.stop)
+
+    def config(self, **changes: Any) -> BrokerConfig:
+        properties = {
+            "broker.id": "0",
+            "listeners": "PLAINTEXT://127.0.0.1:0",
+            "log.dirs": str(self.directory / "data"),
+            "zookeeper.connect": f"127.0.0.1:{self.zookeeper.port}",
+            **self.properties,
+            **{key.replace("_", "."): str(value) for key, value in changes.items()},
+        }
+        return BrokerConfig.from_properties(properties)
+
+    async def start_broker(self) -> Broker:
+        self.broker = Broker(self.config(), self.environment, **self.hooks)
+        self._stack.push_async_callback(self.broker.stop)
+        await self.broker.start()
+        await self.broker.wait_until_known()
+        await self.wait_until_told()
+        return self.broker
+
+    async def wait_until_told(self) -> None:
+        """Waits until the controller, which is this broker's, has told it all that it had to tell."""
+        controller, cache = self.broker.parts.controller, self.broker.parts.metadata_cache
+
+        def is_told() -> bool:
+            known = cache.snapshot.topics
+            leaderships = controller.context.partitions_leadership_info
+            return set(known) == {topic for topic, _ in leaderships} and all(
+                (known[topic].get(number) or state).leader_epoch == state.leader_epoch and number in known[topic]
+                for (topic, number), state in leaderships.items()
+            )
+
+        await until(lambda: not controller.is_active or (controller.queue_size == 0 and is_told()))
+
+    @property
+    def controller_epoch(self) -> int:
+        """The latest that the broker has heard of."""
+        return self.broker.parts.replica_manager.controller_epoch
+
+    @property
+    def broker_epoch(self) -> int:
+        return self.broker.parts.registrar.broker_epoch
+
+    async def begin_leader_epoch(
+        self, client: Client, topic: str, leader_epoch: int, code: int = 0, **changes: Any
+    ) -> None:
+        """Has the broker lead partition 0 in this epoch, as if the controller had said so, or with these `changes`.
+
+        `code` is the answer to expect.
+        """
+        state = {"leader": 0, "isr": (0,), "zk_version": 0, "replicas": (0,)} | changes
+        partition = LeaderAndIsrPartitionState(0, self.controller_epoch, leader_epoch=leader_epoch, **state)
+        topics = [LeaderAndIsrTopic(topic, self.broker.parts.metadata_cache.snapshot.topic_ids.get(topic), [partition])]
+        # Where no other broker is, nobody can be reached.
+        live = [LiveLeader(state["leader"], "127.0.0.1", 1)] if state["leader"] > 0 else []
+        body = LeaderAndIsrRequest(0, self.controller_epoch, self.broker_epoch, topics, live)
+        response = await client.request(ApiKey.LEADER_AND_ISR, 5, body)
+        assert (response.error_code, response.topics[0].partitions) == (0, [(0, code)])
+
+    async def kill_broker(self) -> None:
+        """To ZooKeeper it looks like a kill: the session, with all that is ephemeral, lives on until it expires."""
+        session = self.broker.zookeeper.store.client
+        assert session is not None
+        session._finish(State.CLOSED, "killed")
+        await self.broker.stop()
+
+    async def restart_broker(self) -> Broker:
+        await self.broker.stop()
+        return await self.start_broker()
+
+    async def connect(self, listener: str = "PLAINTEXT") -> Client:
+        host, port = self.broker.endpoints[listener]
+        client = Client(*await asyncio.open_connection(host, port))
+        self._clients.append(client)
+        return client
+
+
+Scenario = Callable[[OneBroker, Client], Awaitable[None]]
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    """Waits for what no event tells of; the scenario's time limit ends it."""
+    while True:
+        if is_true():
+            return
+        await asyncio.sleep(0.002)
+
+
+def run(tmp_path: Path, scenario: Scenario, *, may_fail: bool = False, limit_s: float = 60, **properties: Any) -> None:
+    """Plays the scenario with a client of a running broker, which must not have failed at the end."""
+
+    async def main() -> None:
+        async with asyncio.timeout(limit_s), OneBroker(tmp_path, **properties) as cluster:
+            await scenario(cluster, await cluster.connect())
+            assert may_fail or not cluster.broker.failure.done(), cluster.broker.failure
+
+    asyncio.run(main())
+
+
+def batch(*values: bytes, **options: Any) -> bytearray:
+    """A record batch of these values."""
+    return build_batch([Record(key=None, value=value, timestamp_ms=1000) for value in values], **options)
+
+
+def values(records: Any) -> list[bytes | None]:
+    """The values of the records in a fetch response."""
+    return [
+        record.value
+        for position, header in iterate_batches(records or b"", allow_partial_end=True)
+        for record in decode_records(records, position, header)
+    ]
+
+
+def fetch_frame(correlation_id: int = 1, offset: int = 0, **options: Any) -> bytes:
+    wants = [("t", [FetchPartition(0, -1, offset, -1, -1, 1 << 30)])]
+    body = FetchRequest(topics=wants, **{"max_wait_ms": 0, "max_bytes": 1 << 30} | options)
+    return b"".join(map(bytes, messages.encode_request(ApiKey.FETCH, 12, correlation_id, "c", body)))

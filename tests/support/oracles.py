@@ -1,0 +1,400 @@
+"""Apache Kafka 2.8.2 and Apache ZooKeeper as oracles: their jars from Maven Central, and processes that run them.
+
+Nothing here is a fixture; tests/interop/conftest.py wraps it for pytest, bench/ uses it directly.
+"""
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from confluent_kafka.admin import AdminClient
+from kazoo.client import KazooClient
+
+from support.processes import ManagedProcess, ProcessFailed, free_port
+
+CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "klamm"
+
+KAFKA_2_8 = (
+    "org.apache.kafka:kafka_2.13:2.8.2",
+    "org.apache.kafka:kafka-tools:2.8.2",
+    "org.slf4j:slf4j-log4j12:1.7.30",
+)
+ZOOKEEPER_3_9 = (
+    "org.apache.zookeeper:zookeeper:3.9.5",
+    # What its server needs at run time, although its pom calls them provided or leaves them out.
+    "io.dropwizard.metrics:metrics-core:4.1.12.1",
+    "org.xerial.snappy:snappy-java:1.1.10.5",
+    "ch.qos.logback:logback-classic:1.3.15",
+)
+KAFKA_CLIENTS_4 = ("org.apache.kafka:kafka-clients:4.4.0", "org.slf4j:slf4j-nop:1.7.36")
+# Streaming queries of PySpark 4.3 need a connector later than 4.0, whose part for tokens has not changed since.
+SPARK_KAFKA_4 = (
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+)
+
+SMALL_HEAP = ("-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+
+
+class Unavailable(Exception):
+    """Something from outside that is not on this machine and could not be brought."""
+
+
+def java_available() -> bool:
+    return shutil.which("java") is not None
+
+
+def bring_jars(name: str, coordinates: Sequence[str]) -> Path:
+    """The directory with these Maven artifacts (group:artifact:version) and all that they depend on.
+
+    Downloaded once into the user's cache; a lock keeps parallel test workers apart. Unavailable without Maven or
+    network.
+    """
+    target = CACHE / name
+    complete = target / ".complete"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with (CACHE / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if complete.exists() and complete.read_text().split() == list(coordinates):
+            return target
+        if shutil.which("mvn") is None:
+            raise Unavailable(f"{name} is not in {CACHE} and Maven (mvn) is not installed to bring it")
+        shutil.rmtree(target, ignore_errors=True)
+        target.mkdir()
+        pom = target / "pom.xml"
+        pom.write_text(_pom(coordinates), encoding="utf-8")
+        command = ["mvn", "-q", "-B", "-f", pom, "dependency:copy-dependencies", f"-DoutputDirectory={target}"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+        if done.returncode != 0:
+            raise Unavailable(f"Maven could not bring {name}:\n{done.stdout[-2000:]}")
+        complete.write_text("\n".join(coordinates))
+    return target
+
+
+def _pom(coordinates: Iterable[str]) -> str:
+    dependencies = "".join(
+        "<dependency><groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></dependency>".format(
+            *coordinate.split(":")
+        )
+        for coordinate in coordinates
+    )
+    return (
+        '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
+        "<groupId>klamm</groupId><artifactId>oracles</artifactId><version>1</version>"
+        # What is named here is not taken in the version, either, that something else names.
+        f"<dependencyManagement><dependencies>{dependencies}</dependencies></dependencyManagement>"
+        f"<dependencies>{dependencies}</dependencies></project>"
+    )
+
+
+def kafka_jars() -> Path:
+    """Apache Kafka 2.8.2 (Scala 2.13), its tools, and the ZooKeeper 3.5.9 that it is built with."""
+    return bring_jars("kafka-2.8.2", KAFKA_2_8)
+
+
+def zookeeper39_jars() -> Path:
+    """Apache ZooKeeper 3.9, server and client."""
+    return bring_jars("zookeeper-3.9", ZOOKEEPER_3_9)
+
+
+def kafka_clients4_jars() -> Path:
+    """The Java clients of Apache Kafka 4.4."""
+    return bring_jars("kafka-clients-4.4", KAFKA_CLIENTS_4)
+
+
+def spark_kafka_jars() -> list[Path]:
+    """Spark's own Kafka connector, and what it needs that Spark does not have."""
+    directory = bring_jars("spark-kafka-4.2.0", SPARK_KAFKA_4)
+    needed = ("spark-sql-kafka", "spark-token-provider-kafka", "kafka-clients", "commons-pool2")
+    return sorted(jar for jar in directory.glob("*.jar") if jar.name.startswith(needed))
+
+
+def java_command(jars: Path, main: str, *arguments: str | Path, options: Sequence[str] = SMALL_HEAP) -> list[str]:
+    return ["java", *options, "-cp", f"{jars}/*", main, *map(str, arguments)]
+
+
+def java_tool(
+    jars: Path, main: str, *arguments: str | Path, stdin: bytes | None = None, timeout_s: float = 120
+) -> bytes:
+    """Runs a Java program to its end; returns its stdout. ProcessFailed with its output if it exits with an error.
+
+    Example: `java_tool(jars, "kafka.tools.DumpLogSegments", "--files", segment, "--print-data-log")`.
+    """
+    done = subprocess.run(
+        java_command(jars, main, *arguments), input=stdin or b"", capture_output=True, timeout=timeout_s, check=False
+    )
+    if done.returncode != 0:
+        output = (done.stdout[-4000:] + b"\n" + done.stderr[-4000:]).decode(errors="replace")
+        raise ProcessFailed(f"{main} {' '.join(map(str, arguments))} exited with {done.returncode}:\n{output}")
+    return done.stdout
+
+
+class _JavaServer(ABC):
+    """A Java server on a data directory that can be stopped, killed and started again."""
+
+    name: str
+
+    def __init__(self, jars: Path, directory: Path, port: int | None, options: Sequence[str]) -> None:
+        self.jars, self.directory, self.options = jars, directory, tuple(options)
+        self.port = port or free_port()
+        self.process: ManagedProcess | None = None
+        directory.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def log(self) -> Path:
+        return self.directory / f"{self.name}.log"
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+    @abstractmethod
+    def _command(self) -> list[str]: ...
+
+    def launch(self) -> None:
+        """Starts the process without waiting until it is ready."""
+        assert self.process is None or not self.process.alive(), f"{self.name} is running already"
+        self.process = ManagedProcess(self.name, self._command(), self.log)
+
+    def start(self, timeout_s: float = 60) -> None:
+        """Starts the process and returns when it serves."""
+        self.launch()
+        self.wait_ready(timeout_s)
+
+    @abstractmethod
+    def wait_ready(self, timeout_s: float = 60) -> None: ...
+
+    def stop(self) -> None:
+        """An orderly end (SIGTERM). Idempotent."""
+        if self.process is not None:
+            self.process.stop()
+
+    def kill(self) -> None:
+        """kill -9. Idempotent."""
+        if self.process is not None:
+            self.process.kill()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def pause(self) -> None:
+        """SIGSTOP: alive but silent."""
+        assert self.process is not None
+        self.process.signal_group(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self.process is not None
+        self.process.signal_group(signal.SIGCONT)
+
+    def output(self) -> str:
+        """What the present process has printed so far."""
+        return self.process.output() if self.process is not None else ""
+
+
+class RealZooKeeper(_JavaServer):
+    """One standalone Apache ZooKeeper server on 127.0.0.1: 3.5.9 with `kafka_jars()`, 3.9 with `zookeeper39_jars()`."""
+
+    name = "zookeeper"
+
+    def __init__(
+        self,
+        jars: Path,
+        directory: Path,
+        *,
+        port: int | None = None,
+        properties: Mapping[str, str | int] | None = None,
+        options: Sequence[str] = SMALL_HEAP,
+    ) -> None:
+        super().__init__(jars, directory, port, options)
+        self.properties = {
+            "tickTime": 500,
+            "minSessionTimeout": 1000,
+            "maxSessionTimeout": 60000,
+            "maxClientCnxns": 0,
+            "admin.enableServer": "false",
+            "4lw.commands.whitelist": "*",
+            **(properties or {}),
+        }
+
+    @property
+    def connect(self) -> str:
+        """The connect string for clients."""
+        return self.address
+
+    def wait_ready(self, timeout_s: float = 60) -> None:
+        # What the log says differs between versions; that a client gets a session does not.
+        self._client(timeout_s).stop()
+
+    def _client(self, timeout_s: float) -> KazooClient:
+        client = KazooClient(self.address)
+        try:
+            client.start(timeout_s)
+        except client.handler.timeout_exception:
+            tail = self.process.tail() if self.process else ""
+            raise ProcessFailed(f"no session with ZooKeeper at {self.address} within {timeout_s} s\n{tail}") from None
+        return client
+
+    def words(self, command: str) -> str:
+        """The answer to one of ZooKeeper's four-letter words."""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=10) as connection:
+            connection.sendall(command.encode())
+            return b"".join(iter(lambda: connection.recv(65536), b"")).decode()
+
+    def wait_until_gone(self, path: str, timeout_s: float = 60) -> None:
+        """Waits until the znode does not exist: an ephemeral one, after its owner was killed."""
+        gone = threading.Event()
+        client = self._client(timeout_s)
+        try:
+            if client.exists(path, watch=lambda event: gone.set()) and not gone.wait(timeout_s):
+                raise ProcessFailed(f"{path} still exists after {timeout_s} s")
+        finally:
+            client.stop()
+
+    def _command(self) -> list[str]:
+        config = self.directory / "zoo.cfg"
+        settings = {
+            **self.properties,
+            "dataDir": self.directory / "data",
+            "clientPort": self.port,
+            "clientPortAddress": "127.0.0.1",
+        }
+        config.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), encoding="utf-8")
+        options = (*self.options, *_logging(self.directory))
+        return java_command(self.jars, "org.apache.zookeeper.server.ZooKeeperServerMain", config, options=options)
+
+
+class EnsembleMember(RealZooKeeper):
+    """One server of a `RealEnsemble`."""
+
+    def _command(self) -> list[str]:
+        return [
+            part.replace("server.ZooKeeperServerMain", "server.quorum.QuorumPeerMain") for part in super()._command()
+        ]
+
+    @property
+    def is_leader(self) -> bool:
+        return "Mode: leader" in self.words("srvr")
+
+
+class RealEnsemble:
+    """Three Apache ZooKeeper servers on 127.0.0.1 that elect one of them their leader."""
+
+    SIZE = 3
+
+    def __init__(self, jars: Path, directory: Path) -> None:
+        servers = {f"server.{id_}": f"127.0.0.1:{free_port()}:{free_port()}" for id_ in range(1, self.SIZE + 1)}
+        # A member that is paused for less than `syncLimit` ticks (10 s) stays one.
+        properties: dict[str, str | int] = {"initLimit": 40, "syncLimit": 20, **servers}
+        self.members = [
+            EnsembleMember(jars, directory / str(id_), properties=properties) for id_ in range(1, self.SIZE + 1)
+        ]
+        for id_, member in enumerate(self.members, 1):
+            (member.directory / "data").mkdir()
+            (member.directory / "data" / "myid").write_text(f"{id_}\n")
+
+    def start(self) -> None:
+        for member in self.members:
+            member.launch()
+        for member in self.members:
+            member.wait_ready()
+
+    def kill(self) -> None:
+        """kill -9 for all. Idempotent."""
+        for member in self.members:
+            member.kill()
+
+    @property
+    def leader(self) -> EnsembleMember:
+        [leader] = [member for member in self.members if member.is_leader]
+        return leader
+
+    @property
+    def followers(self) -> list[EnsembleMember]:
+        return [member for member in self.members if not member.is_leader]
+
+
+class RealKafka(_JavaServer):
+    """One Apache Kafka 2.8.2 broker on 127.0.0.1, with the given ZooKeeper connect string and data directory.
+
+    `properties` are added to (and replace) the defaults below, which are a single broker's.
+    """
+
+    def __init__(
+        self,
+        jars: Path,
+        directory: Path,
+        zookeeper_connect: str,
+        *,
+        broker_id: int = 0,
+        port: int | None = None,
+        properties: Mapping[str, str | int] | None = None,
+        options: Sequence[str] = SMALL_HEAP,
+    ) -> None:
+        self.name = f"kafka-{broker_id}"
+        super().__init__(jars, directory, port, options)
+        self.data_directory = directory / "data"
+        self.properties: dict[str, str | int | Path] = {
+            "broker.id": broker_id,
+            "listeners": f"PLAINTEXT://{self.address}",
+            "log.dirs": self.data_directory,
+            "zookeeper.connect": zookeeper_connect,
+            "offsets.topic.replication.factor": 1,
+            "transaction.state.log.replication.factor": 1,
+            "transaction.state.log.min.isr": 1,
+            "group.initial.rebalance.delay.ms": 0,
+            **(properties or {}),
+        }
+
+    @property
+    def bootstrap(self) -> str:
+        """The bootstrap address for clients."""
+        return self.address
+
+    def wait_ready(self, timeout_s: float = 60) -> None:
+        assert self.process is not None
+        self.process.wait_for(r"started \(kafka\.server\.KafkaServer\)", timeout_s)
+        # Kafka says so before its controller has told it of any broker. librdkafka, told then that there is no
+        # controller, would not ask again for minutes; so each look is a new client's.
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            metadata = AdminClient({"bootstrap.servers": self.bootstrap}).list_topics(timeout=timeout_s)
+            if metadata.controller_id >= 0 and self.properties["broker.id"] in metadata.brokers:
+                return
+            if time.monotonic() > deadline_s:
+                raise ProcessFailed(f"{self.name} knows of no controller after {timeout_s} s")
+
+    def _command(self) -> list[str]:
+        config = self.directory / f"server-{self.properties['broker.id']}.properties"
+        config.write_text("".join(f"{key}={value}\n" for key, value in self.properties.items()), encoding="utf-8")
+        options = (*self.options, *_logging(self.directory))
+        return java_command(self.jars, "kafka.Kafka", config, options=options)
+
+
+def _logging(directory: Path) -> list[str]:
+    """Log4j 1 and logback on the console, quiet but for the lines that say that a server is ready."""
+    log4j = directory / "log4j.properties"
+    log4j.write_text(
+        "log4j.rootLogger=WARN, stdout\n"
+        "log4j.appender.stdout=org.apache.log4j.ConsoleAppender\n"
+        "log4j.appender.stdout.layout=org.apache.log4j.PatternLayout\n"
+        "log4j.appender.stdout.layout.ConversionPattern=[%d] %p %m (%c)%n\n"
+        "log4j.logger.kafka.server.KafkaServer=INFO\n",
+        encoding="utf-8",
+    )
+    logback = directory / "logback.xml"
+    logback.write_text(
+        '<configuration><appender name="C" class="ch.qos.logback.core.ConsoleAppender"><encoder>'
+        "<pattern>[%d] %p %m \\(%c\\)%n</pattern></encoder></appender>"
+        '<root level="WARN"><appender-ref ref="C"/></root></configuration>',
+        encoding="utf-8",
+    )
+    return [f"-Dlog4j.configuration=file:{log4j}", f"-Dlogback.configurationFile={logback}"]

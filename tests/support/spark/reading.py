@@ -1,0 +1,35 @@
+"""Reads what tests have written, with librdkafka: an independent client."""
+
+from confluent_kafka import Consumer, TopicPartition
+
+
+def read(cluster, topic):
+    """The messages of each partition, by number, up to its end."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap,
+            "group.id": "none",
+            "check.crcs": True,
+            "fetch.message.max.bytes": 30_000_000,
+            "receive.message.max.bytes": 200_000_000,
+            "enable.partition.eof": False,
+        }
+    )
+    found = {}
+    try:
+        for partition in consumer.list_topics(topic, timeout=30).topics[topic].partitions:
+            low, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=30)
+            consumer.assign([TopicPartition(topic, partition, low)])
+            messages = found[partition] = []
+            while len(messages) < high - low:
+                message = consumer.poll(30)
+                assert message is not None, f"{topic}-{partition}: {len(messages)} of {high - low} messages"
+                assert message.error() is None, message.error()
+                messages.append(message)
+    finally:
+        consumer.close()
+    return found
+
+
+def values_read(cluster, topic):
+    return {partition: [each.value() for each in messages] for partition, messages in read(cluster, topic).items()}
