@@ -225,7 +225,8 @@ def test_an_error_for_good_ends_the_producer(error, skipped):
     leader = Leader(*[ErrorCode.NONE] * skipped, error)
 
     async def scenario(producer, batches):
-        with pytest.raises(KafkaError, match=rf"{error.name}: events-0: a batch of 3 records in \d+ bytes") as refused:
+        name = rf"{error.name} \({error.value}\)"
+        with pytest.raises(KafkaError, match=rf"{name}: events-0: a batch of 3 records in \d+ bytes") as refused:
             await twenty(producer, batches)
         with pytest.raises(KafkaError) as again:
             await producer.append([batches.make(0, 1)])
