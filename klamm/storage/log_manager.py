@@ -20,16 +20,9 @@ from uuid import UUID
 
 from klamm.environment import Environment, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.slices import Slices, each, slices
-from klamm.storage.checkpoints import (
-    HIGH_WATERMARK_CHECKPOINT,
-    LOG_START_OFFSET_CHECKPOINT,
-    RECOVERY_POINT_CHECKPOINT,
-    TopicPartition,
-    format_offset_checkpoint,
-    read_offset_checkpoint,
-    write_offset_checkpoint,
-)
+from klamm.slices import Slices, each
+from klamm.storage.checkpoints import TopicPartition
+from klamm.storage.directory_checkpoints import DirectoryCheckpoints
 from klamm.storage.disk_errors import SHORTAGES
 from klamm.storage.log import Log
 from klamm.storage.log_config import LogConfig
@@ -53,7 +46,6 @@ _NEVER_MS = 2**63 - 1
 _INITIAL_DELAY_MS = 30_000
 _DEFAULT_FLUSH_CHECK_MS = 1_000
 LOGS_PER_SLICE = 50
-OFFSETS_PER_SLICE = 1_000
 NAMES_PER_SLICE = 1_000
 # Several logs are closed at once, because concurrent syncs share the file system's journal.
 _CLOSED_AT_ONCE = 8
@@ -77,7 +69,7 @@ class LogManagerSettings:
 
 @dataclass(slots=True)
 class _DirectoryToLoad:
-    """A directory's checkpoints, and the names below it."""
+    """The contents of a directory's checkpoints, and the partitions that have a log in it."""
 
     directory: LogDirectory
     is_clean: bool
@@ -113,12 +105,11 @@ class LogManager:
         self._directories = [
             LogDirectory(environment.file_system, path, self._directory_failed) for path in dict.fromkeys(directories)
         ]
-        self._checkpoint_locks = {directory.path: asyncio.Lock() for directory in self._directories}
-        # The entries of log-start-offset-checkpoint: only a log that begins within a segment has one.
-        self._written_starts: dict[str, Mapping[TopicPartition, int]] = {}
-        # Directories whose checkpoints are being written after a deletion; True if another deletion has come since.
-        self._outdated: dict[str, bool] = {}
         self._logs: dict[TopicPartition, Log] = {}
+        self._checkpoints = {
+            directory.path: DirectoryCheckpoints(environment, directory, self._logs, self._spawn)
+            for directory in self._directories
+        }
         # Partitions whose log is in an offline directory, or may be because the directory failed during its creation.
         self._lost: dict[TopicPartition, None] = {}
         self._log_counts = {directory.path: 0 for directory in self._directories}
@@ -212,15 +203,15 @@ class LogManager:
             directory.acquire()
             check_meta_properties(self._file_system, directory.path, self._meta_properties)
             is_clean = directory.consume_clean_shutdown_file()
+            checkpoints = self._checkpoints[directory.path]
             entry = _DirectoryToLoad(
                 directory,
                 is_clean,
-                await self._read_checkpoint(directory, RECOVERY_POINT_CHECKPOINT),
-                await self._read_checkpoint(directory, LOG_START_OFFSET_CHECKPOINT),
-                await self._read_checkpoint(directory, HIGH_WATERMARK_CHECKPOINT),
+                await checkpoints.read_recovery_points(),
+                await checkpoints.read_log_start_offsets(),
+                await checkpoints.read_high_watermarks(),
                 [],
             )
-            self._written_starts[directory.path] = entry.log_start_offsets
             names = await self._environment.run_blocking(_directories_in, self._file_system, directory.path)
             async for name in each(names, NAMES_PER_SLICE):
                 self._found(entry, name)
@@ -230,14 +221,6 @@ class LogManager:
             directory.fail(error, "opening the log directory")
             return None
         return entry
-
-    async def _read_checkpoint(self, directory: LogDirectory, name: str) -> dict[TopicPartition, int]:
-        try:
-            return await self._environment.run_blocking(read_offset_checkpoint, self._file_system, directory.file(name))
-        except KafkaError as error:
-            # Without a checkpoint the log is recovered whole, starts at its first segment, or has no high watermark.
-            _LOGGER.warning("Ignoring a checkpoint that cannot be read: %s", error.message)
-            return {}
 
     def _found(self, entry: _DirectoryToLoad, name: str) -> None:
         parsed = parse_directory_name(name)
@@ -384,41 +367,15 @@ class LogManager:
         directory.check_online()
         target = directory.file(delete_directory_name(topic, partition, self._environment.random_uuid()))
         try:
-            self._forget_start(directory, (topic, partition))
+            self._checkpoints[directory.path].forget_start((topic, partition))
             self._file_system.rename(log.directory, target)
         except OSError as error:
             raise directory.storage_error(error, f"deleting {topic}-{partition}") from error
         self._remove(topic, partition)
         log.abandon()
-        self._forget_offsets(directory)
+        self._checkpoints[directory.path].forget_deleted()
         self._remove_later(log.config.file_delete_delay_ms, _remove_tree, target)
         return True
-
-    def _forget_start(self, directory: LogDirectory, key: TopicPartition) -> None:
-        """Drops the log start offset: a later partition of the same name would inherit it and lose its records."""
-        if key not in self._written_starts.get(directory.path, {}):
-            return
-        if self._checkpoint_locks[directory.path].locked():
-            return  # `_forget_offsets` drops it.
-        starts = dict(self._written_starts[directory.path])
-        del starts[key]
-        self._file_system.replace_file(directory.file(LOG_START_OFFSET_CHECKPOINT), format_offset_checkpoint(starts))
-        self._written_starts[directory.path] = starts
-
-    def _forget_offsets(self, directory: LogDirectory) -> None:
-        """Soon rewrites the checkpoints without the deleted logs. Otherwise a later partition of the same name would
-        inherit a high watermark and regard records as committed that no other replica has."""
-        is_under_way = directory.path in self._outdated
-        self._outdated[directory.path] = True
-        if not is_under_way:
-            self._spawn(self._update_checkpoints(directory))
-
-    async def _update_checkpoints(self, directory: LogDirectory) -> None:
-        while self._outdated[directory.path]:
-            self._outdated[directory.path] = False
-            await self._checkpoint_high_watermarks(directory)
-            await self._checkpoint_log_start_offsets(directory)
-        del self._outdated[directory.path]
 
     # -- what logs ask for (LogHost) ------------------------------------------------------------------------------
 
@@ -429,11 +386,7 @@ class LogManager:
         self._spawn(self._settle_truncation(log))
 
     async def _settle_truncation(self, log: Log) -> None:
-        await self._checkpoint_recovery_points(log.log_directory)
-        # A checkpointed log start offset above the log's new end would drop the next records at the next start.
-        written_starts = self._written_starts.get(log.log_directory.path, {})
-        if written_starts.get((log.topic, log.partition), 0) > log.log_start_offset:
-            await self._checkpoint_log_start_offsets(log.log_directory)
+        await self._checkpoints[log.log_directory.path].truncated(log)
         await self._flush(log)
 
     def delete_later(self, log: Log, paths: Sequence[str]) -> None:
@@ -516,9 +469,10 @@ class LogManager:
                 for failure in await asyncio.gather(*closing, return_exceptions=True):
                     if failure is not None:
                         raise failure
-                await self._checkpoint_recovery_points(directory)
-                await self._checkpoint_log_start_offsets(directory)
-                await self._checkpoint_high_watermarks(directory)
+                checkpoints = self._checkpoints[directory.path]
+                await checkpoints.write_recovery_points()
+                await checkpoints.write_log_start_offsets()
+                await checkpoints.write_high_watermarks()
                 await self._environment.run_blocking(directory.write_clean_shutdown_file)
         except (KafkaError, OSError) as error:
             _LOGGER.error("Shutting down %s without the clean mark: %s", directory.path, error)
@@ -563,60 +517,18 @@ class LogManager:
 
     async def checkpoint_recovery_points(self) -> None:
         """Writes recovery-point-offset-checkpoint in every live directory."""
-        for directory in self._directories:
-            await self._checkpoint_recovery_points(directory)
+        for checkpoints in self._checkpoints.values():
+            await checkpoints.write_recovery_points()
 
     async def checkpoint_log_start_offsets(self) -> None:
         """Writes log-start-offset-checkpoint in every live directory."""
-        for directory in self._directories:
-            await self._checkpoint_log_start_offsets(directory)
+        for checkpoints in self._checkpoints.values():
+            await checkpoints.write_log_start_offsets()
 
     async def checkpoint_high_watermarks(self) -> None:
         """Writes replication-offset-checkpoint in every live directory."""
-        for directory in self._directories:
-            await self._checkpoint_high_watermarks(directory)
-
-    async def _checkpoint_recovery_points(self, directory: LogDirectory) -> None:
-        await self._checkpoint(directory, RECOVERY_POINT_CHECKPOINT, lambda log: log.recovery_point)
-
-    async def _checkpoint_high_watermarks(self, directory: LogDirectory) -> None:
-        await self._checkpoint(directory, HIGH_WATERMARK_CHECKPOINT, lambda log: log.high_watermark)
-
-    async def _checkpoint_log_start_offsets(self, directory: LogDirectory) -> None:
-        written = await self._checkpoint(directory, LOG_START_OFFSET_CHECKPOINT, _start_within_segment)
-        if written is not None:
-            self._written_starts[directory.path] = written
-
-    async def _checkpoint(
-        self, directory: LogDirectory, name: str, offset_of: Callable[[Log], int | None]
-    ) -> Mapping[TopicPartition, int] | None:
-        """The entries that were written; None if the write failed."""
-        async with self._checkpoint_locks[directory.path]:
-            if not directory.is_online:
-                return None
-            offsets = await self._offsets(directory, offset_of)
-            try:
-                await self._environment.run_blocking(
-                    write_offset_checkpoint, self._file_system, directory.file(name), offsets
-                )
-            except OSError as error:
-                _LOGGER.warning("%s", directory.storage_error(error, f"writing {name}"))
-                return None
-            return offsets
-
-    async def _offsets(
-        self, directory: LogDirectory, offset_of: Callable[[Log], int | None]
-    ) -> dict[TopicPartition, int]:
-        """The entries of a checkpoint of this directory. A change of a log meanwhile requests another checkpoint."""
-        offsets = {}
-        async for piece in slices(list(self._logs), OFFSETS_PER_SLICE):
-            for key in piece:
-                log = self._logs.get(key)
-                if log is not None and log.log_directory is directory:
-                    offset = offset_of(log)
-                    if offset is not None:
-                        offsets[key] = offset
-        return offsets
+        for checkpoints in self._checkpoints.values():
+            await checkpoints.write_high_watermarks()
 
     # -- common ---------------------------------------------------------------------------------------------------
 
@@ -670,8 +582,3 @@ def _check_unique(entries: Sequence[_DirectoryToLoad]) -> None:
                     f"{topic}-{partition} has two directories, {other} and {path}; remove the one that is not up to"
                     " date",
                 )
-
-
-def _start_within_segment(log: Log) -> int | None:
-    """The log start offset, or None if it is the first segment's base offset."""
-    return log.log_start_offset if log.log_start_offset > log.segment_base_offsets[0] else None

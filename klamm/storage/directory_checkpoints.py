@@ -1,0 +1,154 @@
+"""The checkpoints of one log directory: recovery points, log start offsets and high watermarks of its logs.
+
+What must stay true:
+- At most one checkpoint of a directory is being written at a time.
+- The offsets of a deleted log leave the checkpoints, its log start offset before its files are renamed. A later
+  partition of the same name would inherit them: it would lose records, or regard records as committed that no other
+  replica has.
+- A directory that is offline is not written to.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from klamm.environment import Environment
+from klamm.protocol.errors import KafkaError
+from klamm.slices import slices
+from klamm.storage.checkpoints import (
+    HIGH_WATERMARK_CHECKPOINT,
+    LOG_START_OFFSET_CHECKPOINT,
+    RECOVERY_POINT_CHECKPOINT,
+    TopicPartition,
+    format_offset_checkpoint,
+    read_offset_checkpoint,
+    write_offset_checkpoint,
+)
+from klamm.storage.log import Log
+from klamm.storage.log_directory import LogDirectory
+
+_LOGGER = logging.getLogger(__name__)
+OFFSETS_PER_SLICE = 1_000
+
+
+class DirectoryCheckpoints:
+    """`logs` are the logs of all directories, as they are now. `spawn` starts work that the log manager waits for."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        directory: LogDirectory,
+        logs: Mapping[TopicPartition, Log],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._environment = environment
+        self._file_system = environment.file_system
+        self._directory = directory
+        self._logs = logs
+        self._spawn = spawn
+        self._lock = asyncio.Lock()
+        # The entries of log-start-offset-checkpoint: only a log that begins within a segment has one.
+        self._written_starts: Mapping[TopicPartition, int] = {}
+        # Not None while the checkpoints are written after a deletion; True if another deletion has come since.
+        self._is_outdated: bool | None = None
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    async def read_recovery_points(self) -> dict[TopicPartition, int]:
+        return await self._read(RECOVERY_POINT_CHECKPOINT)
+
+    async def read_log_start_offsets(self) -> dict[TopicPartition, int]:
+        starts = await self._read(LOG_START_OFFSET_CHECKPOINT)
+        self._written_starts = starts
+        return starts
+
+    async def read_high_watermarks(self) -> dict[TopicPartition, int]:
+        return await self._read(HIGH_WATERMARK_CHECKPOINT)
+
+    async def _read(self, name: str) -> dict[TopicPartition, int]:
+        path = self._directory.file(name)
+        try:
+            return await self._environment.run_blocking(read_offset_checkpoint, self._file_system, path)
+        except KafkaError as error:
+            # Without a checkpoint the log is recovered whole, starts at its first segment, or has no high watermark.
+            _LOGGER.warning("Ignoring a checkpoint that cannot be read: %s", error.message)
+            return {}
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    async def write_recovery_points(self) -> None:
+        await self._write(RECOVERY_POINT_CHECKPOINT, lambda log: log.recovery_point)
+
+    async def write_high_watermarks(self) -> None:
+        await self._write(HIGH_WATERMARK_CHECKPOINT, lambda log: log.high_watermark)
+
+    async def write_log_start_offsets(self) -> None:
+        written = await self._write(LOG_START_OFFSET_CHECKPOINT, _start_within_segment)
+        if written is not None:
+            self._written_starts = written
+
+    async def truncated(self, log: Log) -> None:
+        """Writes what a truncation may have moved back."""
+        await self.write_recovery_points()
+        # A checkpointed log start offset above the log's new end would drop the next records at the next start.
+        if self._written_starts.get((log.topic, log.partition), 0) > log.log_start_offset:
+            await self.write_log_start_offsets()
+
+    def forget_start(self, key: TopicPartition) -> None:
+        """Drops the log start offset of a log that is about to be deleted. Raises OSError."""
+        if key not in self._written_starts:
+            return
+        if self._lock.locked():
+            return  # `forget_deleted` drops it.
+        starts = dict(self._written_starts)
+        del starts[key]
+        path = self._directory.file(LOG_START_OFFSET_CHECKPOINT)
+        self._file_system.replace_file(path, format_offset_checkpoint(starts))
+        self._written_starts = starts
+
+    def forget_deleted(self) -> None:
+        """Soon rewrites the checkpoints without the deleted logs."""
+        is_under_way = self._is_outdated is not None
+        self._is_outdated = True
+        if not is_under_way:
+            self._spawn(self._update())
+
+    async def _update(self) -> None:
+        while self._is_outdated:
+            self._is_outdated = False
+            await self.write_high_watermarks()
+            await self.write_log_start_offsets()
+        self._is_outdated = None
+
+    async def _write(self, name: str, offset_of: Callable[[Log], int | None]) -> Mapping[TopicPartition, int] | None:
+        """The entries that were written; None if the write failed."""
+        async with self._lock:
+            if not self._directory.is_online:
+                return None
+            offsets = await self._offsets(offset_of)
+            try:
+                await self._environment.run_blocking(
+                    write_offset_checkpoint, self._file_system, self._directory.file(name), offsets
+                )
+            except OSError as error:
+                _LOGGER.warning("%s", self._directory.storage_error(error, f"writing {name}"))
+                return None
+            return offsets
+
+    async def _offsets(self, offset_of: Callable[[Log], int | None]) -> dict[TopicPartition, int]:
+        """The entries of a checkpoint of this directory. A change of a log meanwhile requests another checkpoint."""
+        offsets = {}
+        async for piece in slices(list(self._logs), OFFSETS_PER_SLICE):
+            for key in piece:
+                log = self._logs.get(key)
+                if log is not None and log.log_directory is self._directory:
+                    offset = offset_of(log)
+                    if offset is not None:
+                        offsets[key] = offset
+        return offsets
+
+
+def _start_within_segment(log: Log) -> int | None:
+    """The log start offset, or None if it is the first segment's base offset."""
+    return log.log_start_offset if log.log_start_offset > log.segment_base_offsets[0] else None
