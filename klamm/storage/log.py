@@ -14,7 +14,7 @@ Source: kafka.log.Log.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol, TypeGuard
 from uuid import UUID
@@ -46,6 +46,7 @@ from klamm.storage.log_loader import LoadedLog, write_unsynced
 from klamm.storage.log_reader import FetchedRecords, LogReader
 from klamm.storage.log_validator import check_inspection, demands_on, validate_batch
 from klamm.storage.producer_state import AppendOrigin, BatchMetadata, ProducerState
+from klamm.storage.retention import RULES, RetainedLog
 from klamm.storage.segment import LogSegment
 from klamm.storage.transaction_index import AbortedTransaction
 from klamm.storage.truncation import Steps, Truncation, find_truncation, take_at_once, take_off_loop
@@ -483,100 +484,32 @@ class Log:
             self._host.delete_later(self, paths)
 
     def delete_old_segments(self, now_ms: int) -> int:
-        """Deletes segments by retention.ms, retention.bytes and the log start offset. Returns how many.
-
-        Only whole segments below the high watermark are deleted, the oldest first.
-        """
+        """Deletes the segments that are past retention (`retention.RULES`). Returns how many."""
         self._check_usable()
+        count = 0
         try:
-            count = 0
-            if "delete" in self.config.cleanup_policy:
-                if self.config.retention_ms >= 0:
-                    count += self._delete_while(
-                        lambda segment, _: now_ms - segment.largest_timestamp() > self.config.retention_ms,
-                        now_ms,
-                        self._tell_retention_time,
-                    )
-                if self.config.retention_bytes >= 0:
-                    count += self._delete_excess_bytes(now_ms)
-            count += self._delete_while(
-                lambda segment, upper_bound: (
-                    upper_bound <= self._log_start_offset and segment is not self._segments.active
-                ),
-                now_ms,
-                self._tell_log_start_offset,
-            )
+            for rule in RULES:
+                log = RetainedLog(
+                    self._segments, self.config, self._log_start_offset, self._high_watermark, self._log_end_offset
+                )
+                breach = rule(log, now_ms)
+                if breach is not None:
+                    for line in breach.lines:
+                        _LOGGER.info("[Log partition=%s, dir=%s] %s", self.name, self.log_directory.path, line)
+                    self._delete(breach.segments, now_ms)
+                    count += len(breach.segments)
         except OSError as error:
             raise self._storage_error(error, "deleting old segments") from error
         return count
 
-    def _delete_excess_bytes(self, now_ms: int) -> int:
-        excess_bytes = self.size_bytes - self.config.retention_bytes
-
-        def exceeds(segment: LogSegment, _upper_bound: int) -> bool:
-            nonlocal excess_bytes
-            if excess_bytes < segment.size_bytes:
-                return False
-            excess_bytes -= segment.size_bytes
-            return True
-
-        return self._delete_while(exceeds, now_ms, self._tell_retention_size) if excess_bytes >= 0 else 0
-
-    def _tell_retention_time(self, doomed: Sequence[LogSegment]) -> None:
-        for segment in doomed:
-            source = (
-                "largest record timestamp in the segment"
-                if segment.max_timestamp >= 0
-                else "last modified time of the segment"
-            )
-            self._tell(
-                f"Deleting segment {segment} due to retention time {self.config.retention_ms}ms breach"
-                f" based on the {source}"
-            )
-
-    def _tell_retention_size(self, doomed: Sequence[LogSegment]) -> None:
-        size_bytes = self.size_bytes
-        for segment in doomed:
-            size_bytes -= segment.size_bytes
-            self._tell(
-                f"Deleting segment {segment} due to retention size {self.config.retention_bytes} breach."
-                f" Log size after deletion will be {size_bytes}."
-            )
-
-    def _tell_log_start_offset(self, doomed: Sequence[LogSegment]) -> None:
-        segments = ",".join(map(str, doomed))
-        self._tell(f"Deleting segments due to log start offset {self._log_start_offset} breach: {segments}")
-
-    def _tell(self, text: str) -> None:
-        """Logs a line with the prefix of Kafka's `Log`."""
-        _LOGGER.info("[Log partition=%s, dir=%s] %s", self.name, self.log_directory.path, text)
-
-    def _delete_while(
-        self,
-        deletable: Callable[[LogSegment, int], bool],
-        now_ms: int,
-        tell: Callable[[Sequence[LogSegment]], None],
-    ) -> int:
-        doomed = []
-        for segment in self._segments:
-            following = self._segments.following(segment)
-            upper_bound = self._log_end_offset if following is None else following.base_offset
-            if self._high_watermark < upper_bound or not deletable(segment, upper_bound):
-                break
-            if following is None and segment.size_bytes == 0:
-                break
-            doomed.append(segment)
-        if not doomed:
-            return 0
-        tell(doomed)
-        if len(doomed) == len(self._segments):
+    def _delete(self, oldest: Sequence[LogSegment], now_ms: int) -> None:
+        if len(oldest) == len(self._segments):
             self._roll(self._log_end_offset, now_ms)
         # The epochs are written first: if that fails, the segments are still there.
-        self.update_log_start_offset(max(self._log_start_offset, self._segments.following_base(doomed[-1])))
-        self._remove_segments(doomed)
-        for segment in doomed:
+        self.update_log_start_offset(max(self._log_start_offset, self._segments.following_base(oldest[-1])))
+        self._remove_segments(oldest)
+        for segment in oldest:
             self._snapshots.delete(segment.base_offset)
-        return len(doomed)
 
     # -- truncation -----------------------------------------------------------------------------------------------
 
