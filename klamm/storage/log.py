@@ -1,5 +1,9 @@
 """The log of one partition replica: append, read, roll, truncate, retain, flush.
 
+The log's offsets, segments and producer state change here and nowhere else, because they must agree with each other.
+What precedes a change is decided in other modules: `log_validator` and `follower_batches` (what is appended),
+`truncation` (what is cut off), `retention` (what is deleted), `log_reader` (where a read finds its batches).
+
 What must stay true:
 - log start offset <= high watermark <= log end offset; recovery point <= log end offset.
 - Everything below the recovery point is on the disk, not only in the kernel: it moves only after a sync.
@@ -26,25 +30,21 @@ from klamm.protocol.record_batch import (
     NO_TIMESTAMP,
     BatchHeader,
     Buffer,
-    EndTransactionMarker,
-    at_once,
-    check_crc,
     decode_end_transaction_marker,
-    iterate_batches,
     parse_header,
     set_log_append_time,
-    set_max_timestamp,
     set_offset_and_epoch,
 )
-from klamm.storage.batch_inspection import Demands, Inspected, LargeBatch, inspect, inspect_at_once
+from klamm.storage.batch_inspection import Inspected
 from klamm.storage.checkpoints import LEADER_EPOCH_CHECKPOINT, format_leader_epoch_checkpoint
 from klamm.storage.disk_errors import NO_DESCRIPTORS, PASSING, SHORTAGES
+from klamm.storage.follower_batches import Batch, check_batches, group_by_segment
 from klamm.storage.leader_epoch_cache import EpochEntry, LeaderEpochCache
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import PARTITION_METADATA_FILE, LogDirectory, format_partition_metadata
 from klamm.storage.log_loader import LoadedLog, write_unsynced
 from klamm.storage.log_reader import FetchedRecords, LogReader
-from klamm.storage.log_validator import check_inspection, demands_on, validate_batch
+from klamm.storage.log_validator import demands_on, fulfil, inspect_batch, validate_batch
 from klamm.storage.producer_state import AppendOrigin, BatchMetadata, ProducerState
 from klamm.storage.retention import RULES, RetainedLog
 from klamm.storage.segment import LogSegment
@@ -80,14 +80,6 @@ class LogHost(Protocol):
 
     def delete_later(self, log: "Log", paths: Sequence[str]) -> None:
         """Deletes these files after file.delete.delay.ms."""
-
-
-class _Batch(NamedTuple):
-    """A batch to be appended, with its final offsets, and its marker if it is a control batch."""
-
-    position: int
-    header: BatchHeader
-    marker: EndTransactionMarker | None
 
 
 class Log:
@@ -239,7 +231,7 @@ class Log:
 
         A batch whose compression differs from compression.type is compressed anew first.
 
-        Raises KafkaError: as `log_validator.validate_batch`, `check_inspection` and `ProducerState.check`,
+        Raises KafkaError: as `log_validator.validate_batch`, `fulfil` and `ProducerState.check`,
         KAFKA_STORAGE_ERROR. Raises LargeBatch for a batch that a worker must inspect. Another call with the result
         appends it then, and checks everything again, because the log may have changed meanwhile.
         """
@@ -257,8 +249,8 @@ class Log:
         demands = demands_on(header, config, origin, now_ms)
         if demands is not None:
             if inspected is None or inspected.config is not config:
-                inspected = self._look_into(records, header, demands, origin)
-            records, header = self._fulfilling(inspected, records, header)
+                inspected = inspect_batch(records, header, demands, config, origin)
+            records, header = fulfil(inspected, records, header)
         max_timestamp, log_append_time_ms = header.max_timestamp, -1
         if config.uses_log_append_time:
             max_timestamp = log_append_time_ms = now_ms
@@ -268,7 +260,7 @@ class Log:
         header = header._replace(
             base_offset=first_offset, partition_leader_epoch=leader_epoch, max_timestamp=max_timestamp
         )
-        self._append(records, (_Batch(0, header, marker),), now_ms)
+        self._append(records, (Batch(0, header, marker),), now_ms)
         return AppendInfo(
             first_offset,
             header.last_offset,
@@ -278,31 +270,6 @@ class Log:
             False,
             len(records),
         )
-
-    def _look_into(
-        self, records: bytearray | memoryview, header: BatchHeader, demands: Demands, origin: AppendOrigin
-    ) -> Inspected:
-        found = inspect_at_once(records, header, demands, self.config)
-        if found is None:
-            if origin is AppendOrigin.CLIENT:
-                raise LargeBatch(records, demands, self.config)
-            # A batch that klamm itself makes is small, or a single client's commit.
-            found = at_once(inspect(bytes(records), demands, self.config))
-        return Inspected(self.config, demands, found)
-
-    def _fulfilling(
-        self, inspected: Inspected, records: bytearray | memoryview, header: BatchHeader
-    ) -> tuple[bytearray | memoryview, BatchHeader]:
-        """The batch as the topic demands it, and its header."""
-        found = inspected.found
-        check_inspection(found, inspected.demands, self.config)
-        if found.batch is not None:
-            records = found.batch
-            header = parse_header(records)
-        if found.max_timestamp_ms != header.max_timestamp and not self.config.uses_log_append_time:
-            set_max_timestamp(records, 0, header, found.max_timestamp_ms)
-            header = header._replace(max_timestamp=found.max_timestamp_ms)
-        return records, header
 
     def append_as_follower(self, records: Buffer) -> AppendInfo:
         """Appends the leader's records: whole batches with their offsets, and maybe a part of one more.
@@ -315,14 +282,14 @@ class Log:
         """
         self._check_usable()
         now_ms = self._environment.now_ms()
-        batches = self._check_follower_batches(records)
+        batches = check_batches(records, self._log_end_offset, self.name)
         if not batches:
             end = self._log_end_offset
             return AppendInfo(end, end - 1, NO_TIMESTAMP, -1, self._log_start_offset, False, 0)
         view = memoryview(records)
-        appended: list[_Batch] = []
+        appended: list[Batch] = []
         flushed_to = self.recovery_point
-        for group in self._groups_by_segment(batches):
+        for group in group_by_segment(batches, self._segments.active, self.config.segment_bytes):
             start, last = group[0].position, group[-1]
             self._append(view[start : last.position + last.header.size_bytes], group, now_ms)
             appended += group
@@ -350,38 +317,7 @@ class Log:
             0,
         )
 
-    def _check_follower_batches(self, records: Buffer) -> list[_Batch]:
-        batches = []
-        expected = self._log_end_offset
-        for position, header in iterate_batches(records, allow_partial_end=True):
-            check_crc(records, position, header)
-            if not expected <= header.base_offset <= header.last_offset:
-                raise KafkaError(
-                    ErrorCode.OFFSET_OUT_OF_RANGE,
-                    f"a batch with offsets {header.base_offset} to {header.last_offset} cannot be appended to"
-                    f" {self.name} at {expected}",
-                )
-            marker = decode_end_transaction_marker(records, position, header) if header.is_control else None
-            batches.append(_Batch(position, header, marker))
-            expected = header.next_offset
-        return batches
-
-    def _groups_by_segment(self, batches: Sequence[_Batch]) -> list[list[_Batch]]:
-        """Runs of batches. Each run fits into one segment and is written at once."""
-        groups: list[list[_Batch]] = []
-        room = self.config.segment_bytes - self._segments.active.size_bytes
-        first_offset = self._segments.active.base_offset
-        for batch in batches:
-            size_bytes = batch.header.size_bytes
-            if not groups or size_bytes > room or batch.header.last_offset - first_offset >= 2**31:
-                groups.append([])
-                room = self.config.segment_bytes if len(groups) > 1 else max(room, size_bytes)
-                first_offset = batch.header.base_offset
-            groups[-1].append(batch)
-            room -= size_bytes
-        return groups
-
-    def _append(self, records: Buffer, batches: Sequence[_Batch], now_ms: int) -> None:
+    def _append(self, records: Buffer, batches: Sequence[Batch], now_ms: int) -> None:
         if self.is_truncation_unsynced:
             self._flush_now(now_ms, may_be_repeated=True)
         first, last = batches[0].header, batches[-1].header
@@ -411,7 +347,7 @@ class Log:
         if spare is not None:
             self._flush_now(now_ms)
 
-    def _update_producer_state(self, segment: LogSegment, batch: _Batch) -> None:
+    def _update_producer_state(self, segment: LogSegment, batch: Batch) -> None:
         completed = self._producer_state.update(batch.header, batch.marker)
         if completed is not None and completed.is_aborted:
             segment.transaction_index.append(

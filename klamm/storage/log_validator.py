@@ -15,11 +15,22 @@ from klamm.protocol.record_batch import (
     BatchHeader,
     Buffer,
     CompressionType,
+    at_once,
     check_crc,
     most_records,
+    parse_header,
+    set_max_timestamp,
 )
 from klamm.protocol.record_walk import MAX_NAMED_RECORDS, Refusal, RefusedRecord, Wanted
-from klamm.storage.batch_inspection import Demands, Inspection, check_size
+from klamm.storage.batch_inspection import (
+    Demands,
+    Inspected,
+    Inspection,
+    LargeBatch,
+    check_size,
+    inspect,
+    inspect_at_once,
+)
 from klamm.storage.log_config import LogConfig
 from klamm.storage.producer_state import AppendOrigin
 
@@ -93,7 +104,35 @@ def demands_on(header: BatchHeader, config: LogConfig, origin: AppendOrigin, now
     return Demands(Wanted(), codec) if codec is not None else None
 
 
-def check_inspection(found: Inspection, demands: Demands, config: LogConfig) -> None:
+def inspect_batch(
+    records: Buffer, header: BatchHeader, demands: Demands, config: LogConfig, origin: AppendOrigin
+) -> Inspected:
+    """Looks at each record. Raises LargeBatch for a client's batch that a worker must inspect, and KafkaError."""
+    found = inspect_at_once(records, header, demands, config)
+    if found is None:
+        if origin is AppendOrigin.CLIENT:
+            raise LargeBatch(records, demands, config)
+        # A batch that klamm itself makes is small, or a single client's commit.
+        found = at_once(inspect(bytes(records), demands, config))
+    return Inspected(config, demands, found)
+
+
+def fulfil(
+    inspected: Inspected, records: bytearray | memoryview, header: BatchHeader
+) -> tuple[bytearray | memoryview, BatchHeader]:
+    """The batch as the topic demands it, and its header. Raises RecordsRefused, MESSAGE_TOO_LARGE."""
+    config, demands, found = inspected
+    _check_inspection(found, demands, config)
+    if found.batch is not None:
+        records = found.batch
+        header = parse_header(records)
+    if found.max_timestamp_ms != header.max_timestamp and not config.uses_log_append_time:
+        set_max_timestamp(records, 0, header, found.max_timestamp_ms)
+        header = header._replace(max_timestamp=found.max_timestamp_ms)
+    return records, header
+
+
+def _check_inspection(found: Inspection, demands: Demands, config: LogConfig) -> None:
     """Raises RecordsRefused or KafkaError(INVALID_RECORD) if the records do not meet the demands."""
     if found.refused:
         raise _refused(found, demands, config)
