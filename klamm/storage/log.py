@@ -424,19 +424,23 @@ class Log:
         self._check_usable()
         count = 0
         try:
+            log = self._retained()
             for rule in RULES:
-                log = RetainedLog(
-                    self._segments, self.config, self._log_start_offset, self._high_watermark, self._log_end_offset
-                )
                 breach = rule(log, now_ms)
                 if breach is not None:
                     for line in breach.lines:
                         _LOGGER.info("[Log partition=%s, dir=%s] %s", self.name, self.log_directory.path, line)
                     self._delete(breach.segments, now_ms)
                     count += len(breach.segments)
+                    log = self._retained()
         except OSError as error:
             raise self._storage_error(error, "deleting old segments") from error
         return count
+
+    def _retained(self) -> RetainedLog:
+        return RetainedLog(
+            self._segments, self.config, self._log_start_offset, self._high_watermark, self._log_end_offset
+        )
 
     def _delete(self, oldest: Sequence[LogSegment], now_ms: int) -> None:
         if len(oldest) == len(self._segments):

@@ -480,7 +480,7 @@ class LogManager:
             directory.release()
 
     async def _each_online(self) -> AsyncIterator[Log]:
-        """The current logs, in slices: to look at a log costs a microsecond, to delete its segments a millisecond."""
+        """The current logs, in slices: to look at a log costs microseconds, to delete its segments a millisecond."""
         looked_at = Slices(LOGS_PER_SLICE, asyncio.get_running_loop().time)
         # The keys only: fifty thousand new pairs at once would set off the garbage collector.
         for key in list(self._logs):
