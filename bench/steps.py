@@ -36,12 +36,12 @@ from klamm.protocol.apis.api_versions import ApiVersionsRequest
 from klamm.protocol.apis.create_topics import CreateTopicsRequest
 from klamm.protocol.apis.delete_topics import DeleteTopicsRequest
 from klamm.protocol.apis.describe_configs import DescribeConfigsRequest
+from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest
 from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassignmentsRequest
 from klamm.protocol.apis.metadata import MetadataRequest
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.produce import ProduceRequest
-from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import Record, build_batch
 
@@ -302,13 +302,26 @@ class Work:
             self._client.read()
 
     def _fetch(self, session: int, epoch: int, offset: int, wait_ms: int, min_bytes: int) -> Any:
-        topics = []
+        topics: list[FetchTopic] = []
         if epoch == 0:
             topics = [
-                (topic, [FetchPartition(number, -1, offset, -1, -1, 1024 * 1024) for number in numbers])
+                FetchTopic(
+                    topic=topic,
+                    partitions=[
+                        FetchPartition(partition=number, fetch_offset=offset, partition_max_bytes=1024 * 1024)
+                        for number in numbers
+                    ],
+                )
                 for topic, numbers in self._each()
             ]
-        return FetchRequest(-1, wait_ms, min_bytes, 50_000_000, 0, session, epoch, topics)
+        return FetchRequest(
+            max_wait_ms=wait_ms,
+            min_bytes=min_bytes,
+            max_bytes=50_000_000,
+            session_id=session,
+            session_epoch=epoch,
+            topics=topics,
+        )
 
     def fetch(self) -> None:
         self._session = self._client.send(ApiKey.FETCH, self._fetch(0, 0, 0, 0, 1), 12).session_id

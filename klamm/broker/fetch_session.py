@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from klamm.environment import Random
+from klamm.protocol.apis.fetch import FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
 from klamm.protocol.primitives import Steps
 from klamm.replication.replica_manager import TopicPartition, Wanted
 from klamm.slices import Slices
@@ -40,7 +40,7 @@ class _CachedPartition:
     high_watermark: int = -1
     log_start_offset: int = -1
 
-    def must_answer(self, result: FetchResponsePartition) -> bool:
+    def must_answer(self, result: PartitionData) -> bool:
         """Whether the answer has news for the client; remembers the answer as sent."""
         must = (
             bool(result.records)
@@ -78,12 +78,12 @@ class FetchExchange:
     _session: _Session | None
     _incremental: bool
 
-    def must_answer(self, topic: str, result: FetchResponsePartition) -> bool:
+    def must_answer(self, topic: str, result: PartitionData) -> bool:
         """Whether the answer for a partition of `wanted` is sent; called once for each, in their order."""
         if self._session is None:
             return True
         partitions = self._session.partitions
-        key = (topic, result.partition)
+        key = (topic, result.partition_index)
         cached = partitions.get(key)
         if cached is None:  # another connection has used the session meanwhile
             return False

@@ -29,7 +29,7 @@ DecoderInSteps = Callable[[Buffer, int], Steps[Any]]
 Encoder = Callable[[Any], list[Buffer]]
 EncoderInSteps = Callable[[Any], Steps[list[Buffer]]]
 
-# The bytes that one step reads or writes, in about a millisecond.
+# The bytes that one step reads or writes, in at most about a millisecond. Records cost nothing, and do not count.
 STEP_BYTES = 8 * 1024
 # A message with more elements than this is encoded in steps.
 LARGE_ELEMENTS = 500
@@ -419,10 +419,12 @@ class _DecoderWriter(_Writer):
                 self.add(f"{target}, p = read_{kind}string(data, p - {1 if self.flexible else 2})")
 
     def data(self, kind: str, target: str, nullable: bool, name: str) -> None:
-        length = self.length(name, "i")
+        self.length(name, "i")
         with self.within(name):
             self.add(f"e, p = read_data(data, p - {1 if self.flexible else 4}, {self.flexible}, {nullable})")
-        del length
+        if self.in_steps and kind == "Records":
+            with self.block("if e:"):
+                self.add("stop += len(e)")
         self.add(f"{target} = e" if kind == "Records" else f"{target} = None if e is None else bytes(e)")
 
     def array(self, field: Field, target: str, nullable: bool) -> None:
@@ -626,11 +628,13 @@ class _EncoderWriter(_Writer):
             return
         with self.block(f"if {length} < INLINE:"), self.block(f"if {value}:"):
             self.add(f"out += {value}")
+            if self.in_steps:
+                self.add(f"stop += {length}")
         with self.block("else:"):
             self.add(f"buffers += (out, {value})")
-            self.add("out = bytearray()")
             if self.in_steps:
-                self.add("stop = STEP")
+                self.add("stop -= len(out)")
+            self.add("out = bytearray()")
 
     def array(self, kind: str | type[Struct], source: str, nullable: bool) -> None:
         values = self.name("a")
@@ -705,36 +709,47 @@ def compile_encoder_in_steps(message: type[Struct], version: int, flexible: bool
 
 def is_large(message: Struct) -> bool:
     """Whether it has so many elements that encoding them may take several milliseconds."""
-    return _count_elements(message) > LARGE_ELEMENTS
+    message_class = type(message)
+    count = _COUNTERS.get(message_class)
+    if count is None:
+        count = _COUNTERS[message_class] = _compile_counter(message_class)
+    return count(message) > LARGE_ELEMENTS
 
 
-def _count_elements(item: Struct) -> int:
-    """The elements in the arrays of `item`; it stops counting soon after `LARGE_ELEMENTS`."""
-    count = 0
-    for name, holds_arrays in _arrays_of(type(item)):
-        values = getattr(item, name) or ()
-        count += len(values)
-        if holds_arrays:
-            for value in values:
-                if count > LARGE_ELEMENTS:
-                    return count
-                count += _count_elements(value)
-    return count
+_COUNTERS: dict[type[Struct], Callable[[Any], int]] = {}
 
 
-_ARRAYS: dict[type[Struct], list[tuple[str, bool]]] = {}
+def _compile_counter(struct_class: type[Struct]) -> Callable[[Any], int]:
+    """A function message -> how many elements its arrays have; it stops soon after `LARGE_ELEMENTS`.
+
+    Numbers do not count: they are written at once.
+    """
+    writer = _Writer(0, False, False)
+    with writer.block("def function(m):"):
+        writer.add("count = 0")
+        _count_arrays(writer, struct_class, "m")
+        writer.add("return count")
+    counter: Callable[[Any], int] = writer.function(f"count {struct_class.__name__}")
+    return counter
 
 
-def _arrays_of(struct_class: type[Struct]) -> list[tuple[str, bool]]:
-    """The arrays of a struct that take a loop, and whether their elements hold further ones."""
-    arrays = _ARRAYS.get(struct_class)
-    if arrays is None:
-        arrays = _ARRAYS[struct_class] = [
-            (one.name, not isinstance(one.kind, str) and bool(_arrays_of(one.kind)))
-            for one in fields_of(struct_class)
-            if one.is_array and (one.kind == "String" or not isinstance(one.kind, str))
-        ]
-    return arrays
+def _count_arrays(writer: _Writer, struct_class: type[Struct], variable: str) -> None:
+    for one in _arrays_of(struct_class):
+        values = writer.name("a")
+        writer.add(f"{values} = {variable}.{one.name}")
+        with writer.block(f"if {values}:"):
+            writer.add(f"count += len({values})")
+            if not isinstance(one.kind, str) and _arrays_of(one.kind):
+                element = writer.name("x")
+                with writer.block(f"for {element} in {values}:"):
+                    with writer.block(f"if count > {LARGE_ELEMENTS}:"):
+                        writer.add("return count")
+                    _count_arrays(writer, one.kind, element)
+
+
+def _arrays_of(struct_class: type[Struct]) -> list[Field]:
+    """The arrays that take a loop."""
+    return [one for one in fields_of(struct_class) if one.is_array and one.kind not in CODES]
 
 
 def compile_init(struct_class: type[Struct]) -> None:
@@ -752,3 +767,16 @@ def compile_init(struct_class: type[Struct]) -> None:
     made.__init__ = writer.function(f"{struct_class.__name__}.__init__")
     # Errors about arguments show it.
     made.__init__.__qualname__ = f"{struct_class.__qualname__}.__init__"
+
+
+def compile_eq(struct_class: type[Struct]) -> None:
+    """Gives a struct its own `__eq__`: the same class, and equal fields."""
+    writer = _Writer(0, False, False)
+    writer.constants["C"] = struct_class
+    with writer.block("def function(self, other):"):
+        with writer.block("if type(other) is not C:"):
+            writer.add("return NotImplemented")
+        compared = [f"self.{one.name} == other.{one.name}" for one in fields_of(struct_class)]
+        writer.add(f"return {' and '.join(compared) or 'True'}")
+    made: Any = struct_class
+    made.__eq__ = writer.function(f"{struct_class.__name__}.__eq__")

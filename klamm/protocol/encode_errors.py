@@ -44,7 +44,7 @@ def _fault_of_struct(message: Struct, version: int, flexible: bool) -> _Fault:
 
 
 def _fault_of_field(field: Field, value: Any, version: int, flexible: bool) -> _Fault:
-    if value is None and version in field.nullable:
+    if value is None and (version in field.nullable or field.is_left_out_as_none):
         return None
     if not field.is_array:
         return _fault_of_value(field.kind, value, version, flexible)

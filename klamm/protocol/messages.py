@@ -1,7 +1,7 @@
 """The only entry point to Kafka's messages: decodes and encodes frames of every API and version.
 
 Messages are written in the notation of `schema.py`, in a module for each API (`apis/`); `compiler.py` makes the codecs,
-when they are first needed. Four APIs still have hand-written messages and codecs (`apis/__init__.py` names
+when they are first needed. Three APIs still have hand-written messages and codecs (`apis/__init__.py` names
 them and says why). Everything is decoded strictly, requests and responses alike.
 
 What must stay true:
@@ -12,11 +12,11 @@ What must stay true:
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any, NamedTuple
 
-from klamm.protocol import compiler, fetch
+from klamm.protocol import compiler
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis import (
     ADVERTISED_MAX,
@@ -185,6 +185,12 @@ def _request_encoder(api_key: ApiKey, version: int) -> compiler.Encoder:
 
 
 @cache
+def _request_encoder_in_steps(api_key: ApiKey, version: int) -> compiler.EncoderInSteps:
+    _check_known(api_key, version)
+    return compiler.compile_encoder_in_steps(request_class(api_key), version, _is_flexible(api_key, version))
+
+
+@cache
 def _response_encoder(api_key: ApiKey, version: int) -> compiler.Encoder:
     _check_served(api_key, version)
     own = HAND_WRITTEN.get(api_key)
@@ -246,11 +252,8 @@ def request_steps(api_key: ApiKey, version: int, frame: Buffer, position: int) -
 
 
 def encode_request_body_steps(api_key: ApiKey, version: int, message: Any) -> Steps[Sequence[Buffer]] | None:
-    """The body for `encode_request`, in steps; None for an API whose requests need none."""
-    if api_key is not ApiKey.FETCH or not fetch.is_large(message):
-        return None
-    _check_known(api_key, version)
-    return fetch.encode_request_steps(version, message)
+    """The body for `encode_request`, in steps; None for a request that is not large enough for that."""
+    return _large_body_steps(request_class(api_key), _request_encoder_in_steps, api_key, version, message)
 
 
 def encode_request(
@@ -295,34 +298,39 @@ def encode_response_steps(
     api_key: ApiKey, version: int, correlation_id: int, message: Any
 ) -> Steps[list[Buffer]] | None:
     """As `encode_response`, in steps; None for a response that is not large enough for that."""
-    try:
-        steps = _response_body_steps(api_key, version, message)
-    except Exception as error:
-        raise _unencodable(response_class(api_key), api_key, version, message, error) from error
-    return None if steps is None else _response_steps(api_key, version, correlation_id, message, steps)
-
-
-def _response_body_steps(api_key: ApiKey, version: int, message: Any) -> Steps[list[Buffer]] | None:
-    if api_key is ApiKey.PRODUCE:
-        return None
-    if api_key is ApiKey.FETCH:
-        if not fetch.is_large(message):
-            return None
-        _check_served(api_key, version)
-        return fetch.encode_response_steps(version, message)
-    if api_key in HAND_WRITTEN or not compiler.is_large(message):
-        return None
-    return _response_encoder_in_steps(api_key, version)(message)
+    steps = _large_body_steps(response_class(api_key), _response_encoder_in_steps, api_key, version, message)
+    return None if steps is None else _response_steps(api_key, version, correlation_id, steps)
 
 
 def _response_steps(
-    api_key: ApiKey, version: int, correlation_id: int, message: Any, steps: Steps[list[Buffer]]
+    api_key: ApiKey, version: int, correlation_id: int, steps: Steps[list[Buffer]]
+) -> Steps[list[Buffer]]:
+    body = yield from steps
+    return _with_response_header(api_key, version, correlation_id, body)
+
+
+def _large_body_steps(
+    message_class: type,
+    encoder_in_steps: Callable[[ApiKey, int], compiler.EncoderInSteps],
+    api_key: ApiKey,
+    version: int,
+    message: Any,
+) -> Steps[list[Buffer]] | None:
+    try:
+        if api_key in HAND_WRITTEN or not compiler.is_large(message):
+            return None
+    except Exception as error:
+        raise _unencodable(message_class, api_key, version, message, error) from error
+    return _encode_in_steps(message_class, encoder_in_steps(api_key, version), api_key, version, message)
+
+
+def _encode_in_steps(
+    message_class: type, encode: compiler.EncoderInSteps, api_key: ApiKey, version: int, message: Any
 ) -> Steps[list[Buffer]]:
     try:
-        body = yield from steps
+        return (yield from encode(message))
     except Exception as error:
-        raise _unencodable(response_class(api_key), api_key, version, message, error) from error
-    return _with_response_header(api_key, version, correlation_id, body)
+        raise _unencodable(message_class, api_key, version, message, error) from error
 
 
 def _unencodable(message_class: type, api_key: ApiKey, version: int, message: Any, error: Exception) -> Exception:

@@ -142,7 +142,7 @@ def field(
     """A field that only some versions have, or which may be null or is tagged in only some versions.
 
     A type with `| None` may be null in all versions unless `nullable` says in which ones. `tagged` says since when the
-    field of this tag is a tagged one: by default, whenever it is there.
+    field of this tag is a tagged one: by default, whenever it is there. A tagged struct that is None is left out.
     """
     return _Given(versions, default, nullable, tag, tagged)
 
@@ -176,9 +176,11 @@ class Struct(_Noted):
         self.__init__(**values)  # type: ignore[misc]
 
     def __eq__(self, other: object) -> bool:
-        if type(self) is not type(other):
-            return NotImplemented
-        return all(getattr(self, name) == getattr(other, name) for name in type(self).__slots__)
+        # The first one of a class makes the class's own `__eq__`.
+        from klamm.protocol.compiler import compile_eq
+
+        compile_eq(type(self))
+        return self.__eq__(other)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -230,8 +232,11 @@ class Field:
         self.name = name
         self.kind: str | type[Struct] = kind if kind in ZEROS else _struct_class(owner, kind)
         self.versions = ALL if given.versions is None else Versions(given.versions)
-        self.nullable = (ALL if given.nullable is None else Versions(given.nullable)) if may_be_null else NEVER
         self.tag = given.tag
+        if not may_be_null or self.is_left_out_as_none:
+            self.nullable = NEVER
+        else:
+            self.nullable = ALL if given.nullable is None else Versions(given.nullable)
         self.tagged = NEVER if given.tag is None else ALL if given.tagged is None else Versions(given.tagged)
         self.is_required = given.default is _REQUIRED
         if not self.is_required:
@@ -245,6 +250,11 @@ class Field:
     def makes_list(self) -> bool:
         """Whether the default is a list, of which every message needs one of its own."""
         return isinstance(self.default, list)
+
+    @property
+    def is_left_out_as_none(self) -> bool:
+        """Whether it is a tagged struct: None means that it is not there, and no byte of the wire says null."""
+        return self.tag is not None and not self.is_array and not isinstance(self.kind, str)
 
     def is_plain_in(self, version: int) -> bool:
         """Whether it has its place among the fields of this version."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from klamm.protocol.apis.fetch import EpochEndOffset, FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
 from klamm.protocol.vocabulary import READ_COMMITTED
 from klamm.purgatory import DelayedOperation
 from klamm.replication.partition import Partition
@@ -116,7 +116,7 @@ class DelayedFetch(DelayedOperation):
         # The index in `wanted` of each partition that `next_keys` has returned: the first `_indexed` of them.
         self._indexes: dict[TopicPartition, int] = {}
         self._indexed = 0
-        self.results: list[FetchResponsePartition] = []
+        self.results: list[PartitionData] = []
         self.readable: dict[int, Readable] = {}
 
     def look(self, count: int) -> bool:
@@ -160,9 +160,7 @@ class DelayedFetch(DelayedOperation):
         self.results[index] = self._look(index, *self._wanted[index], None)
         return self.is_ready()
 
-    def _look(
-        self, index: int, topic: str, want: FetchPartition, follower_now_ms: float | None
-    ) -> FetchResponsePartition:
+    def _look(self, index: int, topic: str, want: FetchPartition, follower_now_ms: float | None) -> PartitionData:
         try:
             partition = self._partition(topic, want.partition)
             partition.require_leader(want.current_leader_epoch)
@@ -173,17 +171,18 @@ class DelayedFetch(DelayedOperation):
                 self._must_answer = True
         except KafkaError as error:
             self._must_answer = True
-            return FetchResponsePartition(want.partition, error.code)
+            return PartitionData(partition_index=want.partition, error_code=error.code)
         # Taken before the read, so that a concurrent append cannot make the response claim more than it carries.
         log = partition.log
-        return FetchResponsePartition(
-            want.partition,
-            ErrorCode.NONE,
-            log.high_watermark,
-            log.last_stable_offset,
-            log.log_start_offset,
-            [] if self._isolation_level == READ_COMMITTED else None,
-            diverging_epoch=diverging_epoch,
+        return PartitionData(
+            partition_index=want.partition,
+            high_watermark=log.high_watermark,
+            last_stable_offset=log.last_stable_offset,
+            log_start_offset=log.log_start_offset,
+            aborted_transactions=[] if self._isolation_level == READ_COMMITTED else None,
+            diverging_epoch=None
+            if diverging_epoch is None
+            else EpochEndOffset(epoch=diverging_epoch[0], end_offset=diverging_epoch[1]),
         )
 
     def _look_for_records(

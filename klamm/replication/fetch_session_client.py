@@ -13,8 +13,8 @@ Source: org.apache.kafka.clients.FetchSessionHandler.
 from collections.abc import Iterable
 from typing import TypeVar
 
+from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse
 from klamm.znodes.topics import TopicPartition
 
 NO_SESSION = 0
@@ -55,7 +55,7 @@ class FetchSessionClient:
         request.session_id, request.session_epoch = self._session_id, self._epoch
         if self._epoch == INITIAL_EPOCH:
             self._known = dict.fromkeys(self._wanted)
-            request.topics = _by_topic(self._wanted.items())
+            request.topics = _topics(self._wanted.items())
         else:
             sent, forgotten = [], []
             for topic_partition in self._changed:
@@ -66,8 +66,11 @@ class FetchSessionClient:
                 elif topic_partition in self._known:
                     del self._known[topic_partition]
                     forgotten.append((topic_partition, topic_partition[1]))
-            request.topics = _by_topic(sent)
-            request.forgotten_topics = _by_topic(forgotten)
+            request.topics = _topics(sent)
+            request.forgotten_topics_data = [
+                FetchRequest.ForgottenTopic(topic=topic, partitions=numbers)
+                for topic, numbers in _by_topic(forgotten).items()
+            ]
         self._changed = {}
 
     def accept(self, response: FetchResponse) -> bool:
@@ -98,16 +101,20 @@ class FetchSessionClient:
         """Whether the answer names only known partitions and, if it answers a full fetch, all of them."""
         known = self._known
         count = 0
-        for topic, results in response.topics:
-            count += len(results)
-            for result in results:
-                if (topic, result.partition) not in known:
+        for topic in response.responses:
+            count += len(topic.partitions)
+            for result in topic.partitions:
+                if (topic.topic, result.partition_index) not in known:
                     return False
         return self._epoch != INITIAL_EPOCH or count == len(known)
 
 
-def _by_topic(items: Iterable[tuple[TopicPartition, T]]) -> list[tuple[str, list[T]]]:
+def _topics(items: Iterable[tuple[TopicPartition, FetchPartition]]) -> list[FetchTopic]:
+    return [FetchTopic(topic=topic, partitions=partitions) for topic, partitions in _by_topic(items).items()]
+
+
+def _by_topic(items: Iterable[tuple[TopicPartition, T]]) -> dict[str, list[T]]:
     topics: dict[str, list[T]] = {}
     for (topic, _), item in items:
         topics.setdefault(topic, []).append(item)
-    return list(topics.items())
+    return topics

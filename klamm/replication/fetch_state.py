@@ -7,7 +7,7 @@ half-done append, a truncation inside a batch) can make a fetcher ask for the wr
 from dataclasses import dataclass
 from typing import Protocol
 
-from klamm.protocol.fetch import FetchPartition
+from klamm.protocol.apis.fetch import FetchPartition
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.vocabulary import NO_EPOCH
 from klamm.storage.log import AppendInfo, Log

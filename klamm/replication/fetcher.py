@@ -33,8 +33,8 @@ from itertools import count
 
 from klamm.config.broker import BrokerConfig
 from klamm.net.client import ClientError
+from klamm.protocol.apis.fetch import EpochEndOffset, FetchPartition, FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
-from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse, FetchResponsePartition
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, NO_EPOCH
 from klamm.replication.fetch_session_client import INITIAL_EPOCH, FetchSessionClient
 from klamm.replication.fetch_state import FollowerPartition, PartitionFetch, truncation_offset
@@ -69,8 +69,8 @@ _NO_OFFSET = LeaderOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
 _LOGGER = logging.getLogger(__name__)
 
 Fetches = dict[TopicPartition, PartitionFetch]
-# A partition whose log differs from the leader's, and the leader's (epoch, end offset).
-_Diverging = tuple[TopicPartition, PartitionFetch, tuple[int, int]]
+# A partition whose log differs from the leader's, and the leader's epoch with its end offset.
+_Diverging = tuple[TopicPartition, PartitionFetch, EpochEndOffset]
 
 
 class ReplicaFetcher:
@@ -256,12 +256,12 @@ class ReplicaFetcher:
             if self._fetches.get(topic_partition) is fetch:
                 log = fetch.partition.log
                 wanted = FetchPartition(
-                    topic_partition[1],
-                    fetch.leader_epoch,
-                    log.log_end_offset,
-                    log.leader_epochs.latest_epoch if with_epoch else NO_EPOCH,
-                    log.log_start_offset,
-                    max_bytes,
+                    partition=topic_partition[1],
+                    current_leader_epoch=fetch.leader_epoch,
+                    fetch_offset=log.log_end_offset,
+                    last_fetched_epoch=log.leader_epochs.latest_epoch if with_epoch else NO_EPOCH,
+                    log_start_offset=log.log_start_offset,
+                    partition_max_bytes=max_bytes,
                 )
                 if wanted != fetch.asked:
                     fetch.asked = wanted
@@ -272,10 +272,10 @@ class ReplicaFetcher:
     async def _fetch(self) -> None:
         config = self._config
         request = FetchRequest(
-            self._broker_id,
-            self._max_wait_ms(),
-            config.replica_fetch_min_bytes,
-            config.replica_fetch_response_max_bytes,
+            replica_id=self._broker_id,
+            max_wait_ms=self._max_wait_ms(),
+            min_bytes=config.replica_fetch_min_bytes,
+            max_bytes=config.replica_fetch_response_max_bytes,
         )
         self._session.fill(request)
         self._in_flight = request
@@ -304,13 +304,13 @@ class ReplicaFetcher:
 
     async def _process(self, response: FetchResponse) -> None:
         """Appends the leader's records, truncates the logs that diverge, and handles the leader's errors."""
-        after_sync: list[tuple[TopicPartition, FetchResponsePartition]] = []
+        after_sync: list[tuple[TopicPartition, PartitionData]] = []
         out_of_range: Fetches = {}
         diverging: list[_Diverging] = []
         processed = Slices(PARTITIONS_PER_SLICE, asyncio.get_running_loop().time)
-        for topic, results in response.topics:
-            for result in results:
-                topic_partition = (topic, result.partition)
+        for topic in response.responses:
+            for result in topic.partitions:
+                topic_partition = (topic.topic, result.partition_index)
                 fetch = self._fetches.get(topic_partition)
                 if fetch is None:
                     continue
@@ -334,7 +334,7 @@ class ReplicaFetcher:
 
     async def _process_after_sync(
         self,
-        results: list[tuple[TopicPartition, FetchResponsePartition]],
+        results: list[tuple[TopicPartition, PartitionData]],
         out_of_range: Fetches,
         diverging: list[_Diverging],
     ) -> None:
@@ -353,7 +353,7 @@ class ReplicaFetcher:
         self,
         topic_partition: TopicPartition,
         fetch: PartitionFetch,
-        result: FetchResponsePartition,
+        result: PartitionData,
         out_of_range: Fetches,
         diverging: list[_Diverging],
     ) -> None:
@@ -378,7 +378,7 @@ class ReplicaFetcher:
         else:
             self._append(topic_partition, fetch, result)
 
-    def _append(self, topic_partition: TopicPartition, fetch: PartitionFetch, result: FetchResponsePartition) -> None:
+    def _append(self, topic_partition: TopicPartition, fetch: PartitionFetch, result: PartitionData) -> None:
         partition = fetch.partition
         self._changed[topic_partition] = fetch
         try:
@@ -452,11 +452,11 @@ class ReplicaFetcher:
 
     async def _truncate_diverging(self, diverging: Sequence[_Diverging]) -> None:
         """Removes records that the leader does not have; the next fetch shows whether more must go (KIP-595)."""
-        for topic_partition, fetch, (leader_epoch, leader_end_offset) in diverging:
+        for topic_partition, fetch, leader in diverging:
             if self._fetches.get(topic_partition) is not fetch:
                 continue
             before = _end(fetch)
-            offset, _ = truncation_offset(fetch.partition.log, leader_epoch, leader_end_offset)
+            offset, _ = truncation_offset(fetch.partition.log, leader.epoch, leader.end_offset)
             if await self._truncate_to(topic_partition, fetch, offset):
                 self._require_progress(topic_partition, fetch, before, is_final=False)
 

@@ -13,9 +13,9 @@ from typing import NamedTuple
 from klamm.config.broker import BrokerConfig
 from klamm.config.versions import ApiVersion
 from klamm.net.client import ClientError, Connection, ConnectionOptions, Response, connect
+from klamm.protocol.apis.fetch import FetchRequest, FetchResponse
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest
 from klamm.protocol.apis.offset_for_leader_epoch import OffsetForLeaderEpochRequest
-from klamm.protocol.fetch import FetchRequest, FetchResponse
 from klamm.protocol.inter_broker_versions import inter_broker_version
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.schema import Answered

@@ -19,8 +19,8 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
 from klamm.environment import Environment, WorkerFailed
 from klamm.net.response_memory import ResponseMemory
+from klamm.protocol.apis.fetch import AbortedTransaction, FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse
 from klamm.protocol.primitives import Steps
 from klamm.protocol.stop_replica import StopReplicaRequest
@@ -297,7 +297,7 @@ class ReplicaManager:
         max_wait_ms: int,
         min_bytes: int,
         max_bytes: int,
-    ) -> list[FetchResponsePartition]:
+    ) -> list[PartitionData]:
         """Reads for a consumer, or for the follower `replica_id`: at once if `min_bytes` are available or a partition
         has an error, else within `max_wait_ms`.
 
@@ -435,8 +435,8 @@ async def _wait(purgatory: Purgatory[TopicPartition], delayed: DelayedFetch, max
 
 
 async def _read(
-    readable: Readable, want: FetchPartition, result: FetchResponsePartition, max_bytes: int, *, first: bool
-) -> FetchResponsePartition:
+    readable: Readable, want: FetchPartition, result: PartitionData, max_bytes: int, *, first: bool
+) -> PartitionData:
     """`result` with records, or an error instead."""
     log = readable.partition.log
     try:
@@ -444,8 +444,11 @@ async def _read(
         # If another broker became the leader during the read, the records read may have been truncated and replaced.
         readable.partition.require_leader(readable.leader_epoch)
     except KafkaError as error:
-        return FetchResponsePartition(want.partition, error.code)
+        return PartitionData(partition_index=want.partition, error_code=error.code)
     result.records = fetched.data
     if result.aborted_transactions is not None:
-        result.aborted_transactions = log.aborted_transactions(want.fetch_offset, fetched.next_offset)
+        result.aborted_transactions = [
+            AbortedTransaction(producer_id=producer_id, first_offset=first_offset)
+            for producer_id, first_offset in log.aborted_transactions(want.fetch_offset, fetched.next_offset)
+        ]
     return result

@@ -19,10 +19,10 @@ from klamm.environment import Buffer
 from klamm.net.client import ClientError
 from klamm.protocol.apis.create_topics import CreateTopicsRequest
 from klamm.protocol.apis.delete_topics import DeleteTopicsRequest
+from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
 from klamm.protocol.vocabulary import ACKS_ALL, ACKS_LEADER
@@ -74,7 +74,7 @@ class PartitionClient:
         if isinstance(response, ProduceResponse):
             result = response.responses[0].partition_responses[0]
         else:
-            result = response.topics[0][1][0]
+            result = response.responses[0].partitions[0]
         if result.error_code in RETRIABLE_ERRORS:
             return None
         assert result.error_code == ErrorCode.NONE, f"{self.topic}-{self.partition}, broker {leader}: {result}"
@@ -196,8 +196,9 @@ class Consumer:
         """Reads until `records` has `stop_at` records."""
         topic, partition = self.key
         while self.stop_at is None or len(self.records) < self.stop_at:
-            want = FetchPartition(partition, -1, len(self.records), -1, -1, 1 << 20)
-            request = FetchRequest(max_wait_ms=500, min_bytes=1, topics=[(topic, [want])])
+            want = FetchPartition(partition=partition, fetch_offset=len(self.records), partition_max_bytes=1 << 20)
+            wanted = FetchTopic(topic=topic, partitions=[want])
+            request = FetchRequest(max_wait_ms=500, min_bytes=1, topics=[wanted])
             answer = await self._partition_client.attempt(ApiKey.FETCH, request)
             if answer is None:
                 await self._partition_client.again()

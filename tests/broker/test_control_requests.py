@@ -13,8 +13,8 @@ from klamm.broker.security import Client as Principal
 from klamm.broker.security import Operation
 from klamm.environment import SystemEnvironment
 from klamm.protocol import messages
+from klamm.protocol.apis.fetch import EpochEndOffset, PartitionData
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponsePartition
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest, LeaderAndIsrTopic
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
@@ -27,6 +27,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataTopic,
 )
 from klamm.protocol.vocabulary import ResourceType
+from support.fetch_messages import fetch_request, result_of, to_fetch
 from support.one_broker import Client, OneBroker, batch, run, until, values
 
 NONE = ErrorCode.NONE
@@ -70,9 +71,9 @@ class Controller:
 async def leader_epoch(client: Client, topic: str) -> int | None:
     """As the partition's leader knows it; None when it is not led here."""
     for epoch in range(10):
-        want = FetchPartition(0, epoch, 0, -1, -1, 1000)
-        response = await client.request(ApiKey.FETCH, 12, FetchRequest(topics=[(topic, [want])], max_wait_ms=0))
-        if response.topics[0][1][0].error_code == NONE:
+        want = to_fetch(0, 0, 1000, epoch=epoch)
+        response = await client.request(ApiKey.FETCH, 12, fetch_request((topic, [want]), max_wait_ms=0))
+        if result_of(response).error_code == NONE:
             return epoch
     return None
 
@@ -281,9 +282,9 @@ def test_only_the_controller_answers_for_the_cluster(tmp_path: Path) -> None:
 
 
 async def fetch_as(client: Client, replica_id: int, offset: int, *, last_epoch: int = -1, **options: Any) -> Any:
-    want = FetchPartition(0, -1, offset, last_epoch, 0, 1 << 20)
-    body = FetchRequest(replica_id=replica_id, topics=[("t", [want])], **{"max_wait_ms": 0, "min_bytes": 1} | options)
-    result: FetchResponsePartition = (await client.request(ApiKey.FETCH, 12, body)).topics[0][1][0]
+    want = to_fetch(0, offset, 1 << 20, last_epoch=last_epoch, log_start_offset=0)
+    body = fetch_request(("t", [want]), replica_id=replica_id, **{"max_wait_ms": 0, "min_bytes": 1} | options)
+    result: PartitionData = result_of(await client.request(ApiKey.FETCH, 12, body))
     return result
 
 
@@ -340,7 +341,8 @@ def test_a_follower_whose_log_differs_acknowledges_nothing(tmp_path: Path) -> No
         await with_follower(cluster, client)
         # Epoch 0 had no records here, so what the follower has of it must go.
         result = await fetch_as(client, 1, 2, last_epoch=0)
-        assert (result.error_code, result.diverging_epoch, result.records or b"") == (NONE, (0, 0), b"")
+        assert (result.error_code, result.records or b"") == (NONE, b"")
+        assert result.diverging_epoch == EpochEndOffset(epoch=0, end_offset=0)
         assert (await client.fetch("t", 0, 0)).high_watermark == 0
         assert values((await fetch_as(client, 1, 0)).records) == [b"a", b"b", b"c"]
 

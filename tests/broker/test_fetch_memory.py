@@ -9,9 +9,9 @@ import pytest
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
 from klamm.testing import Cluster
+from support.fetch_messages import fetch_request, result_of, to_fetch
 from support.one_broker import Client, OneBroker, batch, fetch_frame, run, until, values
 
 MB = 1024 * 1024
@@ -73,9 +73,9 @@ class Honest:
         """Reads that many records of that size; how many fetches it took."""
         offset = fetches = 0
         while offset < count:
-            wants = [("t", [FetchPartition(0, -1, offset, -1, -1, 64 * MB)])]
-            answer = self.exchange(ApiKey.FETCH, 12, FetchRequest(topics=wants, max_wait_ms=500, max_bytes=64 * MB))
-            offset += len(values(answer.topics[0][1][0].records))
+            wants = ("t", [to_fetch(0, offset, 64 * MB)])
+            answer = self.exchange(ApiKey.FETCH, 12, fetch_request(wants, max_wait_ms=500, max_bytes=64 * MB))
+            offset += len(values(result_of(answer).records))
             fetches += 1
         return fetches
 
@@ -157,11 +157,11 @@ def test_responses_of_many_partitions_count_while_they_are_encoded(tmp_path: Pat
 
         memory.share = noted_share  # type: ignore[method-assign]
         # The last ones do not exist, which takes as long to say.
-        wants = [("t", [FetchPartition(number, -1, 0, -1, -1, MB) for number in range(600)])]
-        body = FetchRequest(topics=wants, max_wait_ms=0, max_bytes=MB)
+        wants = ("t", [to_fetch(number, 0, MB) for number in range(600)])
+        body = fetch_request(wants, max_wait_ms=0, max_bytes=MB)
         clients = [await cluster.connect() for _ in range(20)]
         answers = await asyncio.gather(*(one.request(ApiKey.FETCH, 12, body) for one in clients))
-        assert [len(answer.topics[0][1]) for answer in answers] == [600] * 20
+        assert [len(answer.responses[0].partitions) for answer in answers] == [600] * 20
         # Each gets an eighth of what the others leave, so that all together never get more than there is.
         assert len(granted) == 20
         assert granted != [granted[0]] * 20

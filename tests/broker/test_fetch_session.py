@@ -5,9 +5,10 @@ import random
 import pytest
 
 from klamm.broker.fetch_session import EVICTION_MS, FINAL_EPOCH, INITIAL_EPOCH, MAX_ID, NO_SESSION, FetchSessionCache
+from klamm.protocol.apis.fetch import FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.fetch import FetchPartition, FetchResponsePartition
 from klamm.protocol.primitives import in_one_go
+from support.fetch_messages import to_fetch
 
 
 class Clock:
@@ -23,7 +24,7 @@ def cache(slots: int = 10) -> tuple[FetchSessionCache, Clock]:
 
 
 def want(partition: int, offset: int = 0) -> tuple[str, FetchPartition]:
-    return "t", FetchPartition(partition, -1, offset, -1, -1, 1000)
+    return "t", to_fetch(partition, offset, 1000)
 
 
 def empty(high_watermark: int = 0) -> dict:
@@ -44,11 +45,11 @@ def begin(sessions, session_id, epoch, wanted=(), forgotten=(), is_follower=Fals
 def answered(exchange, results):
     """Which partitions are answered when the reads gave `results`, one for each partition wanted, in order."""
     read = [
-        FetchResponsePartition(want.partition, **result)
+        PartitionData(partition_index=want.partition, **result)
         for (_, want), result in zip(exchange.wanted, results, strict=True)
     ]
     return [
-        answer.partition
+        answer.partition_index
         for (topic, _), answer in zip(exchange.wanted, read, strict=True)
         if exchange.must_answer(topic, answer)
     ]

@@ -14,9 +14,9 @@ import pytest
 
 from klamm.broker.handlers import APIS
 from klamm.protocol import messages
+from klamm.protocol.apis.fetch import FetchPartition, FetchRequest
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.update_metadata import (
     UpdateMetadataBroker,
@@ -25,6 +25,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopic,
 )
+from support.fetch_messages import fetch_request, result_of, to_fetch
 from support.group_wire import commit, committed, find_coordinator
 from support.message_oracle import body_of, library_class
 from support.one_broker import Client, OneBroker, batch, run, values
@@ -176,15 +177,18 @@ class Odd:
                 chance.choice(TOPICS),
                 [
                     FetchPartition(
-                        self.integer(32), chance.choice([-1, self.integer(32)]), self.integer(64),
-                        chance.choice([-1, self.integer(32)]), self.integer(64), self.integer(32),
+                        partition=self.integer(32), fetch_offset=self.integer(64), partition_max_bytes=self.integer(32),
+                        current_leader_epoch=chance.choice([-1, self.integer(32)]),
+                        last_fetched_epoch=chance.choice([-1, self.integer(32)]), log_start_offset=self.integer(64),
                     )
                     for _ in range(self.count())
                 ],
             )
             for _ in range(self.count())
         ]  # fmt: skip
-        return FetchRequest(
+        return fetch_request(
+            *topics,
+            *topics[: chance.choice([0, 1])],
             replica_id=chance.choice([-1, -1, -1, self.integer(32)]),
             max_wait_ms=chance.choice(TIMEOUTS),
             min_bytes=self.integer(32),
@@ -192,8 +196,10 @@ class Odd:
             isolation_level=self.integer(8),
             session_id=self.integer(32),
             session_epoch=self.integer(32),
-            topics=topics + topics[: chance.choice([0, 1])],
-            forgotten_topics=[(chance.choice(TOPICS), [self.integer(32)] * self.count()) for _ in range(self.count())],
+            forgotten_topics_data=[
+                FetchRequest.ForgottenTopic(topic=chance.choice(TOPICS), partitions=[self.integer(32)] * self.count())
+                for _ in range(self.count())
+            ],
             rack_id=chance.choice(TEXTS),
             cluster_id=chance.choice([None, *TEXTS]),
         )
@@ -528,9 +534,9 @@ def test_a_fetch_of_hardly_any_bytes_gets_one_batch(tmp_path: Path, max_bytes: i
         await client.create_topic("t", partitions=4)
         for partition in (1, 2, 3):
             await client.produce("t", partition, batch(b"%d" % partition))
-        wants = [FetchPartition(partition, -1, 0, -1, -1, 1 << 20) for partition in range(4)]
-        response = await client.request(ApiKey.FETCH, 12, FetchRequest(topics=[("t", wants)], max_bytes=max_bytes))
-        assert [values(result.records) for result in response.topics[0][1]] == [[], [b"1"], [], []]
+        wants = [to_fetch(partition, 0, 1 << 20) for partition in range(4)]
+        response = await client.request(ApiKey.FETCH, 12, fetch_request(("t", wants), max_bytes=max_bytes))
+        assert [values(result.records) for result in response.responses[0].partitions] == [[], [b"1"], [], []]
 
     run(tmp_path, scenario)
 
@@ -539,8 +545,8 @@ def test_a_fetch_does_not_wait_for_more_than_it_may_get(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")
         await client.produce("t", 0, batch(bytes(1000)))
-        want = FetchPartition(0, -1, 0, -1, -1, 1 << 20)
-        body = FetchRequest(topics=[("t", [want])], max_wait_ms=2**31 - 1, min_bytes=1 << 30, max_bytes=500)
-        assert (await client.request(ApiKey.FETCH, 12, body)).topics[0][1][0].records
+        want = to_fetch(0, 0, 1 << 20)
+        body = fetch_request(("t", [want]), max_wait_ms=2**31 - 1, min_bytes=1 << 30, max_bytes=500)
+        assert result_of(await client.request(ApiKey.FETCH, 12, body)).records
 
     run(tmp_path, scenario)

@@ -12,9 +12,9 @@ from klamm.broker.handlers import APIS
 from klamm.broker.security import Client as Principal
 from klamm.broker.security import Operation
 from klamm.protocol import messages
+from klamm.protocol.apis.fetch import EpochEndOffset
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import CompressionType, Record, build_batch
@@ -22,6 +22,7 @@ from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import ResourceType
 from support import group_wire
+from support.fetch_messages import fetch_request, result_of, to_fetch
 from support.one_broker import Client, OneBroker, batch, run, values
 
 # -- the road of the records
@@ -161,9 +162,9 @@ def test_a_batch_larger_than_the_limits_can_be_fetched(tmp_path: Path) -> None:
         big = bytes(100_000)
         for partition in (0, 1):
             await client.produce("t", partition, batch(big))
-        wants = [FetchPartition(partition, -1, 0, -1, -1, 10) for partition in (0, 1)]
-        body = FetchRequest(topics=[("t", wants)], max_bytes=10)
-        (_, (first, second)) = (await client.request(ApiKey.FETCH, 12, body)).topics[0]
+        wants = [to_fetch(partition, 0, 10) for partition in (0, 1)]
+        body = fetch_request(("t", wants), max_bytes=10)
+        first, second = (await client.request(ApiKey.FETCH, 12, body)).responses[0].partitions
         assert values(first.records) == [big]
         assert not second.records
 
@@ -175,19 +176,18 @@ def test_fetch_sessions(tmp_path: Path) -> None:
         await client.create_topic("t", partitions=3)
 
         async def fetch(session_id: int, epoch: int, *offsets: tuple[int, int]) -> Any:
-            wants = [FetchPartition(partition, -1, offset, -1, -1, 1000) for partition, offset in offsets]
-            body = FetchRequest(
-                session_id=session_id, session_epoch=epoch, topics=[("t", wants)] if wants else [], max_wait_ms=0
-            )
+            wants = [to_fetch(partition, offset, 1000) for partition, offset in offsets]
+            topics = [("t", wants)] if wants else []
+            body = fetch_request(*topics, session_id=session_id, session_epoch=epoch, max_wait_ms=0)
             return await client.request(ApiKey.FETCH, 12, body)
 
         full = await fetch(0, 0, (0, 0), (1, 0), (2, 0))
         assert full.session_id > 0
-        assert [one.partition for one in full.topics[0][1]] == [0, 1, 2]
-        assert (await fetch(full.session_id, 1)).topics == []
+        assert [one.partition_index for one in full.responses[0].partitions] == [0, 1, 2]
+        assert (await fetch(full.session_id, 1)).responses == []
         await client.produce("t", 1, batch(b"x"))
         news = await fetch(full.session_id, 2)
-        assert [(one.partition, values(one.records)) for one in news.topics[0][1]] == [(1, [b"x"])]
+        assert [(one.partition_index, values(one.records)) for one in news.responses[0].partitions] == [(1, [b"x"])]
         assert (await fetch(full.session_id, 2)).error_code == ErrorCode.INVALID_FETCH_SESSION_EPOCH
         assert (await fetch(full.session_id + 1, 1)).error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND
 
@@ -207,14 +207,12 @@ def test_leader_epochs_are_checked(tmp_path: Path) -> None:
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")
         for epoch, code in ((0, ErrorCode.NONE), (1, ErrorCode.UNKNOWN_LEADER_EPOCH)):
-            body = FetchRequest(topics=[("t", [FetchPartition(0, epoch, 0, -1, -1, 1000)])], max_wait_ms=0)
+            body = fetch_request(("t", [to_fetch(0, 0, 1000, epoch=epoch)]), max_wait_ms=0)
             response = await client.request(ApiKey.FETCH, 12, body)
-            assert response.topics[0][1][0].error_code == code
+            assert result_of(response).error_code == code
         await cluster.begin_leader_epoch(client, "t", 1)
-        response = await client.request(
-            ApiKey.FETCH, 12, FetchRequest(topics=[("t", [FetchPartition(0, 0, 0, -1, -1, 9)])])
-        )
-        assert response.topics[0][1][0].error_code == ErrorCode.FENCED_LEADER_EPOCH
+        response = await client.request(ApiKey.FETCH, 12, fetch_request(("t", [to_fetch(0, 0, 9, epoch=0)])))
+        assert result_of(response).error_code == ErrorCode.FENCED_LEADER_EPOCH
 
     run(tmp_path, scenario)
 
@@ -227,14 +225,15 @@ def test_a_reader_learns_where_its_log_differs(tmp_path: Path) -> None:
         await client.produce("t", 0, batch(b"c"))
 
         async def fetch(offset: int, last_epoch: int) -> Any:
-            body = FetchRequest(topics=[("t", [FetchPartition(0, -1, offset, last_epoch, -1, 1000)])])
-            return (await client.request(ApiKey.FETCH, 12, body)).topics[0][1][0]
+            body = fetch_request(("t", [to_fetch(0, offset, 1000, last_epoch=last_epoch)]))
+            return result_of(await client.request(ApiKey.FETCH, 12, body))
 
         agrees = await fetch(2, 0)
         assert (agrees.diverging_epoch, values(agrees.records)) == (None, [b"c"])
         # Epoch 0 ended at offset 2, so offset 3 cannot be of it.
         differs = await fetch(3, 0)
-        assert (differs.error_code, differs.diverging_epoch, differs.records or b"") == (ErrorCode.NONE, (0, 2), b"")
+        assert (differs.error_code, differs.records or b"") == (ErrorCode.NONE, b"")
+        assert differs.diverging_epoch == EpochEndOffset(epoch=0, end_offset=2)
         assert (await fetch(3, 7)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
 
     run(tmp_path, scenario)
@@ -814,7 +813,7 @@ def every_request() -> dict[ApiKey, Any]:
         ApiKey.CONTROLLED_SHUTDOWN: {"broker_id": 0},
         ApiKey.ALTER_ISR: {"broker_id": 0, "topics": []},
         ApiKey.PRODUCE: ProduceRequest.of(None, -1, 1000, [("t", [(0, batch(b"a"))])]),
-        ApiKey.FETCH: FetchRequest(topics=[("t", [FetchPartition(0, -1, 0, -1, -1, 1000)])], max_wait_ms=60_000),
+        ApiKey.FETCH: fetch_request(("t", [to_fetch(0, 0, 1000)]), max_wait_ms=60_000),
         ApiKey.LIST_OFFSETS: {
             "topics": [offsets(name="t", partitions=[offsets.ListOffsetsPartition(partition_index=0, timestamp=-1)])]
         },
@@ -993,8 +992,8 @@ def test_every_api_asks_the_authorizer(tmp_path: Path) -> None:
                 assert answer.authorized_operations == set()
         assert (await client.ask(ApiKey.METADATA, topics=None)).topics == []
         # A follower reads by its right to act in the cluster.
-        wants = [("t", [FetchPartition(0, -1, 0, -1, -1, 1000)])]
-        answer = await client.request(ApiKey.FETCH, 12, FetchRequest(replica_id=1, topics=wants))
+        wants = ("t", [to_fetch(0, 0, 1000)])
+        answer = await client.request(ApiKey.FETCH, 12, fetch_request(wants, replica_id=1))
         assert error_codes(answer) == {ErrorCode.TOPIC_AUTHORIZATION_FAILED}
 
     authorizer = DenyEverything()
@@ -1008,9 +1007,9 @@ def test_what_is_denied_does_not_disturb_what_is_allowed(tmp_path: Path) -> None
         answer = await client.request(ApiKey.PRODUCE, 9, body)
         codes = {topic.name: topic.partition_responses[0].error_code for topic in answer.responses}
         assert codes == {"t": ErrorCode.TOPIC_AUTHORIZATION_FAILED, "u": ErrorCode.NONE}
-        wants = [FetchPartition(0, -1, 0, -1, -1, 1000)]
-        answer = await client.request(ApiKey.FETCH, 12, FetchRequest(topics=[("t", wants), ("u", wants)]))
-        results = {topic: partitions[0] for topic, partitions in answer.topics}
+        wants = [to_fetch(0, 0, 1000)]
+        answer = await client.request(ApiKey.FETCH, 12, fetch_request(("t", wants), ("u", wants)))
+        results = {topic.topic: topic.partitions[0] for topic in answer.responses}
         assert results["t"].error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
         assert values(results["u"].records) == [b"b"]
 

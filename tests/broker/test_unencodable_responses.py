@@ -20,19 +20,20 @@ from klamm.broker.registry import registered
 from klamm.net.server import AnswerOnly, InvalidRequest
 from klamm.protocol import messages
 from klamm.protocol.apis import HAND_WRITTEN
+from klamm.protocol.apis.fetch import FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.apis.list_groups import ListGroupsRequest, ListGroupsResponse
 from klamm.protocol.apis.metadata import MetadataResponse
-from klamm.protocol.fetch import FetchRequest, FetchResponse, FetchResponsePartition
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse, LeaderAndIsrTopicErrors
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.schema import ZEROS, Field, Struct, fields_of
 from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
 from klamm.protocol.update_metadata import UpdateMetadataRequest, UpdateMetadataResponse
+from support.fetch_messages import fetch_response
 from support.one_broker import Client, OneBroker, run
 
 APIS = registered()
-HAND_WRITTEN_REQUESTS: dict[ApiKey, Any] = {
-    ApiKey.FETCH: FetchRequest(),
+REQUESTS: dict[ApiKey, Any] = {
+    ApiKey.FETCH: FetchRequest(),  # a consumer's: brokers are not throttled
     ApiKey.LEADER_AND_ISR: LeaderAndIsrRequest(0, 0),
     ApiKey.STOP_REPLICA: StopReplicaRequest(0, 0),
     ApiKey.UPDATE_METADATA: UpdateMetadataRequest(0, 0),
@@ -64,7 +65,7 @@ def places(message: Any, version: int, path: str = "") -> Iterator[tuple[Any, Fi
 
 def wrong_values(field: Field, version: int) -> Iterator[tuple[Any, str, str]]:
     """Values that no wire carries, the path to append, and how the error shows the value."""
-    nullable = version in field.nullable
+    nullable = version in field.nullable or field.is_left_out_as_none
     if field.is_array:
         yield 7, "", "7 is not a list"
         yield [object()], "[0]", "a object"
@@ -83,7 +84,7 @@ def wrong_values(field: Field, version: int) -> Iterator[tuple[Any, str, str]]:
 
 def dispatch(key: ApiKey, version: int, response: Any, quotas: Any = None) -> Any:
     """Dispatches a request of the API to a handler that gives this response."""
-    request = HAND_WRITTEN_REQUESTS.get(key) or filled(messages.request_class(key), version)
+    request = REQUESTS.get(key) or filled(messages.request_class(key), version)
     frame = b"".join(map(bytes, messages.encode_request(key, version, 1, "client", request)))
     api = replace(APIS[key], handle=lambda request: response)
     services: Any = SimpleNamespace(apis={key: api}, quotas=quotas or NoQuotas())
@@ -119,7 +120,7 @@ def test_a_response_with_a_wrong_value_closes_its_connection_and_names_the_field
         (
             ApiKey.FETCH,
             4,
-            FetchResponse(topics=[("t", [FetchResponsePartition(0, records=7)])]),  # type: ignore[arg-type]
+            fetch_response(("t", [PartitionData(partition_index=0, records=7)])),  # type: ignore[arg-type]
             "FetchResponse v4",
         ),
         (ApiKey.LEADER_AND_ISR, 5, LeaderAndIsrResponse(None), "LeaderAndIsrResponse v5"),  # type: ignore[arg-type]
@@ -182,8 +183,7 @@ OF_BROKERS = {
     ApiKey.CONTROLLED_SHUTDOWN,
     ApiKey.ALTER_ISR,
 }
-HAND_WRITTEN_RESPONSES: dict[ApiKey, Any] = {
-    ApiKey.FETCH: FetchResponse(),
+RESPONSES: dict[ApiKey, Any] = {
     ApiKey.LEADER_AND_ISR: LeaderAndIsrResponse(),
     ApiKey.STOP_REPLICA: StopReplicaResponse(),
     ApiKey.UPDATE_METADATA: UpdateMetadataResponse(),
@@ -193,7 +193,7 @@ HAND_WRITTEN_RESPONSES: dict[ApiKey, Any] = {
 @pytest.mark.parametrize("key", APIS, ids=lambda key: key.name)
 def test_throttling_fits_every_api(key: ApiKey) -> None:
     for version in range(APIS[key].min_version, APIS[key].max_version + 1):
-        response = HAND_WRITTEN_RESPONSES.get(key) or filled(messages.response_class(key), version)
+        response = RESPONSES.get(key) or filled(messages.response_class(key), version)
         answer = dispatch(key, version, response, ThrottleAll())
         if key in OF_BROKERS:
             assert answer.throttle_time_ms == 0
@@ -204,7 +204,7 @@ def test_throttling_fits_every_api(key: ApiKey) -> None:
 
 
 def test_followers_are_not_throttled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(HAND_WRITTEN_REQUESTS, ApiKey.FETCH, FetchRequest(replica_id=3))
+    monkeypatch.setitem(REQUESTS, ApiKey.FETCH, FetchRequest(replica_id=3))
     assert dispatch(ApiKey.FETCH, 12, FetchResponse(), ThrottleAll()).throttle_time_ms == 0
 
 

@@ -13,11 +13,11 @@ from klamm.broker.broker import Broker, BrokerStartError
 from klamm.environment import SystemEnvironment
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey
 from klamm.znodes.topics import NO_LEADER, LeaderAndIsr
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.errors import ConnectionLoss, SessionExpired
+from support.fetch_messages import fetch_request, result_of, to_fetch
 from support.one_broker import Client, OneBroker, batch, run, until, values
 from support.zookeeper.proxy import Proxy
 
@@ -93,8 +93,8 @@ async def leader_epoch_of(client: Client, topic: str) -> int:
 
 
 async def fetch_in_epoch(client: Client, epoch: int) -> Any:
-    body = FetchRequest(topics=[("t", [FetchPartition(0, epoch, 0, -1, -1, 1 << 20)])], max_wait_ms=0)
-    return (await client.request(ApiKey.FETCH, 12, body)).topics[0][1][0]
+    body = fetch_request(("t", [to_fetch(0, 0, 1 << 20, epoch=epoch)]), max_wait_ms=0)
+    return result_of(await client.request(ApiKey.FETCH, 12, body))
 
 
 # -- away

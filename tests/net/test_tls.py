@@ -13,8 +13,8 @@ from klamm.client.cluster import ClusterClient
 from klamm.net.client import AuthenticationFailed, ConnectFailed, ConnectionOptions, connect
 from klamm.net.security import SecurityError, TlsOptions, security_options
 from klamm.net.tls import client_context
+from klamm.protocol.apis.fetch import FetchableTopic, FetchResponse, PartitionData
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
-from klamm.protocol.fetch import FetchResponse, FetchResponsePartition
 from klamm.protocol.messages import ApiKey
 from support.certificates import Authority, one_line, openssl
 from support.toy_broker import FAST, echo_group_length, heartbeat, run, toy
@@ -63,7 +63,23 @@ def trusting(authority: Authority, **more: str) -> ConnectionOptions:
 
 
 def fetch_response(records: bytes) -> FetchResponse:
-    return FetchResponse(topics=[("t", [FetchResponsePartition(0, 0, 0, 0, 0, None, -1, records)])])
+    return FetchResponse(
+        responses=[
+            FetchableTopic(
+                topic="t",
+                partitions=[
+                    PartitionData(
+                        partition_index=0,
+                        error_code=0,
+                        high_watermark=0,
+                        last_stable_offset=0,
+                        log_start_offset=0,
+                        records=records,
+                    )
+                ],
+            )
+        ]
+    )
 
 
 def test_messages_of_all_sizes(authority: Authority, stores: dict[str, Path]) -> None:

@@ -3,8 +3,9 @@
 import pytest
 
 from klamm.protocol import messages
-from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse, FetchResponsePartition
+from klamm.protocol.apis.fetch import FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.messages import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey, InvalidFrame, request_class, response_class
+from support.fetch_messages import fetch_request, fetch_response, to_fetch
 
 PARTITIONS = 2500
 
@@ -126,15 +127,18 @@ def by_topic(shape, make):
 @pytest.mark.parametrize("shape", [(2500, 1), (25, 100)])
 @pytest.mark.parametrize("version", range(4, 13))
 def test_a_large_fetch(version, shape):
-    known = {"current_leader_epoch": 3 if version >= 9 else -1, "last_fetched_epoch": 2 if version >= 12 else -1}
-    request = FetchRequest(
-        1,
-        topics=by_topic(
+    request = fetch_request(
+        *by_topic(
             shape,
-            lambda number: FetchPartition(
-                number, known["current_leader_epoch"], 5, known["last_fetched_epoch"], 1 if version >= 5 else -1, 99
+            lambda number: to_fetch(
+                number,
+                5,
+                99,
+                epoch=3 if version >= 9 else -1,
+                last_epoch=2 if version >= 12 else -1,
+                log_start_offset=1 if version >= 5 else -1,
             ),
-        ),
+        )
     )
     body, steps = taken(messages.encode_request_body_steps(ApiKey.FETCH, version, request))
     assert steps >= 3
@@ -143,23 +147,34 @@ def test_a_large_fetch(version, shape):
     position = messages.parse_request_header(data[4:]).body_position
     decoded, steps = taken(messages.request_steps(ApiKey.FETCH, version, data[4:], position))
     assert steps >= 3
-    assert decoded.topics == request.topics
+    assert decoded == request
 
 
+@pytest.mark.parametrize("size", [10, 4095, 5000])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("version", [4, 11, 12])
-def test_a_large_fetch_response(version, shape):
+def test_a_large_fetch_response_has_as_many_steps_whatever_the_size_of_the_records(version, shape, size):
+    records = b"x" * size
     start = 1 if version >= 5 else -1
-    response = FetchResponse(
-        topics=by_topic(shape, lambda number: FetchResponsePartition(number, 0, 9, 8, start, records=b"x" * 10))
+    response = fetch_response(
+        *by_topic(
+            shape,
+            lambda number: PartitionData(
+                partition_index=number,
+                high_watermark=9,
+                last_stable_offset=8,
+                log_start_offset=start,
+                records=records,
+            ),
+        )
     )
     at_once = b"".join(messages.encode_response(ApiKey.FETCH, version, 7, response))
     buffers, steps = taken(messages.encode_response_steps(ApiKey.FETCH, version, 7, response))
     assert b"".join(buffers) == at_once
-    assert steps >= 3
+    assert 10 <= steps <= 30
     decoded, steps = taken(messages.response_steps(ApiKey.FETCH, version, at_once[4:]))
-    assert steps >= 3
-    assert decoded.topics == response.topics
+    assert 10 <= steps <= 30
+    assert decoded == response
 
 
 def test_a_small_fetch_is_encoded_at_once():

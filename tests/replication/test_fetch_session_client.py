@@ -7,14 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.broker.fetch_session import FetchSessionCache
+from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse, FetchResponsePartition
 from klamm.protocol.primitives import in_one_go
 from klamm.replication.fetch_session_client import FetchSessionClient
+from support.fetch_messages import fetch_response, forgotten_of, to_fetch, wanted_of
 
 
 def entry(partition: int, offset: int = 0, epoch: int = 1) -> FetchPartition:
-    return FetchPartition(partition, epoch, offset, 0, 0, 1000)
+    return to_fetch(partition, offset, 1000, epoch=epoch, last_epoch=0, log_start_offset=0)
 
 
 def asked(session: FetchSessionClient) -> FetchRequest:
@@ -24,10 +25,10 @@ def asked(session: FetchSessionClient) -> FetchRequest:
 
 
 def answer(session_id: int, *partitions: tuple[str, int], error: int = 0, throttle_time_ms: int = 0) -> FetchResponse:
-    topics: dict[str, list[FetchResponsePartition]] = {}
+    topics: dict[str, list[PartitionData]] = {}
     for topic, partition in partitions:
-        topics.setdefault(topic, []).append(FetchResponsePartition(partition))
-    return FetchResponse(throttle_time_ms, error, session_id, list(topics.items()))
+        topics.setdefault(topic, []).append(PartitionData(partition_index=partition))
+    return fetch_response(*topics.items(), throttle_time_ms=throttle_time_ms, error_code=error, session_id=session_id)
 
 
 def begun(*partitions: tuple[str, int], session_id: int = 7) -> FetchSessionClient:
@@ -49,8 +50,8 @@ def test_the_first_request_names_everything_by_topic() -> None:
     request = asked(session)
     assert not session.is_empty
     assert (request.session_id, request.session_epoch) == (0, 0)
-    assert request.topics == [("a", [entry(0), entry(3)]), ("b", [entry(0)])]
-    assert request.forgotten_topics == []
+    assert wanted_of(request) == [("a", [entry(0), entry(3)]), ("b", [entry(0)])]
+    assert forgotten_of(request) == []
 
 
 def test_later_requests_name_only_what_has_changed() -> None:
@@ -64,8 +65,8 @@ def test_later_requests_name_only_what_has_changed() -> None:
     session.forget(("b", 0))  # removed
     request = asked(session)
     assert (request.session_id, request.session_epoch) == (7, 2)
-    assert request.topics == [("a", [entry(1, offset=10)]), ("c", [entry(5)])]
-    assert request.forgotten_topics == [("b", [0])]
+    assert wanted_of(request) == [("a", [entry(1, offset=10)]), ("c", [entry(5)])]
+    assert forgotten_of(request) == [("b", [0])]
     assert session.accept(answer(7, ("c", 5)))
     assert asked(session).topics == []
 
@@ -75,8 +76,8 @@ def test_removed_and_added_again_before_the_next_request_is_a_change() -> None:
     session.forget(("a", 0))
     session.want(("a", 0), entry(0, epoch=2))
     request = asked(session)
-    assert request.topics == [("a", [entry(0, epoch=2)])]
-    assert request.forgotten_topics == []
+    assert wanted_of(request) == [("a", [entry(0, epoch=2)])]
+    assert forgotten_of(request) == []
 
 
 def test_added_and_removed_before_the_next_request_is_nothing() -> None:
@@ -84,7 +85,7 @@ def test_added_and_removed_before_the_next_request_is_nothing() -> None:
     session.want(("b", 0), entry(0))
     session.forget(("b", 0))
     request = asked(session)
-    assert request.topics == request.forgotten_topics == []
+    assert request.topics == request.forgotten_topics_data == []
 
 
 def test_an_answer_under_way_may_name_what_is_not_wanted_any_more() -> None:
@@ -92,7 +93,7 @@ def test_an_answer_under_way_may_name_what_is_not_wanted_any_more() -> None:
     asked(session)
     session.forget(("a", 0))
     assert session.accept(answer(7, ("a", 0), ("a", 1)))
-    assert asked(session).forgotten_topics == [("a", [0])]
+    assert forgotten_of(asked(session)) == [("a", [0])]
     assert not session.accept(answer(7, ("a", 0)))
 
 
@@ -105,7 +106,7 @@ def test_without_a_session_every_request_is_full_and_the_last_changed_come_last(
     session.want(("a", 0), entry(0, offset=5))
     request = asked(session)
     assert (request.session_id, request.session_epoch) == (0, 0)
-    assert request.topics == [("b", [entry(0)]), ("a", [entry(0, offset=5)])]
+    assert wanted_of(request) == [("b", [entry(0)]), ("a", [entry(0, offset=5)])]
 
 
 def test_a_session_that_the_leader_has_closed_begins_anew() -> None:
@@ -114,7 +115,7 @@ def test_a_session_that_the_leader_has_closed_begins_anew() -> None:
     assert session.accept(answer(0, ("a", 0)))
     request = asked(session)
     assert (request.session_id, request.session_epoch) == (0, 0)
-    assert request.topics == [("a", [entry(0)])]
+    assert wanted_of(request) == [("a", [entry(0)])]
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_a_refusal_is_followed_by_a_full_request(error: ErrorCode, closed_sessio
     assert not session.accept(answer(0, error=error))
     request = asked(session)
     assert (request.session_id, request.session_epoch) == (closed_session, 0)
-    assert request.topics == [("a", [entry(0), entry(1)])]
+    assert wanted_of(request) == [("a", [entry(0), entry(1)])]
     assert session.accept(answer(8, ("a", 0), ("a", 1)))
     assert asked(session).session_id == 8
 
@@ -143,7 +144,7 @@ def test_no_answer_is_followed_by_a_full_request() -> None:
     session.request_failed()
     request = asked(session)
     assert (request.session_id, request.session_epoch) == (7, 0)
-    assert request.topics == [("a", [entry(0), entry(1)])]
+    assert wanted_of(request) == [("a", [entry(0), entry(1)])]
 
 
 @pytest.mark.parametrize("partitions", [[], [("a", 0)], [("a", 0), ("a", 1), ("a", 2)], [("a", 0), ("b", 1)]])
@@ -197,8 +198,8 @@ def test_the_leaders_session_always_holds_what_is_wanted(plan) -> None:
                 leader.begin(
                     request.session_id,
                     request.session_epoch,
-                    [(topic, want) for topic, partitions in request.topics for want in partitions],
-                    [(topic, number) for topic, numbers in request.forgotten_topics for number in numbers],
+                    [(topic, want) for topic, partitions in wanted_of(request) for want in partitions],
+                    [(topic, number) for topic, numbers in forgotten_of(request) for number in numbers],
                     is_follower=True,
                 )
             )
@@ -206,13 +207,13 @@ def test_the_leaders_session_always_holds_what_is_wanted(plan) -> None:
             session.accept(FetchResponse(error_code=error.code))
             return
         assert {(topic, want.partition): want for topic, want in exchange.wanted} == wanted
-        results = [(topic, FetchResponsePartition(want.partition)) for topic, want in exchange.wanted]
+        results = [(topic, PartitionData(partition_index=want.partition)) for topic, want in exchange.wanted]
         answers = [(topic, result) for topic, result in results if exchange.must_answer(topic, result)]
         if not answered:
             session.request_failed()
             return
         topics = [(topic, [result]) for topic, result in answers]
-        assert session.accept(FetchResponse(session_id=exchange.session_id, topics=topics))
+        assert session.accept(fetch_response(*topics, session_id=exchange.session_id))
 
     for step in [*plan, ("fetch",), ("fetch",)]:
         match step:

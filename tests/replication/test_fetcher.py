@@ -12,14 +12,15 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
 from klamm.net.framing import FrameReader
 from klamm.protocol import messages
+from klamm.protocol.apis.fetch import EpochEndOffset, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.fetch import FetchResponse, FetchResponsePartition
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
 from klamm.protocol.messages import ApiKey, response_class
 from klamm.replication import fetcher
 from klamm.replication.fetch_state import InitialFetchState
 from klamm.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.replication.partition import Partition
+from support.fetch_messages import fetch_response, forgotten_of, wanted_of
 from support.logs import NOW_MS, DiskEnvironment, append, batch, open_log, read_all
 
 LEADER = 2
@@ -44,7 +45,7 @@ class Asked:
         """(leader epoch, offset, last fetched epoch) by partition."""
         return {
             (topic, want.partition): (want.current_leader_epoch, want.fetch_offset, want.last_fetched_epoch)
-            for topic, partitions in self.body.topics
+            for topic, partitions in wanted_of(self.body)
             for want in partitions
         }
 
@@ -59,9 +60,9 @@ class Asked:
         )
 
     def answer_fetch(self, results=(), *, session_id=7, error=0):
-        """`results`: (partition, FetchResponsePartition) pairs."""
+        """`results`: (partition, PartitionData) pairs."""
         topics = [(topic, [result]) for (topic, _), result in results]
-        self.answer(FetchResponse(0, error, session_id, topics))
+        self.answer(fetch_response(*topics, error_code=error, session_id=session_id))
 
 
 class LeaderConnection(FrameReader):
@@ -210,8 +211,14 @@ def records(offset, *values, epoch=1):
 
 
 def result(topic_partition, data=b"", *, hw=0, start=0, error=0, diverging=None):
-    return topic_partition, FetchResponsePartition(
-        topic_partition[1], error, hw, hw, start, records=data, diverging_epoch=diverging
+    return topic_partition, PartitionData(
+        partition_index=topic_partition[1],
+        error_code=error,
+        high_watermark=hw,
+        last_stable_offset=hw,
+        log_start_offset=start,
+        records=data,
+        diverging_epoch=diverging and EpochEndOffset(epoch=diverging[0], end_offset=diverging[1]),
     )
 
 
@@ -228,7 +235,7 @@ def test_the_first_fetch_says_who_asks_and_names_everything():
         assert (body.replica_id, body.max_wait_ms, body.min_bytes, body.max_bytes) == (1, 250, 2, 3_000_000)
         assert (body.isolation_level, asked.session) == (0, (0, 0))
         assert asked.wanted == {T0: (5, 0, -1), T1: (5, 2, 3), U0: (5, 0, -1)}
-        assert {want.partition_max_bytes for _, wants in body.topics for want in wants} == {400_000}
+        assert {want.partition_max_bytes for _, wants in wanted_of(body) for want in wants} == {400_000}
 
     scenario(
         test,
@@ -275,7 +282,7 @@ def test_the_high_watermark_and_the_log_start_follow_the_leader():
         asked = await leader.asked()
         assert (log.high_watermark, log.log_start_offset) == (2, 1)
         assert asked.wanted == {T0: (1, 3, 1)}
-        assert asked.body.topics[0][1][0].log_start_offset == 1
+        assert asked.body.topics[0].partitions[0].log_start_offset == 1
         asked.answer_fetch([result(T0, hw=3, start=99)])
         await leader.asked()
         assert log.log_start_offset == 3
@@ -296,7 +303,7 @@ def test_partitions_come_and_go_between_fetches():
         asked.answer_fetch([result(T1, records(0, b"a"))])
         asked = await leader.asked()
         assert asked.wanted == {T1: (1, 1, 1), U0: (1, 0, -1)}
-        assert asked.body.forgotten_topics == [("t", [0])]
+        assert forgotten_of(asked.body) == [("t", [0])]
         follower.follow(T1, epoch=2)
         asked.answer_fetch()
         assert (await leader.asked()).wanted == {T1: (2, 1, 1)}
@@ -313,12 +320,12 @@ def test_many_partitions():
         follower.follow(*keys)
         asked = await leader.asked()
         assert list(asked.wanted) == keys
-        asked.answer(FetchResponse(0, 0, 7, [("m", [result(key)[1] for key in keys])]))
+        asked.answer(fetch_response(("m", [result(key)[1] for key in keys]), session_id=7))
         asked = await leader.asked()
         assert (asked.session, asked.wanted) == ((7, 1), {})
         follower.manager.remove_fetchers(keys[:600])
         asked.answer_fetch()
-        assert len((await leader.asked()).body.forgotten_topics[0][1]) == 600
+        assert len((await leader.asked()).body.forgotten_topics_data[0].partitions) == 600
 
     scenario(test)
 
@@ -431,7 +438,7 @@ def test_a_leader_that_names_no_end_within_the_log_is_not_asked_in_a_hot_loop():
         follower.follow(T0, T1, epoch=5)
         (await leader.asked()).answer_fetch([result(T0, diverging=(1, 3)), result(T1)])
         asked = await leader.asked()
-        assert asked.body.forgotten_topics == [("t", [0])]
+        assert forgotten_of(asked.body) == [("t", [0])]
         assert asked.body.max_wait_ms < 100  # it is back in time for another try
         asked.answer_fetch()
         while T0 not in (asked := await leader.asked()).wanted:
@@ -467,7 +474,7 @@ def test_a_partition_that_leaves_while_the_disk_is_waited_for_gets_nothing():
         partition.environment.before_blocking = lambda: follower.lead(T0, 3)
         asked.answer_fetch([result(T0, records(1, b"n", epoch=2))])
         asked = await leader.asked()
-        assert asked.body.forgotten_topics == [("t", [0])]
+        assert forgotten_of(asked.body) == [("t", [0])]
         assert partition.log.log_end_offset == 1
         assert partition.is_leader
 
@@ -726,7 +733,7 @@ def test_a_fenced_partition_waits_for_the_controller():
         follower.follow(T0, T1)
         (await leader.asked()).answer_fetch([result(T0, error=ErrorCode.FENCED_LEADER_EPOCH), result(T1)])
         asked = await leader.asked()
-        assert asked.body.forgotten_topics == [("t", [0])]
+        assert forgotten_of(asked.body) == [("t", [0])]
         assert follower.manager.failed_partitions == [T0]
         follower.follow(T0, epoch=2)
         assert follower.manager.failed_partitions == []
@@ -753,7 +760,7 @@ def test_other_errors_only_delay_the_partition(error):
         for _ in range(3):
             asked.answer_fetch([result(T0, error=error)] + [result(T1)] * (asked.session[1] == 0))
             asked = await leader.asked()
-            assert asked.body.forgotten_topics == [("t", [0])]
+            assert forgotten_of(asked.body) == [("t", [0])]
             assert asked.body.max_wait_ms < 100  # it is back in time for another try
             while T0 not in asked.wanted:
                 asked.answer_fetch()
@@ -791,7 +798,7 @@ def test_records_that_do_not_follow_end_the_fetching():
         follower.host(T0, 1, 1)
         follower.follow(T0, T1)
         (await leader.asked()).answer_fetch([result(T0, records(0, b"a")), result(T1)])
-        assert (await leader.asked()).body.forgotten_topics == [("t", [0])]
+        assert forgotten_of((await leader.asked()).body) == [("t", [0])]
         assert follower.manager.failed_partitions == [T0]
         assert follower.partitions[T0].log.log_end_offset == 2
 
@@ -806,7 +813,7 @@ def test_a_failing_disk_ends_the_fetching_of_its_partition_only():
         (await leader.asked()).answer_fetch([result(T0, records(0, b"a")), result(T1, records(0, b"x"))])
         asked = await leader.asked()
         assert asked.wanted == {T1: (1, 1, 1)}
-        assert asked.body.forgotten_topics == [("t", [0])]
+        assert forgotten_of(asked.body) == [("t", [0])]
         assert follower.manager.failed_partitions == [T0]
         assert partition.log.failures
 
@@ -898,7 +905,7 @@ def test_a_partition_that_leads_before_its_fetcher_knows_is_left_alone():
         asked = await leader.asked()
         partition.make_leader(state_of(0, FOLLOWER, 2))
         asked.answer_fetch([result(T0, diverging=(0, 0)), result(T1)])
-        assert (await leader.asked()).body.forgotten_topics == [("t", [0])]
+        assert forgotten_of((await leader.asked()).body) == [("t", [0])]
         assert partition.log.log_end_offset == 2
 
     scenario(test)
@@ -911,7 +918,7 @@ def test_a_partition_that_follows_a_newer_epoch_before_its_fetcher_knows_is_left
         asked = await leader.asked()
         partition.make_follower(state_of(0, LEADER, 2))
         asked.answer_fetch([result(T0, diverging=(1, 1)), result(T1)])
-        assert (await leader.asked()).body.forgotten_topics == [("t", [0])]
+        assert forgotten_of((await leader.asked()).body) == [("t", [0])]
         assert partition.log.log_end_offset == 2
 
     scenario(test)
@@ -1005,7 +1012,7 @@ def test_a_partition_moves_from_leader_to_leader():
             assert sorted(follower.manager.leaders) == [LEADER, 3]
             assert (await other.asked()).wanted == {T0: (2, 0, -1)}
             asked.answer_fetch([result(T0, records(0, b"a")), result(T1)])
-            assert (await leader.asked()).body.forgotten_topics == [("t", [0])]
+            assert forgotten_of((await leader.asked()).body) == [("t", [0])]
             assert follower.partitions[T0].log.log_end_offset == 0
         finally:
             other.stop()

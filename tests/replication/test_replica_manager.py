@@ -6,6 +6,7 @@ from uuid import UUID
 
 import pytest
 
+from klamm.protocol.apis.fetch import EpochEndOffset
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.stop_replica import StopReplicaPartitionState, StopReplicaRequest, StopReplicaTopic
 from klamm.protocol.update_metadata import UpdateMetadataRequest
@@ -434,7 +435,11 @@ async def test_a_fetch_that_is_out_of_range_or_differs_acknowledges_nothing(brok
     [result] = await fetch(broker, want(1, epoch=0), replica_id=2)
     assert result.error_code == ErrorCode.FENCED_LEADER_EPOCH
     [result] = await fetch(broker, want(1, epoch=2, last_fetched_epoch=1), replica_id=2, max_wait_ms=60_000)
-    assert (result.error_code, result.diverging_epoch, result.records) == (OK, (0, 1), b"")
+    assert (result.error_code, result.diverging_epoch, result.records) == (
+        OK,
+        EpochEndOffset(epoch=0, end_offset=1),
+        b"",
+    )
     assert (partition.log.high_watermark, partition.remote_replicas[2].log_end_offset) == (0, -1)
     [result] = await fetch(broker, want(1, epoch=2, last_fetched_epoch=0), replica_id=2)
     assert (result.error_code, result.diverging_epoch) == (OK, None)

@@ -19,7 +19,6 @@ from klamm.net.client import connect
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.fetch import FetchPartition, FetchRequest
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.replication.partition import Partition
@@ -27,6 +26,7 @@ from klamm.simulation.cluster import BROKER_PORT, CLIENT_OPTIONS, SimulatedClust
 from klamm.simulation.verdict import converge, replica_bytes
 from klamm.simulation.workload import delete_topic
 from klamm.simulation.world import World
+from support.fetch_messages import fetch_request, result_of, to_fetch
 
 TOPIC = "t"
 OFFSETS_TOPIC = "__consumer_offsets"
@@ -171,7 +171,7 @@ async def ask_broker(cluster: SimulatedCluster, broker_id: int, api_key: ApiKey,
     connection.close()
     if api_key is ApiKey.PRODUCE:
         return int(answer.responses[0].partition_responses[0].error_code)
-    return int(answer.topics[0][1][0].error_code)
+    return int(result_of(answer).error_code)
 
 
 async def produce_to(cluster: SimulatedCluster, broker_id: int) -> int:
@@ -182,8 +182,8 @@ async def produce_to(cluster: SimulatedCluster, broker_id: int) -> int:
 
 
 async def fetch_from(cluster: SimulatedCluster, broker_id: int) -> int:
-    want = FetchPartition(0, -1, 0, -1, -1, 1 << 20)
-    request = FetchRequest(max_wait_ms=100, min_bytes=1, topics=[(TOPIC, [want])])
+    want = to_fetch(0, 0, 1 << 20)
+    request = fetch_request((TOPIC, [want]), max_wait_ms=100, min_bytes=1)
     return await ask_broker(cluster, broker_id, ApiKey.FETCH, request)
 
 

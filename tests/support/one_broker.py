@@ -14,13 +14,14 @@ from klamm.broker.broker import Broker
 from klamm.config.broker import BrokerConfig
 from klamm.environment import Environment, SystemEnvironment
 from klamm.protocol import messages
+from klamm.protocol.apis.fetch import PartitionData
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
-from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponsePartition
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest, LeaderAndIsrTopic, LiveLeader
 from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
 from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
 from klamm.zookeeper.client import State
 from klamm.zookeeper.server import ZooKeeperServer
+from support.fetch_messages import fetch_request, result_of, to_fetch
 
 
 class Client:
@@ -86,11 +87,11 @@ class Client:
 
     async def fetch(
         self, topic: str, partition: int, offset: int, *, version: int = 12, max_bytes: int = 1 << 20, **options: Any
-    ) -> FetchResponsePartition:
-        want = FetchPartition(partition, -1, offset, -1, -1, max_bytes)
-        body = FetchRequest(topics=[(topic, [want])], **{"max_wait_ms": 0, "min_bytes": 1} | options)
+    ) -> PartitionData:
+        want = to_fetch(partition, offset, max_bytes)
+        body = fetch_request((topic, [want]), **{"max_wait_ms": 0, "min_bytes": 1} | options)
         response = await self.request(ApiKey.FETCH, version, body)
-        return response.topics[0][1][0]
+        return result_of(response)
 
 
 class OneBroker:
@@ -242,6 +243,5 @@ def values(records: Any) -> list[bytes | None]:
 
 
 def fetch_frame(correlation_id: int = 1, offset: int = 0, **options: Any) -> bytes:
-    wants = [("t", [FetchPartition(0, -1, offset, -1, -1, 1 << 30)])]
-    body = FetchRequest(topics=wants, **{"max_wait_ms": 0, "max_bytes": 1 << 30} | options)
+    body = fetch_request(("t", [to_fetch(0, offset, 1 << 30)]), **{"max_wait_ms": 0, "max_bytes": 1 << 30} | options)
     return b"".join(map(bytes, messages.encode_request(ApiKey.FETCH, 12, correlation_id, "c", body)))

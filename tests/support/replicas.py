@@ -10,7 +10,7 @@ from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
 from klamm.environment import FileSystem
 from klamm.net.response_memory import ResponseMemory
-from klamm.protocol.fetch import FetchPartition
+from klamm.protocol.apis.fetch import FetchPartition
 from klamm.protocol.leader_and_isr import (
     LeaderAndIsrPartitionState,
     LeaderAndIsrRequest,
@@ -24,6 +24,7 @@ from klamm.simulation.loop import simulated_loop
 from klamm.storage.log_directory import MetaProperties
 from klamm.storage.log_manager import LogManager
 from support.failing_disk import FailingDisk
+from support.fetch_messages import to_fetch
 
 ME = 1
 NOW_MS = 1_700_000_000_000
@@ -228,4 +229,4 @@ def values_in(data: Any) -> list[bytes | None]:
 def want(
     offset: int, *, partition: int = 0, epoch: int = -1, last_fetched_epoch: int = -1, max_bytes: int = 1_000_000
 ) -> tuple[str, FetchPartition]:
-    return "t", FetchPartition(partition, epoch, offset, last_fetched_epoch, -1, max_bytes)
+    return "t", to_fetch(partition, offset, max_bytes, epoch=epoch, last_epoch=last_fetched_epoch)

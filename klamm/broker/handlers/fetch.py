@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation
+from klamm.protocol.apis.fetch import FetchableTopic, FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.fetch import FetchRequest, FetchResponse, FetchResponsePartition
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import CompressionType
 from klamm.protocol.vocabulary import ResourceType
@@ -28,9 +28,14 @@ def error_response(request: Request[FetchRequest], error: KafkaError) -> FetchRe
     if request.version >= FIRST_VERSION_WITH_SESSIONS:
         return FetchResponse(error_code=error.code)
     return FetchResponse(
-        topics=[
-            (topic, [FetchResponsePartition(want.partition, error.code) for want in partitions])
-            for topic, partitions in request.body.topics
+        responses=[
+            FetchableTopic(
+                topic=topic.topic,
+                partitions=[
+                    PartitionData(partition_index=want.partition, error_code=error.code) for want in topic.partitions
+                ],
+            )
+            for topic in request.body.topics
         ]
     )
 
@@ -49,8 +54,8 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
         services.fetch_sessions.begin(
             body.session_id,
             body.session_epoch,
-            [(topic, want) for topic, partitions in body.topics for want in partitions],
-            [(topic, number) for topic, numbers in body.forgotten_topics for number in numbers],
+            [(topic.topic, want) for topic in body.topics for want in topic.partitions],
+            [(topic.topic, number) for topic in body.forgotten_topics_data for number in topic.partitions],
             is_follower=is_follower,
         )
     )
@@ -68,17 +73,22 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
     if refused:
         allowed = iter(results)
         results = [
-            FetchResponsePartition(want.partition, refused[topic]) if topic in refused else next(allowed)
+            PartitionData(partition_index=want.partition, error_code=refused[topic])
+            if topic in refused
+            else next(allowed)
             for topic, want in exchange.wanted
         ]
-    topics: dict[str, list[FetchResponsePartition]] = {}
+    topics: dict[str, list[PartitionData]] = {}
     slices = Slices(PARTITIONS_PER_SLICE)
     for (topic, _), result in zip(exchange.wanted, results, strict=True):
         if exchange.must_answer(topic, result):
             topics.setdefault(topic, []).append(result)
         if slices.is_over():
             await asyncio.sleep(0)
-    return FetchResponse(session_id=exchange.session_id, topics=list(topics.items()))
+    return FetchResponse(
+        session_id=exchange.session_id,
+        responses=[FetchableTopic(topic=topic, partitions=partitions) for topic, partitions in topics.items()],
+    )
 
 
 def _refused_topics(

@@ -1,9 +1,8 @@
 """The messages of Kafka's APIs, a module for each API: the request, the response, and which versions there are.
 
-Four APIs have hand-written messages and codecs, in modules of their own beside this package. LeaderAndIsr,
+Three APIs have hand-written messages and codecs, in modules of their own beside this package. LeaderAndIsr,
 UpdateMetadata and StopReplica keep the encoding of each partition, so that all brokers share it: 10,000 partitions are
-encoded for the next broker in 0.05 ms instead of 6.5. Fetch has its partitions as tuples, which all of replication
-handles; compiled, its codec takes 0.4 to 1.1 of the time (`bench/messages.py`).
+encoded for the next broker in 0.05 ms instead of 6.5 (`bench/messages.py`).
 
 What must stay true: a module is imported when its API is first needed, because a client needs few of them. `load_all`
 imports all of them, for processes that are about to fork.
@@ -15,12 +14,11 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from klamm.protocol import fetch, leader_and_isr, stop_replica, update_metadata
+from klamm.protocol import leader_and_isr, stop_replica, update_metadata
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.schema import Api, Size
 
 HAND_WRITTEN: dict[ApiKey, ModuleType] = {
-    ApiKey.FETCH: fetch,
     ApiKey.LEADER_AND_ISR: leader_and_isr,
     ApiKey.STOP_REPLICA: stop_replica,
     ApiKey.UPDATE_METADATA: update_metadata,

@@ -25,8 +25,8 @@ from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetad
 from klamm.client.list_offsets import CONSUMER, asked_at, list_offsets_request
 from klamm.client.threads import Work, start
 from klamm.net.client import Connection, Disconnected, NotSent
+from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.fetch import FetchPartition, FetchRequest, FetchResponse, FetchResponsePartition
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import (
     EARLIEST_TIMESTAMP,
@@ -101,7 +101,8 @@ def read_range(
             bytes_per_offset = len(batches.records) / (offset - first)
             rest_bytes = int(FIRST_FETCH_BYTES + bytes_per_offset * (records.end_offset - offset))
             under_way = start(options.client, fetcher.fetch(offset, min(rest_bytes, most_bytes)))
-            yield from decoder.decode(batches, first, offset, fetched.aborted_transactions or ())
+            aborted = [(one.producer_id, one.first_offset) for one in fetched.aborted_transactions or ()]
+            yield from decoder.decode(batches, first, offset, aborted)
     finally:
         under_way.cancel()
 
@@ -118,7 +119,7 @@ class _Passing(Exception):
 class _Fetched(NamedTuple):
     """The leader's records, None at the end of the range; and the losses found before them."""
 
-    answer: FetchResponsePartition | None
+    answer: PartitionData | None
     losses: Sequence[Loss]
 
 
@@ -158,7 +159,7 @@ class _Fetcher:
                 if offset >= self._range.end_offset:
                     return _Fetched(None, losses)
                 found = await self._attempt(client, offset, max_bytes, is_fresh=refresh)
-                if isinstance(found, FetchResponsePartition):
+                if isinstance(found, PartitionData):
                     if not self._options.fail_on_data_loss:
                         await client.refresh_metadata([self._range.topic])
                         self._check_topic(client, at_end=True)
@@ -205,7 +206,7 @@ class _Fetcher:
 
     async def _attempt(
         self, client: ClusterClient, offset: int, max_bytes: int, *, is_fresh: bool
-    ) -> FetchResponsePartition | Loss | int:
+    ) -> PartitionData | Loss | int:
         """One fetch: records, or what is lost of them, or the next offset that may have some."""
         state = self._state(client)
         connection = await self._connection(client, state)
@@ -263,14 +264,19 @@ class _Fetcher:
         return offset
 
     def _request(self, state: PartitionMetadata, offset: int, max_bytes: int) -> FetchRequest:
-        asked = FetchPartition(self._partition, state.leader_epoch, offset, -1, -1, max_bytes)
+        asked = FetchPartition(
+            partition=self._partition,
+            current_leader_epoch=state.leader_epoch,
+            fetch_offset=offset,
+            partition_max_bytes=max_bytes,
+        )
         return FetchRequest(
             replica_id=CONSUMER,
             max_wait_ms=self._options.fetch_max_wait_ms,
             min_bytes=1,
             max_bytes=max_bytes,
             isolation_level=READ_COMMITTED if self._options.read_committed else READ_UNCOMMITTED,
-            topics=[(self._range.topic, [asked])],
+            topics=[FetchTopic(topic=self._range.topic, partitions=[asked])],
         )
 
     def _state(self, client: ClusterClient) -> PartitionMetadata:
@@ -299,6 +305,6 @@ class _Fetcher:
         return loss
 
 
-def _only(response: FetchResponse) -> FetchResponsePartition | None:
+def _only(response: FetchResponse) -> PartitionData | None:
     """The answer for the one partition that was asked for."""
-    return next((partition for _, partitions in response.topics for partition in partitions), None)
+    return next((partition for topic in response.responses for partition in topic.partitions), None)

@@ -11,13 +11,14 @@ import pytest
 from klamm.client.cluster import ClusterMetadata, PartitionMetadata, TopicMetadata
 from klamm.client.options import ClientOptions
 from klamm.net.client import Disconnected, UnsupportedVersion
+from klamm.protocol.apis.fetch import FetchRequest, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.fetch import FetchRequest, FetchResponse, FetchResponsePartition
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.spark.read import partition_reader
 from klamm.spark.read.partition_reader import Loss, _Fetcher, read_range
 from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange
+from support.fetch_messages import fetch_response
 
 ID, OTHER_ID = UUID(int=1), UUID(int=2)
 RANGE = PartitionRange("t", 0, 10, 20, ID.hex)
@@ -27,7 +28,7 @@ OPTIONS = FetchOptions(ClientOptions((("nowhere", 1),)), poll_timeout_ms=400)
 # Loading it may take longer than OPTIONS waits.
 request_class(ApiKey.LIST_OFFSETS)
 
-Answer = FetchResponsePartition | Exception | None
+Answer = PartitionData | Exception | None
 
 
 @dataclass
@@ -59,7 +60,7 @@ class FakeCluster:
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
-        return FetchResponse(topics=[("t", [answer])] if answer is not None else [])
+        return fetch_response(*([("t", [answer])] if answer is not None else []))
 
 
 @dataclass
@@ -82,25 +83,29 @@ def topic(leader: int = 1, epoch: int = 3, identity: UUID | None = ID, error: in
     return TopicMetadata(error, {0: PartitionMetadata(0, leader, epoch, [1], [1])}, identity)
 
 
-def found(records: bytes = RECORDS) -> FetchResponsePartition:
-    return FetchResponsePartition(0, 0, 100, 100, 0, None, records=records)
+def found(records: bytes = RECORDS) -> PartitionData:
+    return PartitionData(
+        partition_index=0, error_code=0, high_watermark=100, last_stable_offset=100, log_start_offset=0, records=records
+    )
 
 
-def failed(code: ErrorCode) -> FetchResponsePartition:
-    return FetchResponsePartition(0, code)
+def failed(code: ErrorCode) -> PartitionData:
+    return PartitionData(partition_index=0, error_code=code)
 
 
-def nothing(high_watermark: int, last_stable_offset: int) -> FetchResponsePartition:
-    return FetchResponsePartition(0, 0, high_watermark, last_stable_offset)
+def nothing(high_watermark: int, last_stable_offset: int) -> PartitionData:
+    return PartitionData(
+        partition_index=0, error_code=0, high_watermark=high_watermark, last_stable_offset=last_stable_offset
+    )
 
 
-def fetch(cluster: FakeCluster, offset: int = 10, options: FetchOptions = OPTIONS) -> FetchResponsePartition | None:
+def fetch(cluster: FakeCluster, offset: int = 10, options: FetchOptions = OPTIONS) -> PartitionData | None:
     return losing_fetch(cluster, offset, options)[0]
 
 
 def losing_fetch(
     cluster: FakeCluster, offset: int = 10, options: FetchOptions = OPTIONS
-) -> tuple[FetchResponsePartition | None, list[tuple[int, int]]]:
+) -> tuple[PartitionData | None, list[tuple[int, int]]]:
     """What is fetched, and the offsets that are lost."""
     answer, losses = asyncio.run(_Fetcher(options, RANGE).fetch(offset, 1000)(cluster))  # type: ignore[arg-type]
     return answer, [(loss.start_offset, loss.end_offset) for loss in losses]
@@ -117,7 +122,7 @@ def test_a_fetch_names_the_leader_epoch_and_isolation_level() -> None:
     assert answer is not None
     assert answer.records == RECORDS
     (request,) = cluster.requests
-    (partition,) = request.topics[0][1]
+    (partition,) = request.topics[0].partitions
     assert (partition.current_leader_epoch, partition.fetch_offset, partition.partition_max_bytes) == (3, 10, 1000)
     assert (request.isolation_level, request.replica_id, request.max_bytes) == (0, -1, 1000)
     committed = FetchOptions(OPTIONS.client, read_committed=True)
@@ -236,7 +241,7 @@ def test_without_fail_on_data_loss_reading_goes_on_where_the_log_begins() -> Non
     answer, losses = losing_fetch(cluster, options=tolerant)
     assert answer is not None
     assert losses == [(10, 13)]
-    assert [request.topics[0][1][0].fetch_offset for request in cluster.requests] == [10, 13]
+    assert [request.topics[0].partitions[0].fetch_offset for request in cluster.requests] == [10, 13]
     assert losing_fetch(FakeCluster([out_of_range], log=(50, 100)), options=tolerant) == (None, [(10, 20)])
     assert losing_fetch(FakeCluster([out_of_range], log=(0, 5)), 12, options=tolerant) == (None, [(12, 20)])
     # Which records of the range were the other topic's, nobody knows.

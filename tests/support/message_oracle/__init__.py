@@ -48,9 +48,13 @@ def in_library(message: Struct, message_class: Any, version: int) -> Any:
 
 
 def _converted(item: Struct, schema: Any, data_class: Any, version: int) -> Any:
-    values = {}
+    values: dict[str, Any] = {}
+    left_out = set()
     for field in schema._fields:
         if not field.for_version_q(version):
+            continue
+        if field.tag is not None and field.is_struct() and getattr(item, field.name, None) is None:
+            left_out.add(field.name)  # Fetch's snapshot id, of KRaft, always
             continue
         value = getattr(item, field.name)
         if value is not None and field.is_struct():
@@ -58,7 +62,7 @@ def _converted(item: Struct, schema: Any, data_class: Any, version: int) -> Any:
         elif value is not None and field.is_struct_array():
             value = [_converted(one, field.array_of, field.data_class, version) for one in value]
         values[field.name] = value
-    assert not {one.name for one in fields_of(type(item)) if version in one.versions} - set(values)
+    assert not {one.name for one in fields_of(type(item)) if version in one.versions} - {*values, *left_out}
     return data_class(version=version, **values)
 
 
