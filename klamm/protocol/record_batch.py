@@ -20,8 +20,8 @@ from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
 import cramjam
-import crc32c
 
+from klamm.checksum import crc32c
 from klamm.protocol.errors import ErrorCode, KafkaError
 
 Buffer = bytes | bytearray | memoryview
@@ -328,7 +328,7 @@ def at_once(steps: Generator[int, None, T]) -> T:
 
 
 def _crc(buffer: Buffer, position: int, size_bytes: int) -> int:
-    value: int = crc32c.crc32c(memoryview(buffer)[position + CRC_COVERS_FROM : position + size_bytes])
+    value: int = crc32c(memoryview(buffer)[position + CRC_COVERS_FROM : position + size_bytes])
     return value
 
 

@@ -7,8 +7,7 @@ Python processes (addresses, hashes, real time).
 import hashlib
 from collections.abc import Callable
 
-import crc32c
-
+from klamm.checksum import crc32c
 from klamm.environment import Buffer
 
 CONTEXT_LINES = 3
@@ -16,7 +15,7 @@ CONTEXT_LINES = 3
 
 def checksum(data: Buffer) -> str:
     """The CRC32C of some bytes, as text for a trace."""
-    return f"{crc32c.crc32c(data):08x}"
+    return f"{crc32c(data):08x}"
 
 
 class FrameTracer:
@@ -47,7 +46,7 @@ class FrameTracer:
                     self._framed = self._size > 0
             else:
                 taken = data[position : position + self._missing]
-                self._crc = crc32c.crc32c(taken, self._crc)
+                self._crc = crc32c(taken, self._crc)
                 self._missing -= len(taken)
                 if not self._missing:
                     self._found(self._size, f"{self._crc:08x}")

@@ -19,8 +19,7 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
 
-import crc32c
-
+from klamm.checksum import crc32c
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import (
     NO_PRODUCER_ID,
@@ -269,7 +268,7 @@ class ProducerState:
                 )
             )
         body = struct.pack(">i", len(parts)) + b"".join(parts)
-        return struct.pack(">hI", _SNAPSHOT_VERSION, crc32c.crc32c(body)) + body
+        return struct.pack(">hI", _SNAPSHOT_VERSION, crc32c(body)) + body
 
     @classmethod
     def from_snapshot(cls, content: bytes, end_offset: int, path: str) -> "ProducerState":
@@ -279,7 +278,7 @@ class ProducerState:
         version, crc, count = _SNAPSHOT_HEADER.unpack_from(content)
         if version != _SNAPSHOT_VERSION:
             raise _malformed(path, f"version {version}, only {_SNAPSHOT_VERSION} is known")
-        if crc32c.crc32c(content[_SNAPSHOT_CRC_COVERS_FROM:]) != crc:
+        if crc32c(content[_SNAPSHOT_CRC_COVERS_FROM:]) != crc:
             raise _malformed(path, "the checksum does not match")
         if len(content) != _SNAPSHOT_HEADER.size + count * _SNAPSHOT_ENTRY.size:
             raise _malformed(path, f"{count} producers do not fit into {len(content)} bytes")

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import crc32c
 import numpy as np
 import pyarrow as pa
 
+from klamm.checksum import crc32c
 from klamm.protocol import record_batch
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import Buffer, ControlRecordType
@@ -119,7 +119,7 @@ class Decoder:
         """Raises KafkaError(CORRUPT_MESSAGE) for a wrong checksum."""
         kernels = _kernels()
         for position, size, crc in table[:, [kernels.POSITION, kernels.SIZE, kernels.CRC]].tolist():
-            if crc32c.crc32c(records[position + record_batch.CRC_COVERS_FROM : position + size]) != crc:
+            if crc32c(records[position + record_batch.CRC_COVERS_FROM : position + size]) != crc:
                 header = record_batch.parse_header(records, position)
                 self._at(header.base_offset, record_batch.check_crc, records, position, header)
 

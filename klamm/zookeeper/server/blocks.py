@@ -16,7 +16,7 @@ import struct
 from collections.abc import Iterator
 from typing import Final
 
-import crc32c
+from klamm.checksum import crc32c
 
 LOG_MAGIC: Final = b"klammZL1"
 SNAPSHOT_MAGIC: Final = b"klammZS1"
@@ -34,13 +34,13 @@ class CorruptDataError(Exception):
 
 def encode_header(magic: bytes, salt: int) -> bytes:
     header = _HEADER.pack(magic, salt)
-    return header + _CRC.pack(crc32c.crc32c(header))
+    return header + _CRC.pack(crc32c(header))
 
 
 def encode_block(payload: bytes, salt: int) -> bytes:
     if len(payload) > MAX_BLOCK_BYTES:
         raise ValueError(f"a block of {len(payload)} bytes could not be read back")
-    return _BLOCK.pack(len(payload), crc32c.crc32c(payload, salt)) + payload
+    return _BLOCK.pack(len(payload), crc32c(payload, salt)) + payload
 
 
 def read_salt(data: bytes, magic: bytes) -> int | None:
@@ -49,7 +49,7 @@ def read_salt(data: bytes, magic: bytes) -> int | None:
         return None
     found, salt = _HEADER.unpack_from(data)
     (crc,) = _CRC.unpack_from(data, _HEADER.size)
-    return salt if found == magic and crc == crc32c.crc32c(data[: _HEADER.size]) else None
+    return salt if found == magic and crc == crc32c(data[: _HEADER.size]) else None
 
 
 def read_blocks(data: bytes, salt: int) -> Iterator[tuple[int, bytes]]:
@@ -77,4 +77,4 @@ def _block_at(data: bytes, position: int, salt: int) -> bytes | None:
     if size > MAX_BLOCK_BYTES or start + size > len(data):
         return None
     payload = data[start : start + size]
-    return payload if crc == crc32c.crc32c(payload, salt) else None
+    return payload if crc == crc32c(payload, salt) else None
