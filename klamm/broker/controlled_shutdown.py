@@ -16,6 +16,7 @@ from klamm.protocol.apis.controlled_shutdown import ControlledShutdownRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.inter_broker_versions import inter_broker_version
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.zookeeper.client import State
@@ -107,7 +108,7 @@ class ControlledShutdown:
     def _others_are_alive(self) -> bool:
         return any(broker_id != self._broker_id for broker_id in self._metadata_cache.snapshot.brokers)
 
-    def _can_move(self, partition: tuple[str, int]) -> bool:
+    def _can_move(self, partition: PartitionKey) -> bool:
         """Whether another member of the in-sync replica set is alive."""
         snapshot = self._metadata_cache.snapshot
         state = snapshot.partition(*partition)

@@ -19,7 +19,8 @@ from klamm.environment import Random
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Steps
-from klamm.replication.replica_manager import TopicPartition, Wanted
+from klamm.protocol.vocabulary import PartitionKey
+from klamm.replication.replica_manager import Wanted
 from klamm.slices import Slices
 
 NO_SESSION = 0
@@ -62,7 +63,7 @@ class _Session:
     created_ms: float
     used_ms: float
     epoch: int
-    partitions: dict[TopicPartition, _CachedPartition] = field(default_factory=dict)
+    partitions: dict[PartitionKey, _CachedPartition] = field(default_factory=dict)
 
     @property
     def value(self) -> tuple[bool, int, int]:
@@ -112,7 +113,7 @@ class FetchSessionCache:
         session_id: int,
         epoch: int,
         wanted: Sequence[Wanted],
-        forgotten: Iterable[TopicPartition],
+        forgotten: Iterable[PartitionKey],
         *,
         is_follower: bool,
     ) -> Steps[FetchExchange]:
@@ -133,7 +134,7 @@ class FetchSessionCache:
         session_id: int,
         epoch: int,
         wanted: Iterable[Wanted],
-        forgotten: Iterable[TopicPartition],
+        forgotten: Iterable[PartitionKey],
     ) -> Steps[FetchExchange]:
         session = self._sessions.get(session_id)
         if session is None:

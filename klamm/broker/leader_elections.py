@@ -11,8 +11,8 @@ from klamm.broker.metadata_cache import MetadataCache
 from klamm.controller.controller import KafkaController
 from klamm.controller.leader_election import ElectionType
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.purgatory import DelayedOperation, Purgatory
-from klamm.znodes.topics import TopicPartition
 
 
 class LeaderElections:
@@ -28,8 +28,8 @@ class LeaderElections:
         self._purgatory.check(topic)
 
     async def elect(
-        self, partitions: Sequence[TopicPartition], election_type: ElectionType
-    ) -> Mapping[TopicPartition, int | KafkaError]:
+        self, partitions: Sequence[PartitionKey], election_type: ElectionType
+    ) -> Mapping[PartitionKey, int | KafkaError]:
         """The leader of each partition, or why there was no election: NOT_CONTROLLER, or an error of
         `replica_leader_election`."""
         try:
@@ -38,8 +38,8 @@ class LeaderElections:
             return dict.fromkeys(partitions, error)
 
     async def wait_until_known(
-        self, results: Mapping[TopicPartition, int | KafkaError], timeout_ms: float
-    ) -> dict[TopicPartition, KafkaError | None]:
+        self, results: Mapping[PartitionKey, int | KafkaError], timeout_ms: float
+    ) -> dict[PartitionKey, KafkaError | None]:
         """The result of each election; None is success.
 
         REQUEST_TIMED_OUT for a partition that has its leader, but not in this broker's metadata within `timeout_ms`.
@@ -59,13 +59,13 @@ class LeaderElections:
 class _LeadersKnown(DelayedOperation):
     """Waits until each partition has been seen with its elected leader."""
 
-    def __init__(self, metadata_cache: MetadataCache, leaders: Mapping[TopicPartition, int]) -> None:
+    def __init__(self, metadata_cache: MetadataCache, leaders: Mapping[PartitionKey, int]) -> None:
         self._metadata_cache = metadata_cache
         self._leaders = leaders
         # The next partition to check is the last: a checked partition is not checked again when another one changes.
         self._pending = list(leaders)[::-1]
 
-    def is_known(self, partition: TopicPartition) -> bool:
+    def is_known(self, partition: PartitionKey) -> bool:
         state = self._metadata_cache.snapshot.partition(*partition)
         return state is not None and state.leader == self._leaders[partition]
 

@@ -22,9 +22,9 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataPartitionState,
     UpdateMetadataRequest,
 )
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import Slices
 from klamm.znodes.brokers import SECURITY_PROTOCOLS
-from klamm.znodes.topics import TopicPartition
 
 NO_LEADER = -1
 
@@ -101,7 +101,7 @@ class MetadataCache:
                     await self.is_filled.wait()
         return self.snapshot
 
-    def update(self, request: UpdateMetadataRequest) -> list[TopicPartition]:
+    def update(self, request: UpdateMetadataRequest) -> list[PartitionKey]:
         """Applies an UpdateMetadata: the brokers and the controller are replaced, the named partitions merged.
 
         A partition with leader LEADER_DURING_DELETE is removed, and so are all partitions of a topic whose id changed.
@@ -110,7 +110,7 @@ class MetadataCache:
         """
         return in_one_go(self.update_steps(request))
 
-    def update_steps(self, request: UpdateMetadataRequest) -> Steps[list[TopicPartition]]:
+    def update_steps(self, request: UpdateMetadataRequest) -> Steps[list[PartitionKey]]:
         """Like `update`, in steps; the last step makes the new snapshot. No other update may run between them."""
         old = self.snapshot
         live = {broker.id: _broker(broker) for broker in sorted(request.live_brokers, key=lambda broker: broker.id)}
@@ -148,7 +148,7 @@ class MetadataCache:
         self.is_filled.set()
         return deleted
 
-    def forget(self, partitions: Iterable[TopicPartition]) -> None:
+    def forget(self, partitions: Iterable[PartitionKey]) -> None:
         """Removes partitions that no longer exist."""
         topics = dict(self.snapshot.topics)
         ids = dict(self.snapshot.topic_ids)

@@ -35,12 +35,13 @@ from klamm.broker.topic_admin import TopicAdmin
 from klamm.coordinator.group_coordinator import GroupCoordinator
 from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import UpdateMetadataRequest
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.partition import Partition
 from klamm.replication.replica_manager import ReplicaManager
 from klamm.slices import Slices, in_slices, slices
 from klamm.tasks import OnFailure, start_task
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.znodes.topics import TopicAssignment, TopicPartition
+from klamm.znodes.topics import TopicAssignment
 from klamm.zookeeper.errors import ZooKeeperError
 
 # The number of topics, or partitions, that are checked before others have the loop.
@@ -185,7 +186,7 @@ class MetadataUpdates:
         deleted."""
         now = self._metadata_cache.snapshot.topics
         topics: dict[str, TopicAssignment | None] = {**dict.fromkeys(gone), **assignments}
-        partitions: list[TopicPartition] = []
+        partitions: list[PartitionKey] = []
         looked_at = Slices(TOPICS_PER_SLICE)
         for topic, assignment in list(topics.items()):
             if now.get(topic) is known.snapshot.topics.get(topic):

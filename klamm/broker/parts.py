@@ -47,7 +47,7 @@ from klamm.environment import Environment
 from klamm.metrics import Metrics
 from klamm.net.response_memory import ResponseMemory
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, PartitionKey
 from klamm.replication.alter_isr import AlterIsrManager
 from klamm.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.replication.partition import Partition
@@ -58,7 +58,6 @@ from klamm.storage.log_directory import MetaProperties
 from klamm.storage.log_manager import LogManager, LogManagerSettings
 from klamm.tasks import OnFailure
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.znodes.topics import TopicPartition
 
 _log = logging.getLogger(__name__)
 
@@ -258,13 +257,13 @@ class BrokerParts:
     def _is_known_partition(self, topic: str, partition: int) -> bool:
         return self.metadata_cache.snapshot.partition(topic, partition) is not None
 
-    def _hosted_partition(self, key: TopicPartition) -> Partition | None:
+    def _hosted_partition(self, key: PartitionKey) -> Partition | None:
         return self.replica_manager.hosted_partition(key)
 
     def _groups_loaded(self) -> None:
         self.metadata_updates.look_for_deleted_topics(Look.UNKNOWN_TOPICS)
 
-    def _leadership_changed(self, key: TopicPartition, leads: bool, leader_epoch: int | None) -> None:
+    def _leadership_changed(self, key: PartitionKey, leads: bool, leader_epoch: int | None) -> None:
         """The leader of a partition of the offsets topic coordinates its groups."""
         topic, partition = key
         if topic != GROUP_METADATA_TOPIC_NAME:

@@ -34,25 +34,26 @@ from klamm.controller.leader_election import bounced_replica_leader_election
 from klamm.controller.parts import ControllerParts
 from klamm.controller.state_change_log import NO_REPLICA
 from klamm.controller.states import PartitionState
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import for_slices
 from klamm.znodes.fields import ZnodeError
-from klamm.znodes.topics import NO_LEADER, LeaderAndIsr, TopicPartition
+from klamm.znodes.topics import NO_LEADER, LeaderAndIsr
 from klamm.zookeeper.errors import BadVersion, NoNode, ZooKeeperError
 
-Bounced = Mapping[TopicPartition, Collection[int]]
+Bounced = Mapping[PartitionKey, Collection[int]]
 """The brokers that have bounced, by the partitions that may have replicas there."""
 
 _log = logging.getLogger(__name__)
 
 
-async def take_up_states(parts: ControllerParts, partitions: Sequence[TopicPartition]) -> Bounced:
+async def take_up_states(parts: ControllerParts, partitions: Sequence[PartitionKey]) -> Bounced:
     """Reads the states of partitions into the context; returns who has bounced since they were written."""
     context, store = parts.context, parts.store
     epochs = {broker_id: broker.epoch for broker_id, broker in context.live_or_shutting_down_brokers.items()}
     newest = max(epochs.values(), default=0)
-    bounced: dict[TopicPartition, Collection[int]] = {}
+    bounced: dict[PartitionKey, Collection[int]] = {}
 
-    async def take_up(piece: Sequence[TopicPartition]) -> None:
+    async def take_up(piece: Sequence[PartitionKey]) -> None:
         for partition, (state, zxid) in (await store.partition_states_and_zxids(piece)).items():
             if isinstance(state, ZnodeError):
                 # It stays without a leader: to take the state for absent would begin its epochs anew.
@@ -68,13 +69,13 @@ async def take_up_states(parts: ControllerParts, partitions: Sequence[TopicParti
     return bounced
 
 
-async def decide_about_bounced_replicas(parts: ControllerParts, bounced: Bounced) -> dict[TopicPartition, LeaderAndIsr]:
+async def decide_about_bounced_replicas(parts: ControllerParts, bounced: Bounced) -> dict[PartitionKey, LeaderAndIsr]:
     """See the module. Returns the new states, which the context has, too; nobody is told yet."""
     context = parts.context
     wanted = [key for key in bounced if not context.is_partition_to_be_deleted(key)]
-    decided: dict[TopicPartition, LeaderAndIsr] = {}
+    decided: dict[PartitionKey, LeaderAndIsr] = {}
 
-    async def decide(piece: Sequence[TopicPartition]) -> None:
+    async def decide(piece: Sequence[PartitionKey]) -> None:
         states = {key: state for key in piece if (state := context.partition_leadership_info(key)) is not None}
         while states:
             updates = {key: _decision(context, key, state, bounced[key]) for key, state in states.items()}
@@ -90,7 +91,7 @@ async def decide_about_bounced_replicas(parts: ControllerParts, bounced: Bounced
 
 
 def _decision(
-    context: ControllerContext, partition: TopicPartition, state: LeaderAndIsr, bounced: Collection[int]
+    context: ControllerContext, partition: PartitionKey, state: LeaderAndIsr, bounced: Collection[int]
 ) -> LeaderAndIsr:
     replicas = context.partition_replica_assignment(partition)
     online = context.online_brokers(partition)
@@ -100,9 +101,9 @@ def _decision(
 
 async def _write(
     parts: ControllerParts,
-    updates: Mapping[TopicPartition, LeaderAndIsr],
-    decided: dict[TopicPartition, LeaderAndIsr],
-) -> list[TopicPartition]:
+    updates: Mapping[PartitionKey, LeaderAndIsr],
+    decided: dict[PartitionKey, LeaderAndIsr],
+) -> list[PartitionKey]:
     """Adds what it has written to `decided`; returns the partitions whose state has changed meanwhile."""
     context = parts.context
     changed = []

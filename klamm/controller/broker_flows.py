@@ -23,9 +23,9 @@ from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import complete_reassignments, resume_reassignments
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import CHEAP_SLICE, Slices, slices
 from klamm.znodes.fields import ZnodeError
-from klamm.znodes.topics import TopicPartition
 
 UNKNOWN_BROKER_EPOCH = -1
 
@@ -118,7 +118,7 @@ async def _on_replicas_become_online(parts: ControllerParts, replicas: Collectio
 
 
 async def on_broker_failure(
-    parts: ControllerParts, dead: Iterable[int], decided: Collection[TopicPartition] = ()
+    parts: ControllerParts, dead: Iterable[int], decided: Collection[PartitionKey] = ()
 ) -> None:
     """Brokers are gone (and already removed from the live ones). `decided` are partitions whose leader and ISR follow
     from it already."""
@@ -134,7 +134,7 @@ async def on_broker_failure(
 
 
 async def on_replicas_become_offline(
-    parts: ControllerParts, replicas: Collection[PartitionAndReplica], decided: Collection[TopicPartition] = ()
+    parts: ControllerParts, replicas: Collection[PartitionAndReplica], decided: Collection[PartitionKey] = ()
 ) -> None:
     """Elects leaders for the partitions that these replicas led, and takes the replicas out of the ISRs."""
     context, deletions = parts.context, parts.deletions
@@ -205,7 +205,7 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
         refusal = ErrorCode(event.response.error_code)
         _log.error("broker %d answers LeaderAndIsr with %s (%d)", broker_id, refusal.name, refusal)
         return
-    offline: dict[TopicPartition, None] = {}
+    offline: dict[PartitionKey, None] = {}
     online = []
     looked_at = Slices(CHEAP_SLICE)
     for topic_errors in event.response.topics:
@@ -248,7 +248,7 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
 # -- controlled shutdown ----------------------------------------------------------------------------------------------
 
 
-async def controlled_shutdown(parts: ControllerParts, broker_id: int, broker_epoch: int) -> list[TopicPartition]:
+async def controlled_shutdown(parts: ControllerParts, broker_id: int, broker_epoch: int) -> list[PartitionKey]:
     """Moves leadership away from a broker that wants to stop; returns the partitions that it still leads.
 
     Partitions without another replica, and those of topics that are being deleted, do not keep it from stopping.
@@ -264,8 +264,8 @@ async def controlled_shutdown(parts: ControllerParts, broker_id: int, broker_epo
         )
     parts.announce(f"Shutting down broker {broker_id}")
     context.add_shutting_down_broker(broker_id)
-    led: list[TopicPartition] = []
-    followed: list[TopicPartition] = []
+    led: list[PartitionKey] = []
+    followed: list[PartitionKey] = []
     async for piece in slices(context.partitions_on_broker(broker_id)):
         for partition in piece:
             state = context.partition_leadership_info(partition)

@@ -37,6 +37,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataPartitionState,
     UpdateMetadataTopic,
 )
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import CHEAP_SLICE, Slices
 
 T = TypeVar("T")
@@ -175,7 +176,7 @@ def _with(request: QueuedRequest, **fields: Any) -> QueuedRequest:
 def _not_superseded(stopping: Sequence[QueuedRequest]) -> list[QueuedRequest]:
     left: list[QueuedRequest] = []
     # Whether a later request deletes the partition.
-    later: dict[tuple[str, int], bool] = {}
+    later: dict[PartitionKey, bool] = {}
     for request in reversed(stopping):
         told = [
             ((topic.topic, state.partition), state.delete)

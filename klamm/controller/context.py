@@ -17,11 +17,12 @@ from typing import NamedTuple
 from uuid import UUID
 
 from klamm.controller.states import PartitionState, ReplicaState
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.store import LiveBroker
-from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+from klamm.znodes.topics import LeaderAndIsr
 
-PartitionAndReplica = tuple[TopicPartition, int]
+PartitionAndReplica = tuple[PartitionKey, int]
 """A replica: its partition and the id of its broker."""
 
 
@@ -93,13 +94,13 @@ class ControllerContext:
         self.topics_ineligible_for_deletion: set[str] = set()
 
         self.partition_assignments: dict[str, dict[int, ReplicaAssignment]] = {}
-        self.partitions_being_reassigned: set[TopicPartition] = set()
-        self.replicas_on_offline_dirs: dict[int, set[TopicPartition]] = {}
+        self.partitions_being_reassigned: set[PartitionKey] = set()
+        self.replicas_on_offline_dirs: dict[int, set[PartitionKey]] = {}
         """Broker id -> its partitions that it has on disks that do not work."""
 
-        self._leadership: dict[TopicPartition, LeaderAndIsr] = {}
-        self._partition_states: dict[TopicPartition, PartitionState] = {}
-        self._replica_states: dict[int, dict[TopicPartition, ReplicaState]] = {}
+        self._leadership: dict[PartitionKey, LeaderAndIsr] = {}
+        self._partition_states: dict[PartitionKey, PartitionState] = {}
+        self._replica_states: dict[int, dict[PartitionKey, ReplicaState]] = {}
         self.offline_partition_count = 0
         self.preferred_replica_imbalance_count = 0
 
@@ -163,13 +164,13 @@ class ControllerContext:
         }
 
     def is_replica_online(
-        self, broker_id: int, partition: TopicPartition, include_shutting_down_brokers: bool = False
+        self, broker_id: int, partition: PartitionKey, include_shutting_down_brokers: bool = False
     ) -> bool:
         """Whether the broker is alive and has the partition on a disk that works."""
         brokers = self._live_or_shutting_down if include_shutting_down_brokers else self._live
         return broker_id in brokers and partition not in self.replicas_on_offline_dirs.get(broker_id, ())
 
-    def online_brokers(self, partition: TopicPartition, include_shutting_down_brokers: bool = False) -> Collection[int]:
+    def online_brokers(self, partition: PartitionKey, include_shutting_down_brokers: bool = False) -> Collection[int]:
         """The brokers of which `is_replica_online` is true."""
         brokers = self._live_or_shutting_down if include_shutting_down_brokers else self._live
         if not self.replicas_on_offline_dirs:
@@ -188,31 +189,29 @@ class ControllerContext:
         self.topic_ids[topic] = topic_id
         self.topic_names[topic_id] = topic
 
-    def partition_replica_assignment(self, partition: TopicPartition) -> tuple[int, ...]:
+    def partition_replica_assignment(self, partition: PartitionKey) -> tuple[int, ...]:
         """The brokers of a partition; () for an unknown one."""
         return self.partition_full_replica_assignment(partition).replicas
 
-    def partition_full_replica_assignment(self, partition: TopicPartition) -> ReplicaAssignment:
+    def partition_full_replica_assignment(self, partition: PartitionKey) -> ReplicaAssignment:
         """The assignment of a partition; `NO_ASSIGNMENT` for an unknown one."""
         assignments = self.partition_assignments.get(partition[0])
         return NO_ASSIGNMENT if assignments is None else assignments.get(partition[1], NO_ASSIGNMENT)
 
-    def update_partition_full_replica_assignment(
-        self, partition: TopicPartition, assignment: ReplicaAssignment
-    ) -> None:
+    def update_partition_full_replica_assignment(self, partition: PartitionKey, assignment: ReplicaAssignment) -> None:
         """Adds a partition, or gives it other brokers."""
         topic, number = partition
         before = self._imbalance(partition)
         self.partition_assignments.setdefault(topic, {})[number] = assignment
         self.preferred_replica_imbalance_count += self._imbalance(partition) - before
 
-    def all_partitions(self) -> list[TopicPartition]:
+    def all_partitions(self) -> list[PartitionKey]:
         return [(topic, number) for topic, numbers in self.partition_assignments.items() for number in numbers]
 
-    def partitions_for_topic(self, topic: str) -> list[TopicPartition]:
+    def partitions_for_topic(self, topic: str) -> list[PartitionKey]:
         return [(topic, number) for number in self.partition_assignments.get(topic, ())]
 
-    def partitions_on_broker(self, broker_id: int) -> list[TopicPartition]:
+    def partitions_on_broker(self, broker_id: int) -> list[PartitionKey]:
         return [partition for partition, _ in self.replicas_on_brokers((broker_id,))]
 
     def replicas_on_brokers(self, broker_ids: Iterable[int]) -> list[PartitionAndReplica]:
@@ -228,7 +227,7 @@ class ControllerContext:
     def replicas_for_topic(self, topic: str) -> list[PartitionAndReplica]:
         return self.replicas_for_partitions(self.partitions_for_topic(topic))
 
-    def replicas_for_partitions(self, partitions: Iterable[TopicPartition]) -> list[PartitionAndReplica]:
+    def replicas_for_partitions(self, partitions: Iterable[PartitionKey]) -> list[PartitionAndReplica]:
         return [
             (partition, broker_id)
             for partition in partitions
@@ -280,21 +279,21 @@ class ControllerContext:
     def is_topic_eligible_for_deletion(self, topic: str) -> bool:
         return topic in self.topics_to_be_deleted and topic not in self.topics_ineligible_for_deletion
 
-    def is_partition_to_be_deleted(self, partition: TopicPartition) -> bool:
+    def is_partition_to_be_deleted(self, partition: PartitionKey) -> bool:
         """Its topic is, and no reassignment has to be completed before, for which it needs a leader."""
         return partition[0] in self.topics_to_be_deleted and partition not in self.partitions_being_reassigned
 
     # -- leadership -------------------------------------------------------------------------------------------------
 
-    def partition_leadership_info(self, partition: TopicPartition) -> LeaderAndIsr | None:
+    def partition_leadership_info(self, partition: PartitionKey) -> LeaderAndIsr | None:
         """None when no leader was ever elected."""
         return self._leadership.get(partition)
 
     @property
-    def partitions_leadership_info(self) -> Mapping[TopicPartition, LeaderAndIsr]:
+    def partitions_leadership_info(self) -> Mapping[PartitionKey, LeaderAndIsr]:
         return self._leadership
 
-    def put_partition_leadership_info(self, partition: TopicPartition, leader_and_isr: LeaderAndIsr) -> None:
+    def put_partition_leadership_info(self, partition: PartitionKey, leader_and_isr: LeaderAndIsr) -> None:
         before = self._leadership.get(partition)
         self._leadership[partition] = leader_and_isr
         if partition[0] not in self.topics_to_be_deleted:
@@ -307,15 +306,15 @@ class ControllerContext:
         self._leadership.clear()
         self.preferred_replica_imbalance_count = 0
 
-    def partitions_with_leaders(self) -> list[TopicPartition]:
+    def partitions_with_leaders(self) -> list[PartitionKey]:
         """Those with leadership info (the leader may be dead) whose topics are not to be deleted."""
         return [partition for partition in self._leadership if partition[0] not in self.topics_to_be_deleted]
 
-    def partitions_being_deleted(self) -> list[TopicPartition]:
+    def partitions_being_deleted(self) -> list[PartitionKey]:
         """Those with leadership info whose topics' deletion has started."""
         return [partition for partition in self._leadership if partition[0] in self.topics_with_deletion_started]
 
-    def partitions_with_offline_leader(self) -> list[TopicPartition]:
+    def partitions_with_offline_leader(self) -> list[PartitionKey]:
         """Those whose leader is dead, not there or shutting down, and that are not to be deleted."""
         live, offline_dirs = self._live, self.replicas_on_offline_dirs
         return [
@@ -325,7 +324,7 @@ class ControllerContext:
             and not self.is_partition_to_be_deleted(partition)
         ]
 
-    def partition_leaders_on_broker(self, broker_id: int) -> list[TopicPartition]:
+    def partition_leaders_on_broker(self, broker_id: int) -> list[PartitionKey]:
         """The partitions that this broker leads, that have other replicas, and whose topics are not to be deleted."""
         return [
             partition
@@ -337,15 +336,15 @@ class ControllerContext:
 
     # -- states of partitions and replicas --------------------------------------------------------------------------
 
-    def partition_state(self, partition: TopicPartition) -> PartitionState:
+    def partition_state(self, partition: PartitionKey) -> PartitionState:
         return self._partition_states.get(partition, PartitionState.NON_EXISTENT)
 
     @property
-    def partition_states(self) -> Mapping[TopicPartition, PartitionState]:
+    def partition_states(self) -> Mapping[PartitionKey, PartitionState]:
         """Without those that are NON_EXISTENT."""
         return self._partition_states
 
-    def put_partition_state(self, partition: TopicPartition, state: PartitionState) -> None:
+    def put_partition_state(self, partition: PartitionKey, state: PartitionState) -> None:
         before = self._offline(partition)
         if state is PartitionState.NON_EXISTENT:
             self._partition_states.pop(partition, None)
@@ -353,9 +352,7 @@ class ControllerContext:
             self._partition_states[partition] = state
         self.offline_partition_count += self._offline(partition) - before
 
-    def partitions_in_states(
-        self, states: Collection[PartitionState], topic: str | None = None
-    ) -> list[TopicPartition]:
+    def partitions_in_states(self, states: Collection[PartitionState], topic: str | None = None) -> list[PartitionKey]:
         """All partitions, or those of one topic, that are in one of these states. NON_EXISTENT cannot be asked for."""
         if topic is None:
             return [partition for partition, state in self._partition_states.items() if state in states]
@@ -365,14 +362,14 @@ class ControllerContext:
         states = self._replica_states.get(replica[1])
         return ReplicaState.NON_EXISTENT if states is None else states.get(replica[0], ReplicaState.NON_EXISTENT)
 
-    def replica_states(self, broker_id: int) -> Mapping[TopicPartition, ReplicaState]:
+    def replica_states(self, broker_id: int) -> Mapping[PartitionKey, ReplicaState]:
         """The states of the replicas on one broker, without those that are NON_EXISTENT."""
         return self._replica_states.get(broker_id, {})
 
     def put_replica_state(self, replica: PartitionAndReplica, state: ReplicaState) -> None:
         self.put_replica_states(replica[1], (replica[0],), state)
 
-    def put_replica_states(self, broker_id: int, partitions: Iterable[TopicPartition], state: ReplicaState) -> None:
+    def put_replica_states(self, broker_id: int, partitions: Iterable[PartitionKey], state: ReplicaState) -> None:
         """The replicas of these partitions on one broker."""
         states = self._replica_states.setdefault(broker_id, {})
         if state is ReplicaState.NON_EXISTENT:
@@ -401,16 +398,16 @@ class ControllerContext:
         partitions = self.all_partitions()
         return sum(map(self._offline, partitions)), sum(map(self._imbalance, partitions))
 
-    def _count_partition(self, partition: TopicPartition, change: int) -> None:
+    def _count_partition(self, partition: PartitionKey, change: int) -> None:
         self.offline_partition_count += change * self._offline(partition)
         self.preferred_replica_imbalance_count += change * self._imbalance(partition)
 
-    def _offline(self, partition: TopicPartition) -> int:
+    def _offline(self, partition: PartitionKey) -> int:
         """1 if it counts as offline."""
         offline = self._partition_states.get(partition) is PartitionState.OFFLINE
         return int(offline and partition[0] not in self.topics_with_deletion_started)
 
-    def _imbalance(self, partition: TopicPartition) -> int:
+    def _imbalance(self, partition: PartitionKey) -> int:
         """1 if it counts as not led by its preferred replica."""
         if partition[0] in self.topics_to_be_deleted:
             return 0

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from klamm.controller.context import ControllerContext
 from klamm.controller.controller import KafkaController
 from klamm.controller.states import ReplicaState
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import slices
-from klamm.znodes.topics import TopicPartition
 
 LISTED = 100
 
@@ -89,7 +89,7 @@ def _brokers(controller: KafkaController) -> list[dict[str, Any]]:
 # -- partitions -------------------------------------------------------------------------------------------------------
 
 
-async def _out_of_order(context: ControllerContext) -> tuple[list[TopicPartition], list[TopicPartition]]:
+async def _out_of_order(context: ControllerContext) -> tuple[list[PartitionKey], list[PartitionKey]]:
     """The partitions without a leader, and those with one that lack in-sync replicas; not those being deleted."""
     offline, under_replicated = [], []
     async for piece in slices(context.all_partitions()):
@@ -105,7 +105,7 @@ async def _out_of_order(context: ControllerContext) -> tuple[list[TopicPartition
     return offline, under_replicated
 
 
-def _partition(context: ControllerContext, partition: TopicPartition, why: str) -> dict[str, Any]:
+def _partition(context: ControllerContext, partition: PartitionKey, why: str) -> dict[str, Any]:
     state = context.partition_leadership_info(partition)
     return {
         "topic": partition[0],
@@ -118,7 +118,7 @@ def _partition(context: ControllerContext, partition: TopicPartition, why: str) 
     }
 
 
-def _why_offline(context: ControllerContext, partition: TopicPartition) -> str:
+def _why_offline(context: ControllerContext, partition: PartitionKey) -> str:
     state = context.partition_leadership_info(partition)
     if state is None:
         return f"never led: {_absences(context, partition, context.partition_replica_assignment(partition))}"
@@ -126,13 +126,13 @@ def _why_offline(context: ControllerContext, partition: TopicPartition) -> str:
     return f"no in-sync replica can lead: {absences}" if absences else "a leader is about to be elected"
 
 
-def _why_out_of_sync(context: ControllerContext, partition: TopicPartition) -> str:
+def _why_out_of_sync(context: ControllerContext, partition: PartitionKey) -> str:
     state = context.partition_leadership_info(partition)
     isr = () if state is None else state.isr
     return _lag(context, partition, [id_ for id_ in context.partition_replica_assignment(partition) if id_ not in isr])
 
 
-def _lag(context: ControllerContext, partition: TopicPartition, missing: Iterable[int]) -> str:
+def _lag(context: ControllerContext, partition: PartitionKey, missing: Iterable[int]) -> str:
     """Why these replicas are not in the ISR."""
     missing = list(missing)
     online = [broker_id for broker_id in missing if context.is_replica_online(broker_id, partition)]
@@ -140,7 +140,7 @@ def _lag(context: ControllerContext, partition: TopicPartition, missing: Iterabl
     return "; ".join(filter(None, (_absences(context, partition, missing), behind)))
 
 
-def _absences(context: ControllerContext, partition: TopicPartition, broker_ids: Iterable[int]) -> str:
+def _absences(context: ControllerContext, partition: PartitionKey, broker_ids: Iterable[int]) -> str:
     """Which of these replicas are not there, and why; "" when all are."""
     dead, stopping, broken = [], [], []
     for broker_id in broker_ids:
@@ -188,7 +188,7 @@ def _what_deletion_waits_for(context: ControllerContext, topic: str) -> str:
     return "its turn"
 
 
-def _reassignment(context: ControllerContext, partition: TopicPartition) -> dict[str, Any]:
+def _reassignment(context: ControllerContext, partition: PartitionKey) -> dict[str, Any]:
     replicas, adding, removing = assignment = context.partition_full_replica_assignment(partition)
     state = context.partition_leadership_info(partition)
     isr = () if state is None else state.isr

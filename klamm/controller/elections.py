@@ -32,8 +32,9 @@ from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import complete_reassignments
 from klamm.controller.states import PartitionState
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import slices
-from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+from klamm.znodes.topics import LeaderAndIsr
 
 # After a failover brokers come back one after another; most leaderships that they lost are there to be given back soon.
 FIRST_REBALANCE_DELAY_SECONDS = 5
@@ -52,7 +53,7 @@ _NAMED = 10  # So many partitions a line names.
 
 
 async def replica_leader_election(
-    parts: ControllerParts, partitions: Iterable[TopicPartition], election_type: ElectionType
+    parts: ControllerParts, partitions: Iterable[PartitionKey], election_type: ElectionType
 ) -> ElectionResults:
     """Elects leaders for those of the partitions that need one.
 
@@ -83,7 +84,7 @@ async def replica_leader_election(
     return results
 
 
-def _objection(context: ControllerContext, partition: TopicPartition, election_type: ElectionType) -> KafkaError | None:
+def _objection(context: ControllerContext, partition: PartitionKey, election_type: ElectionType) -> KafkaError | None:
     """Why nobody is to be elected; None if somebody is."""
     replicas = context.partition_replica_assignment(partition)
     if not replicas:
@@ -135,7 +136,7 @@ class _Leaderships(NamedTuple):
     """Of the partitions whose preferred leader one broker is: how many there are, and those that others lead."""
 
     total: int
-    lost: list[TopicPartition]
+    lost: list[PartitionKey]
 
 
 async def _leaderships_by_preferred_leader(context: ControllerContext) -> dict[int, _Leaderships]:
@@ -153,7 +154,7 @@ async def _leaderships_by_preferred_leader(context: ControllerContext) -> dict[i
     return found
 
 
-def _can_preferred_replica_be_leader(context: ControllerContext, partition: TopicPartition) -> bool:
+def _can_preferred_replica_be_leader(context: ControllerContext, partition: PartitionKey) -> bool:
     state = context.partition_leadership_info(partition)
     replicas = context.partition_replica_assignment(partition)
     online = context.online_brokers(partition)

@@ -21,8 +21,8 @@ from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrResponse
 from klamm.protocol.stop_replica import StopReplicaResponse, StopReplicaTopic
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.znodes.topics import TopicPartition
 from klamm.zookeeper.errors import SessionExpired
 
 T = TypeVar("T")
@@ -174,7 +174,7 @@ class PartitionReassignmentIsrChange(ControllerEvent):
     """The state of a partition that is being reassigned has changed; watched only where leaders before 2.7 may be."""
 
     state = ControllerState.ALTER_PARTITION_REASSIGNMENT
-    partition: TopicPartition
+    partition: PartitionKey
 
 
 class IsrChangeNotification(ControllerEvent):
@@ -193,7 +193,7 @@ class LogDirEventNotification(ControllerEvent):
 
 
 @dataclass(frozen=True, eq=False)
-class ControlledShutdown(Question[list[TopicPartition]]):
+class ControlledShutdown(Question[list[PartitionKey]]):
     """A broker wants to stop. The answer: the partitions that it still leads. `broker_epoch`: -1 for unknown."""
 
     state = ControllerState.CONTROLLED_SHUTDOWN
@@ -210,7 +210,7 @@ class ReplicaLeaderElection(Question[ElectionResults]):
     """An ElectLeaders request."""
 
     state = ControllerState.MANUAL_LEADER_BALANCE
-    partitions: Sequence[TopicPartition]
+    partitions: Sequence[PartitionKey]
     election_type: ElectionType
 
     def preempt(self) -> None:
@@ -229,22 +229,22 @@ class UpdateFeatures(Question[FeatureResults]):
 
 
 @dataclass(frozen=True, eq=False)
-class ApiPartitionReassignment(Question[Mapping[TopicPartition, KafkaError | None]]):
+class ApiPartitionReassignment(Question[Mapping[PartitionKey, KafkaError | None]]):
     """An AlterPartitionReassignments request; a target of None cancels. The answer: errors, None where it has begun."""
 
     state = ControllerState.ALTER_PARTITION_REASSIGNMENT
-    targets: Mapping[TopicPartition, tuple[int, ...] | None]
+    targets: Mapping[PartitionKey, tuple[int, ...] | None]
 
     def preempt(self) -> None:
         self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller any more"))
 
 
 @dataclass(frozen=True, eq=False)
-class ListPartitionReassignments(Question[Mapping[TopicPartition, ReplicaAssignment]]):
+class ListPartitionReassignments(Question[Mapping[PartitionKey, ReplicaAssignment]]):
     """Which of these partitions (None: of all) are being reassigned?"""
 
     state = ControllerState.LIST_PARTITION_REASSIGNMENT
-    partitions: Sequence[TopicPartition] | None
+    partitions: Sequence[PartitionKey] | None
 
     def preempt(self) -> None:
         self.fail(KafkaError(ErrorCode.NOT_CONTROLLER, "this broker is not the controller any more"))

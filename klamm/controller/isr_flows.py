@@ -17,9 +17,10 @@ from klamm.controller.state_change_log import NO_REPLICA
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import for_slices, slices
 from klamm.znodes.fields import ZnodeError
-from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.errors import BadVersion, NoNode, ZooKeeperError
 
 Topic = AlterIsrResponse.TopicData
@@ -37,8 +38,8 @@ async def alter_isr(parts: ControllerParts, request: AlterIsrRequest) -> AlterIs
         raise KafkaError(
             ErrorCode.STALE_BROKER_EPOCH, f"broker {request.broker_id} has no epoch {request.broker_epoch}"
         )
-    results: dict[TopicPartition, ErrorCode | LeaderAndIsr] = {}
-    changes: dict[TopicPartition, LeaderAndIsr] = {}
+    results: dict[PartitionKey, ErrorCode | LeaderAndIsr] = {}
+    changes: dict[PartitionKey, LeaderAndIsr] = {}
     items = [(topic.name, item) for topic in request.topics for item in topic.partitions]
     async for piece in slices(items):
         for topic, item in piece:
@@ -56,12 +57,12 @@ async def alter_isr(parts: ControllerParts, request: AlterIsrRequest) -> AlterIs
     return await _response(results)
 
 
-def requested_partitions(request: AlterIsrRequest) -> list[TopicPartition]:
+def requested_partitions(request: AlterIsrRequest) -> list[PartitionKey]:
     return [(topic.name, item.partition_index) for topic in request.topics for item in topic.partitions]
 
 
 def _decide(
-    parts: ControllerParts, partition: TopicPartition, sender: int, item: WantedPartition
+    parts: ControllerParts, partition: PartitionKey, sender: int, item: WantedPartition
 ) -> ErrorCode | LeaderAndIsr:
     """What the partition's state is to be; the very state that it has when nothing changes."""
     context = parts.context
@@ -86,12 +87,12 @@ def _decide(
 
 
 async def _write(
-    parts: ControllerParts, changes: dict[TopicPartition, LeaderAndIsr]
-) -> dict[TopicPartition, ErrorCode | LeaderAndIsr]:
+    parts: ControllerParts, changes: dict[PartitionKey, LeaderAndIsr]
+) -> dict[PartitionKey, ErrorCode | LeaderAndIsr]:
     """The context follows what was written."""
-    results: dict[TopicPartition, ErrorCode | LeaderAndIsr] = {}
+    results: dict[PartitionKey, ErrorCode | LeaderAndIsr] = {}
 
-    async def write(piece: Sequence[TopicPartition]) -> None:
+    async def write(piece: Sequence[PartitionKey]) -> None:
         written = await parts.store.update_partition_states({key: changes[key] for key in piece}, parts.guard)
         _take_up(parts, changes, written, results)
 
@@ -101,9 +102,9 @@ async def _write(
 
 def _take_up(
     parts: ControllerParts,
-    changes: Mapping[TopicPartition, LeaderAndIsr],
-    versions: Mapping[TopicPartition, int | ZooKeeperError],
-    results: dict[TopicPartition, ErrorCode | LeaderAndIsr],
+    changes: Mapping[PartitionKey, LeaderAndIsr],
+    versions: Mapping[PartitionKey, int | ZooKeeperError],
+    results: dict[PartitionKey, ErrorCode | LeaderAndIsr],
 ) -> None:
     for partition, written in versions.items():
         if isinstance(written, BadVersion):
@@ -122,7 +123,7 @@ def _take_up(
             parts.state_changes.record(parts.context.epoch, partition, NO_REPLICA, online, online, state, why)
 
 
-async def _response(results: dict[TopicPartition, ErrorCode | LeaderAndIsr]) -> AlterIsrResponse:
+async def _response(results: dict[PartitionKey, ErrorCode | LeaderAndIsr]) -> AlterIsrResponse:
     topics: dict[str, list[Partition]] = {}
     async for piece in slices(tuple(results.items())):
         for (topic, number), result in piece:
@@ -167,7 +168,7 @@ async def isr_change_notification(parts: ControllerParts) -> None:
     await parts.store.delete_isr_changes(names, parts.guard)
 
 
-async def _take_out_offline_members(parts: ControllerParts, partitions: Iterable[TopicPartition]) -> None:
+async def _take_out_offline_members(parts: ControllerParts, partitions: Iterable[PartitionKey]) -> None:
     """A leader may have taken a replica in while its broker died, and after the controller has looked for it."""
     context = parts.context
     offline = [
@@ -180,5 +181,5 @@ async def _take_out_offline_members(parts: ControllerParts, partitions: Iterable
     await parts.replicas.handle_state_changes(offline, ReplicaState.OFFLINE)
 
 
-def _known(parts: ControllerParts, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+def _known(parts: ControllerParts, partitions: Iterable[PartitionKey]) -> list[PartitionKey]:
     return [partition for partition in partitions if parts.context.partition_replica_assignment(partition)]

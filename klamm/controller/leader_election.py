@@ -20,7 +20,8 @@ from enum import Enum, IntEnum
 from typing import NamedTuple
 
 from klamm.protocol.errors import KafkaError
-from klamm.znodes.topics import NO_LEADER, TopicPartition
+from klamm.protocol.vocabulary import PartitionKey
+from klamm.znodes.topics import NO_LEADER
 
 
 class ElectionStrategy(Enum):
@@ -40,7 +41,7 @@ class ElectionType(IntEnum):
     UNCLEAN = 1
 
 
-ElectionResults = dict[TopicPartition, int | KafkaError]
+ElectionResults = dict[PartitionKey, int | KafkaError]
 """What an ElectLeaders request gets: the elected leader of each partition, or why none was elected."""
 
 

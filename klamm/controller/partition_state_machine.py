@@ -44,17 +44,18 @@ from klamm.controller.states import (
     log_illegal_transition,
 )
 from klamm.controller.turns import Turns
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import for_slices, slices
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.errors import BadVersion, ZooKeeperError
 
 logger = logging.getLogger(__name__)
 
 UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
 
-Outcomes = dict[TopicPartition, "LeaderAndIsr | StateChangeFailed"]
+Outcomes = dict[PartitionKey, "LeaderAndIsr | StateChangeFailed"]
 
 
 class PartitionStateMachine:
@@ -98,7 +99,7 @@ class PartitionStateMachine:
         await self.handle_state_changes(wanted, PartitionState.ONLINE, ElectionStrategy.OFFLINE)
 
     async def handle_state_changes(
-        self, partitions: Iterable[TopicPartition], target: PartitionState, strategy: ElectionStrategy | None = None
+        self, partitions: Iterable[PartitionKey], target: PartitionState, strategy: ElectionStrategy | None = None
     ) -> Outcomes:
         """Changes the states and sends the requests that follow from it.
 
@@ -121,8 +122,8 @@ class PartitionStateMachine:
         self._request_batch.send_requests_to_brokers(self._context.epoch)
         return outcomes
 
-    def _legal(self, partitions: Sequence[TopicPartition], target: PartitionState) -> list[TopicPartition]:
-        def refuse(partition: TopicPartition, state: PartitionState, why: str) -> None:
+    def _legal(self, partitions: Sequence[PartitionKey], target: PartitionState) -> list[PartitionKey]:
+        def refuse(partition: PartitionKey, state: PartitionState, why: str) -> None:
             self._record_failure(partition, state, target, why)
 
         return legal_transitions(
@@ -137,7 +138,7 @@ class PartitionStateMachine:
 
     def _change(
         self,
-        partition: TopicPartition,
+        partition: PartitionKey,
         target: PartitionState,
         leadership: LeaderAndIsr | None = None,
         why: str = "",
@@ -150,21 +151,19 @@ class PartitionStateMachine:
             context.epoch, partition, NO_REPLICA, before, target, leadership, why, replicas=replicas
         )
 
-    def _fail(self, outcomes: Outcomes, partition: TopicPartition, why: str) -> None:
+    def _fail(self, outcomes: Outcomes, partition: PartitionKey, why: str) -> None:
         state = self._context.partition_state(partition)
         outcomes[partition] = StateChangeFailed(f"{partition[0]}-{partition[1]} ({state.name}): {why}")
         self._record_failure(partition, state, PartitionState.ONLINE, why)
 
-    def _record_failure(
-        self, partition: TopicPartition, state: PartitionState, target: PartitionState, why: str
-    ) -> None:
+    def _record_failure(self, partition: PartitionKey, state: PartitionState, target: PartitionState, why: str) -> None:
         context = self._context
         leadership = context.partition_leadership_info(partition)
         self._state_change_log.record(context.epoch, partition, NO_REPLICA, state, target, leadership, why, failed=True)
 
-    async def _bring_online(self, strategy: ElectionStrategy | None, partitions: Sequence[TopicPartition]) -> Outcomes:
-        new: list[TopicPartition] = []
-        others: list[TopicPartition] = []
+    async def _bring_online(self, strategy: ElectionStrategy | None, partitions: Sequence[PartitionKey]) -> Outcomes:
+        new: list[PartitionKey] = []
+        others: list[PartitionKey] = []
         for partition in self._legal(partitions, PartitionState.ONLINE):
             is_new = self._context.partition_state(partition) is PartitionState.NEW
             (new if is_new else others).append(partition)
@@ -179,7 +178,7 @@ class PartitionStateMachine:
 
     # -- the first leader -------------------------------------------------------------------------------------------
 
-    async def _initialize_leader_and_isr(self, partitions: Sequence[TopicPartition], outcomes: Outcomes) -> None:
+    async def _initialize_leader_and_isr(self, partitions: Sequence[PartitionKey], outcomes: Outcomes) -> None:
         context = self._context
         states = {}
         for partition in partitions:
@@ -203,7 +202,7 @@ class PartitionStateMachine:
                 outcomes[partition] = state
 
     def _decided(
-        self, partition: TopicPartition, state: LeaderAndIsr, recipients: Iterable[int], why: str, *, is_new: bool
+        self, partition: PartitionKey, state: LeaderAndIsr, recipients: Iterable[int], why: str, *, is_new: bool
     ) -> None:
         """The leadership is in ZooKeeper."""
         context = self._context
@@ -215,9 +214,9 @@ class PartitionStateMachine:
     # -- elections --------------------------------------------------------------------------------------------------
 
     async def _elect_leaders(
-        self, partitions: Sequence[TopicPartition], strategy: ElectionStrategy, outcomes: Outcomes
+        self, partitions: Sequence[PartitionKey], strategy: ElectionStrategy, outcomes: Outcomes
     ) -> None:
-        states: dict[TopicPartition, LeaderAndIsr] = {}
+        states: dict[PartitionKey, LeaderAndIsr] = {}
         to_read = []
         for partition in partitions:
             cached = self._context.partition_leadership_info(partition)
@@ -232,8 +231,8 @@ class PartitionStateMachine:
             to_read = await self._try_to_elect(states, strategy, outcomes, are_cached=False)
 
     async def _read_states(
-        self, partitions: Sequence[TopicPartition], outcomes: Outcomes
-    ) -> dict[TopicPartition, LeaderAndIsr]:
+        self, partitions: Sequence[PartitionKey], outcomes: Outcomes
+    ) -> dict[PartitionKey, LeaderAndIsr]:
         found = await self._zookeeper().partition_states(partitions)
         states = {}
         for partition in partitions:
@@ -246,12 +245,12 @@ class PartitionStateMachine:
 
     async def _try_to_elect(
         self,
-        states: Mapping[TopicPartition, LeaderAndIsr],
+        states: Mapping[PartitionKey, LeaderAndIsr],
         strategy: ElectionStrategy,
         outcomes: Outcomes,
         *,
         are_cached: bool,
-    ) -> list[TopicPartition]:
+    ) -> list[PartitionKey]:
         """Returns the partitions whose state has changed, or may have changed, meanwhile.
 
         Leaders before 2.7 change ISRs by themselves and tell the controller seconds later, or never if they die: a
@@ -261,7 +260,7 @@ class PartitionStateMachine:
         changed = []
         unclean_topics = await self._topics_with_unclean_election(states, strategy)
         recipients = {}
-        unclean: set[TopicPartition] = set()
+        unclean: set[PartitionKey] = set()
         updates = {}
         for partition, state in states.items():
             if state.controller_epoch > context.epoch:
@@ -304,7 +303,7 @@ class PartitionStateMachine:
         return changed
 
     def _election(
-        self, partition: TopicPartition, state: LeaderAndIsr, strategy: ElectionStrategy, unclean: bool
+        self, partition: PartitionKey, state: LeaderAndIsr, strategy: ElectionStrategy, unclean: bool
     ) -> Election | None:
         context = self._context
         assignment = context.partition_full_replica_assignment(partition)
@@ -321,7 +320,7 @@ class PartitionStateMachine:
         return offline_partition_leader_election(assignment.replicas, state.isr, online, unclean)
 
     async def _topics_with_unclean_election(
-        self, states: Mapping[TopicPartition, LeaderAndIsr], strategy: ElectionStrategy
+        self, states: Mapping[PartitionKey, LeaderAndIsr], strategy: ElectionStrategy
     ) -> set[str]:
         """Those topics of partitions without an online ISR member that allow unclean elections.
 

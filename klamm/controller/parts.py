@@ -44,10 +44,10 @@ from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.leader_and_isr import LeaderAndIsrResponse
 from klamm.protocol.stop_replica import StopReplicaResponse, StopReplicaTopic
 from klamm.protocol.update_metadata import UpdateMetadataResponse
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import slices
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.controller_store import ControllerStore
-from klamm.znodes.topics import TopicPartition
 
 
 class Channels(Protocol):
@@ -138,7 +138,7 @@ class ControllerParts:
 
     # -- to the brokers ---------------------------------------------------------------------------------------------
 
-    async def send_update_metadata(self, broker_ids: Iterable[int], partitions: Collection[TopicPartition]) -> None:
+    async def send_update_metadata(self, broker_ids: Iterable[int], partitions: Collection[PartitionKey]) -> None:
         """Tells these brokers who is alive, and who leads these partitions."""
         self.batch.new_batch()
         self.batch.add_update_metadata_request_for_brokers(tuple(broker_ids), ())
@@ -220,7 +220,7 @@ class ControllerParts:
     def on_partition_reassignment(self) -> None:
         self._put(ZkPartitionReassignment())
 
-    def on_partition_state(self, partition: TopicPartition) -> None:
+    def on_partition_state(self, partition: PartitionKey) -> None:
         self._put(PartitionReassignmentIsrChange(partition))
 
     def on_preferred_replica_election(self) -> None:

@@ -31,9 +31,10 @@ from klamm.controller.reassignment_steps import (
     unknown_partition,
 )
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import SLICE, Slices, each
 from klamm.znodes import store
-from klamm.znodes.topics import ENVELOPE_BYTES, TopicPartition, assignment_bytes
+from klamm.znodes.topics import ENVELOPE_BYTES, assignment_bytes
 
 _log = logging.getLogger(__name__)
 
@@ -45,9 +46,7 @@ _NAMED = 10  # So many partitions a line names.
 # -- what begins reassignments -----------------------------------------------------------------------------------------
 
 
-async def api_partition_reassignment(
-    parts: ControllerParts, targets: Mapping[TopicPartition, Target | None]
-) -> Results:
+async def api_partition_reassignment(parts: ControllerParts, targets: Mapping[PartitionKey, Target | None]) -> Results:
     """Begins the reassignments of a request; a target of None cancels the one that is under way.
 
     KafkaErrors INVALID_REPLICA_ASSIGNMENT, NO_REASSIGNMENT_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION, and INVALID_REQUEST
@@ -55,7 +54,7 @@ async def api_partition_reassignment(
     """
     context = parts.context
     results: Results = {}
-    begun: dict[TopicPartition, ReplicaAssignment] = {}
+    begun: dict[PartitionKey, ReplicaAssignment] = {}
     async for partition, target in each(targets.items()):
         assignment = context.partition_full_replica_assignment(partition)
         if target is None and not assignment.is_being_reassigned:
@@ -77,14 +76,14 @@ async def api_partition_reassignment(
     return {partition: results[partition] async for partition in each(targets)}
 
 
-async def zk_partition_reassignment(parts: ControllerParts) -> set[TopicPartition]:
+async def zk_partition_reassignment(parts: ControllerParts) -> set[PartitionKey]:
     """Begins what /admin/reassign_partitions asks for and is not under way; returns these partitions.
 
     Target brokers may be dead. What cannot begin is taken out of the znode.
     """
     listed = await parts.store.partition_reassignment(parts.on_partition_reassignment)
     results: Results = {}
-    begun: dict[TopicPartition, ReplicaAssignment] = {}
+    begun: dict[PartitionKey, ReplicaAssignment] = {}
     async for partition, target in each(listed.items()):
         assignment = parts.context.partition_full_replica_assignment(partition)
         if assignment.is_being_reassigned and assignment.target_replicas == target:
@@ -104,9 +103,9 @@ async def zk_partition_reassignment(parts: ControllerParts) -> set[TopicPartitio
     return {partition for partition in begun if partition not in failed}
 
 
-def _log_refusals(failed: Mapping[TopicPartition, KafkaError]) -> None:
+def _log_refusals(failed: Mapping[PartitionKey, KafkaError]) -> None:
     """One line for each reason, which may be that of thousands of partitions."""
-    by_reason: dict[KafkaError, list[TopicPartition]] = {}
+    by_reason: dict[KafkaError, list[PartitionKey]] = {}
     for partition, error in failed.items():
         by_reason.setdefault(error, []).append(partition)
     for error, partitions in by_reason.items():
@@ -116,8 +115,8 @@ def _log_refusals(failed: Mapping[TopicPartition, KafkaError]) -> None:
 
 
 async def list_partition_reassignments(
-    context: ControllerContext, partitions: Iterable[TopicPartition] | None
-) -> dict[TopicPartition, ReplicaAssignment]:
+    context: ControllerContext, partitions: Iterable[PartitionKey] | None
+) -> dict[PartitionKey, ReplicaAssignment]:
     """Those of these partitions (None: of all) that are being reassigned."""
     if partitions is None:
         partitions = await _sorted(context.partitions_being_reassigned)
@@ -128,7 +127,7 @@ async def list_partition_reassignments(
     }
 
 
-async def _sorted(partitions: Collection[TopicPartition]) -> list[TopicPartition]:
+async def _sorted(partitions: Collection[PartitionKey]) -> list[PartitionKey]:
     topics: dict[str, list[int]] = {}
     async for topic, number in each(partitions):
         topics.setdefault(topic, []).append(number)
@@ -136,8 +135,8 @@ async def _sorted(partitions: Collection[TopicPartition]) -> list[TopicPartition
 
 
 async def _without(
-    reassignments: Reassignments, refused: Collection[TopicPartition]
-) -> dict[TopicPartition, ReplicaAssignment]:
+    reassignments: Reassignments, refused: Collection[PartitionKey]
+) -> dict[PartitionKey, ReplicaAssignment]:
     return {key: assignment async for key, assignment in each(reassignments.items()) if key not in refused}
 
 
@@ -163,7 +162,7 @@ def _refusal_of_dead(context: ControllerContext, assignment: ReplicaAssignment) 
     )
 
 
-async def _refused(parts: ControllerParts, reassignments: Reassignments) -> dict[TopicPartition, KafkaError]:
+async def _refused(parts: ControllerParts, reassignments: Reassignments) -> dict[PartitionKey, KafkaError]:
     """Those that cannot begin, and why."""
     context = parts.context
     refused = {
@@ -180,17 +179,15 @@ async def _refused(parts: ControllerParts, reassignments: Reassignments) -> dict
     return refused | await _refusals_of_size(context, await _without(existing, refused))
 
 
-async def _refusals_of_size(
-    context: ControllerContext, reassignments: Reassignments
-) -> dict[TopicPartition, KafkaError]:
+async def _refusals_of_size(context: ControllerContext, reassignments: Reassignments) -> dict[PartitionKey, KafkaError]:
     """INVALID_REQUEST for all partitions of a topic whose znode would become larger than ZooKeeper takes.
 
     ZooKeeper answers such a write by closing the connection: it would be tried again and again, by every controller.
     """
-    topics: dict[str, list[TopicPartition]] = {}
+    topics: dict[str, list[PartitionKey]] = {}
     async for partition in each(reassignments):
         topics.setdefault(partition[0], []).append(partition)
-    refused: dict[TopicPartition, KafkaError] = {}
+    refused: dict[PartitionKey, KafkaError] = {}
     looked_at = Slices(SLICE)
     for topic, partitions in topics.items():
         before = after = ENVELOPE_BYTES
@@ -230,7 +227,7 @@ async def resume_reassignments(parts: ControllerParts, replicas: Iterable[Partit
         )
 
 
-async def _resume(parts: ControllerParts, partitions: Collection[TopicPartition]) -> None:
+async def _resume(parts: ControllerParts, partitions: Collection[PartitionKey]) -> None:
     full = parts.context.partition_full_replica_assignment
     reassignments = {key: full(key) async for key in each(await _sorted(partitions))}
     await refresh_leadership(parts, reassignments)
@@ -240,7 +237,7 @@ async def _resume(parts: ControllerParts, partitions: Collection[TopicPartition]
             _log.error("a reassignment does not go on: %s", error)
 
 
-async def complete_reassignments(parts: ControllerParts, partitions: Iterable[TopicPartition]) -> None:
+async def complete_reassignments(parts: ControllerParts, partitions: Iterable[PartitionKey]) -> None:
     """The ISRs of these partitions may have grown: the reassignments among them that can be completed are."""
     context = parts.context
     under_way = await _sorted(context.partitions_being_reassigned.intersection(partitions))

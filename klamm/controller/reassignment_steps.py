@@ -51,22 +51,23 @@ from klamm.controller.state_change_log import NO_REPLICA
 from klamm.controller.states import PartitionState, ReplicaState
 from klamm.controller.turns import Turns
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import each, for_slices
-from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.errors import BadVersion, ZooKeeperError
 
 _log = logging.getLogger(__name__)
 
-Reassignments = Mapping[TopicPartition, ReplicaAssignment]
-Results = dict[TopicPartition, KafkaError | None]
+Reassignments = Mapping[PartitionKey, ReplicaAssignment]
+Results = dict[PartitionKey, KafkaError | None]
 """None for what has begun."""
 
 
-def unknown_partition(partition: TopicPartition) -> KafkaError:
+def unknown_partition(partition: PartitionKey) -> KafkaError:
     return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{partition_name(partition)} does not exist")
 
 
-def partition_name(partition: TopicPartition) -> str:
+def partition_name(partition: PartitionKey) -> str:
     return f"{partition[0]}-{partition[1]}"
 
 
@@ -93,13 +94,13 @@ async def on_partition_reassignment(parts: ControllerParts, reassignments: Reass
     return results
 
 
-async def refresh_leadership(parts: ControllerParts, partitions: Collection[TopicPartition]) -> None:
+async def refresh_leadership(parts: ControllerParts, partitions: Collection[PartitionKey]) -> None:
     """The context gets leaders and ISRs from ZooKeeper: leaders before 2.7 change the ISR there by themselves."""
     is_alter_isr_enabled = parts.config.current.inter_broker_protocol_version >= ApiVersion.V2_7_IV2
     watch = None if is_alter_isr_enabled else parts.on_partition_state
     turns = Turns()
 
-    async def refresh(piece: Sequence[TopicPartition]) -> None:
+    async def refresh(piece: Sequence[PartitionKey]) -> None:
         states = await parts.store.partition_states(piece, watch)
         await turns.wait()
         for partition, state in states.items():
@@ -110,7 +111,7 @@ async def refresh_leadership(parts: ControllerParts, partitions: Collection[Topi
     await for_slices(tuple(partitions), refresh)
 
 
-def is_complete(parts: ControllerParts, partition: TopicPartition) -> bool:
+def is_complete(parts: ControllerParts, partition: PartitionKey) -> bool:
     """Whether all of the target is in the ISR, and one of them can lead."""
     context = parts.context
     assignment = context.partition_full_replica_assignment(partition)
@@ -129,7 +130,7 @@ async def _update_current_reassignments(parts: ControllerParts, reassignments: R
     results: Results = dict.fromkeys(reassignments)
     full = context.partition_full_replica_assignment
     before = {partition: full(partition) async for partition in each(reassignments)}
-    dropped: dict[TopicPartition, tuple[int, ...]] = {}
+    dropped: dict[PartitionKey, tuple[int, ...]] = {}
     async for partition, assignment in each(reassignments.items()):
         unneeded = _unneeded(before[partition], assignment)
         if unneeded:
@@ -171,7 +172,7 @@ def _unneeded(before: ReplicaAssignment, after: ReplicaAssignment) -> tuple[int,
 
 
 def refusal_of_loss(
-    context: ControllerContext, partition: TopicPartition, assignment: ReplicaAssignment
+    context: ControllerContext, partition: PartitionKey, assignment: ReplicaAssignment
 ) -> KafkaError | None:
     """INVALID_REPLICA_ASSIGNMENT if `assignment` would take away all that can lead: a replica in the ISR may go at once
     only if another one in it is online, as others lack records."""
@@ -252,11 +253,11 @@ async def complete_reassignment(parts: ControllerParts, reassignments: Reassignm
 # -- leaders -----------------------------------------------------------------------------------------------------------
 
 
-async def _move_leaders(parts: ControllerParts, partitions: Iterable[TopicPartition]) -> None:
+async def _move_leaders(parts: ControllerParts, partitions: Iterable[PartitionKey]) -> None:
     """Each gets a new epoch, with the same leader if that is a replica and online, or else another one."""
     context = parts.context
-    stay: list[TopicPartition] = []
-    move: list[TopicPartition] = []
+    stay: list[PartitionKey] = []
+    move: list[PartitionKey] = []
     async for partition in each(partitions):
         state = context.partition_leadership_info(partition)
         if state is None:
@@ -267,11 +268,11 @@ async def _move_leaders(parts: ControllerParts, partitions: Iterable[TopicPartit
     await _update_leader_epochs(parts, stay)
 
 
-async def _lead_without(parts: ControllerParts, dropped: Mapping[TopicPartition, Collection[int]]) -> None:
+async def _lead_without(parts: ControllerParts, dropped: Mapping[PartitionKey, Collection[int]]) -> None:
     """Each gets a new epoch, with another leader where the leader is to go."""
     context = parts.context
-    stay: list[TopicPartition] = []
-    move: list[TopicPartition] = []
+    stay: list[PartitionKey] = []
+    move: list[PartitionKey] = []
     async for partition, broker_ids in each(dropped.items()):
         state = context.partition_leadership_info(partition)
         if state is not None:
@@ -281,12 +282,12 @@ async def _lead_without(parts: ControllerParts, dropped: Mapping[TopicPartition,
     await _update_leader_epochs(parts, stay)
 
 
-async def _update_leader_epochs(parts: ControllerParts, partitions: Iterable[TopicPartition]) -> None:
+async def _update_leader_epochs(parts: ControllerParts, partitions: Iterable[PartitionKey]) -> None:
     """Raises the leader epochs in ZooKeeper and tells all replicas, with the assignment that the context has."""
     context, batch = parts.context, parts.batch
     turns = Turns()
 
-    async def raise_epochs(piece: Sequence[TopicPartition]) -> dict[TopicPartition, LeaderAndIsr]:
+    async def raise_epochs(piece: Sequence[PartitionKey]) -> dict[PartitionKey, LeaderAndIsr]:
         states = {key: state for key in piece if (state := context.partition_leadership_info(key)) is not None}
         return await _write_next_epochs(parts, states, turns)
 
@@ -308,8 +309,8 @@ async def _update_leader_epochs(parts: ControllerParts, partitions: Iterable[Top
 
 
 async def _write_next_epochs(
-    parts: ControllerParts, states: Mapping[TopicPartition, LeaderAndIsr], turns: Turns
-) -> dict[TopicPartition, LeaderAndIsr]:
+    parts: ControllerParts, states: Mapping[PartitionKey, LeaderAndIsr], turns: Turns
+) -> dict[PartitionKey, LeaderAndIsr]:
     """Those that were written. Begins with what the context has, and reads again what has changed since."""
     raised = {}
     while states:
@@ -342,9 +343,7 @@ def _described(assignment: ReplicaAssignment) -> str:
     return f"ReplicaAssignment(replicas={replicas}, addingReplicas={adding}, removingReplicas={removing})"
 
 
-async def _stop_replicas(
-    parts: ControllerParts, removed: Mapping[TopicPartition, Collection[int]]
-) -> set[TopicPartition]:
+async def _stop_replicas(parts: ControllerParts, removed: Mapping[PartitionKey, Collection[int]]) -> set[PartitionKey]:
     """Takes replicas out of the ISR, stops them and has their data deleted; returns the partitions that keep theirs,
     because one of them leads, or could not leave the ISR.
 

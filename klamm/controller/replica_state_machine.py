@@ -41,9 +41,10 @@ from klamm.controller.states import (
     log_illegal_transition,
 )
 from klamm.controller.turns import Turns
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import CHEAP_SLICE, for_slices, slices
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.znodes.topics import NO_LEADER, LeaderAndIsr, TopicPartition
+from klamm.znodes.topics import NO_LEADER, LeaderAndIsr
 from klamm.zookeeper.errors import BadVersion, ZooKeeperError
 
 logger = logging.getLogger(__name__)
@@ -80,11 +81,11 @@ class ReplicaStateMachine:
         One that is not online counts as ineligible for deletion at first: its topic may be about to be deleted.
         """
         context = self._context
-        offline: dict[int, list[TopicPartition]] = {}
+        offline: dict[int, list[PartitionKey]] = {}
         self._request_batch.new_batch()
         async for piece in slices(context.all_partitions()):
-            usable: dict[int, list[TopicPartition]] = {}
-            others: dict[int, list[TopicPartition]] = {}
+            usable: dict[int, list[PartitionKey]] = {}
+            others: dict[int, list[PartitionKey]] = {}
             for partition in piece:
                 brokers = context.online_brokers(partition)
                 replicas = context.partition_replica_assignment(partition)
@@ -104,13 +105,13 @@ class ReplicaStateMachine:
         await self._handle_state_changes(offline, ReplicaState.OFFLINE)
 
     async def handle_state_changes(
-        self, replicas: Iterable[PartitionAndReplica], target: ReplicaState, fenced: Collection[TopicPartition] = ()
+        self, replicas: Iterable[PartitionAndReplica], target: ReplicaState, fenced: Collection[PartitionKey] = ()
     ) -> None:
         """Changes the states and sends the requests that follow from it, broker after broker.
 
         `fenced` are partitions that got a new leader epoch since their replicas are not usable any more.
         """
-        groups: dict[int, dict[TopicPartition, None]] = {}
+        groups: dict[int, dict[PartitionKey, None]] = {}
         async for piece in slices(tuple(replicas), CHEAP_SLICE):
             for partition, broker_id in piece:
                 groups.setdefault(broker_id, {})[partition] = None
@@ -118,9 +119,9 @@ class ReplicaStateMachine:
 
     async def _handle_state_changes(
         self,
-        groups: Mapping[int, Sequence[TopicPartition]],
+        groups: Mapping[int, Sequence[PartitionKey]],
         target: ReplicaState,
-        fenced: Collection[TopicPartition] = (),
+        fenced: Collection[PartitionKey] = (),
     ) -> None:
         if not groups:
             return
@@ -140,10 +141,8 @@ class ReplicaStateMachine:
             )
         self._request_batch.send_requests_to_brokers(self._context.epoch)
 
-    def _legal(
-        self, broker_id: int, partitions: Sequence[TopicPartition], target: ReplicaState
-    ) -> list[TopicPartition]:
-        def refuse(partition: TopicPartition, state: ReplicaState, why: str) -> None:
+    def _legal(self, broker_id: int, partitions: Sequence[PartitionKey], target: ReplicaState) -> list[PartitionKey]:
+        def refuse(partition: PartitionKey, state: ReplicaState, why: str) -> None:
             self._record_failure(broker_id, partition, state, target, why)
 
         return legal_transitions(
@@ -156,7 +155,7 @@ class ReplicaStateMachine:
             refuse,
         )
 
-    def _changed(self, broker_id: int, partitions: Sequence[TopicPartition], target: ReplicaState) -> None:
+    def _changed(self, broker_id: int, partitions: Sequence[PartitionKey], target: ReplicaState) -> None:
         context = self._context
         epoch, record, leadership = context.epoch, self._state_change_log.record, context.partition_leadership_info
         before = context.replica_states(broker_id)
@@ -165,14 +164,14 @@ class ReplicaStateMachine:
             record(epoch, partition, broker_id, state, target, leadership(partition))
         context.put_replica_states(broker_id, partitions, target)
 
-    def _fail(self, broker_id: int, partition: TopicPartition, target: ReplicaState, why: str) -> None:
+    def _fail(self, broker_id: int, partition: PartitionKey, target: ReplicaState, why: str) -> None:
         topic, number = partition
         state = self._context.replica_state((partition, broker_id))
         self._failures.append(f"replica {broker_id} of {topic}-{number} ({state.name}): {why}")
         self._record_failure(broker_id, partition, state, target, why)
 
     def _record_failure(
-        self, broker_id: int, partition: TopicPartition, state: ReplicaState, target: ReplicaState, why: str
+        self, broker_id: int, partition: PartitionKey, state: ReplicaState, target: ReplicaState, why: str
     ) -> None:
         leadership = self._context.partition_leadership_info(partition)
         self._state_change_log.record(
@@ -181,7 +180,7 @@ class ReplicaStateMachine:
 
     # -- changes of the context and of the requests only ------------------------------------------------------------
 
-    def _prepare(self, broker_id: int, partition: TopicPartition, target: ReplicaState) -> bool:
+    def _prepare(self, broker_id: int, partition: PartitionKey, target: ReplicaState) -> bool:
         """All of a transition but the state itself; False when the replica must keep the one that it has."""
         leadership = self._context.partition_leadership_info(partition)
         if target is ReplicaState.NEW and leadership is not None:
@@ -203,14 +202,14 @@ class ReplicaStateMachine:
         return True
 
     def _send_leadership(
-        self, broker_ids: Iterable[int], partition: TopicPartition, leadership: LeaderAndIsr, *, is_new: bool
+        self, broker_ids: Iterable[int], partition: PartitionKey, leadership: LeaderAndIsr, *, is_new: bool
     ) -> None:
         assignment = self._context.partition_full_replica_assignment(partition)
         self._request_batch.add_leader_and_isr_request_for_brokers(
             broker_ids, partition, leadership, assignment, is_new
         )
 
-    def _join_assignment(self, broker_id: int, partition: TopicPartition) -> None:
+    def _join_assignment(self, broker_id: int, partition: PartitionKey) -> None:
         assignment = self._context.partition_full_replica_assignment(partition)
         if broker_id not in assignment.replicas:
             logger.error("replica %d of %s was not part of its assignment %s", broker_id, partition, assignment)
@@ -220,7 +219,7 @@ class ReplicaStateMachine:
     # -- out of the ISR ---------------------------------------------------------------------------------------------
 
     async def _take_offline(
-        self, broker_id: int, fenced: Collection[TopicPartition], partitions: Sequence[TopicPartition]
+        self, broker_id: int, fenced: Collection[PartitionKey], partitions: Sequence[PartitionKey]
     ) -> None:
         context = self._context
         before = context.replica_states(broker_id)
@@ -229,7 +228,7 @@ class ReplicaStateMachine:
             for key in partitions
             if key not in fenced and (before.get(key) in _USABLE or self._was_found_offline(key, before.get(key)))
         }
-        leaderships: dict[TopicPartition, LeaderAndIsr] = {}
+        leaderships: dict[PartitionKey, LeaderAndIsr] = {}
         never_led = []
         to_read = []
         for partition in self._legal(broker_id, partitions, ReplicaState.OFFLINE):
@@ -255,21 +254,21 @@ class ReplicaStateMachine:
             )
         self._changed(broker_id, [*removed, *never_led], ReplicaState.OFFLINE)
 
-    def _was_found_offline(self, partition: TopicPartition, state: ReplicaState | None) -> bool:
+    def _was_found_offline(self, partition: PartitionKey, state: ReplicaState | None) -> bool:
         """By a controller that takes over: nobody knows whether the former one has fenced it."""
         is_ineligible = state is ReplicaState.DELETION_INELIGIBLE
         return is_ineligible and not self._context.is_partition_to_be_deleted(partition)
 
     async def _remove_from_isr(
-        self, broker_id: int, leaderships: Mapping[TopicPartition, LeaderAndIsr], to_fence: Collection[TopicPartition]
-    ) -> dict[TopicPartition, LeaderAndIsr]:
+        self, broker_id: int, leaderships: Mapping[PartitionKey, LeaderAndIsr], to_fence: Collection[PartitionKey]
+    ) -> dict[PartitionKey, LeaderAndIsr]:
         """Returns the leaderships without the broker, as they are in ZooKeeper and in the context now. Those `to_fence`
         get a new leader epoch in any case.
 
         Begins with what it is given, and tries again with what it reads where that was out of date.
         """
         context = self._context
-        finished: dict[TopicPartition, LeaderAndIsr] = {}
+        finished: dict[PartitionKey, LeaderAndIsr] = {}
         while leaderships:
             updates = {}
             for partition, state in leaderships.items():
@@ -295,9 +294,9 @@ class ReplicaStateMachine:
     async def _write(
         self,
         broker_id: int,
-        updates: Mapping[TopicPartition, LeaderAndIsr],
-        finished: dict[TopicPartition, LeaderAndIsr],
-    ) -> list[TopicPartition]:
+        updates: Mapping[PartitionKey, LeaderAndIsr],
+        finished: dict[PartitionKey, LeaderAndIsr],
+    ) -> list[PartitionKey]:
         """Adds what it has written to `finished`; returns the partitions whose state has changed meanwhile."""
         written = await self._zookeeper().update_partition_states(updates, self._context.epoch_zk_version)
         await self._turns.wait()
@@ -312,7 +311,7 @@ class ReplicaStateMachine:
                 finished[partition] = LeaderAndIsr(new.leader, new.leader_epoch, new.isr, new.controller_epoch, result)
         return changed
 
-    async def _read(self, broker_id: int, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, LeaderAndIsr]:
+    async def _read(self, broker_id: int, partitions: Sequence[PartitionKey]) -> dict[PartitionKey, LeaderAndIsr]:
         found = await self._zookeeper().partition_states(partitions)
         states = {}
         for partition in partitions:

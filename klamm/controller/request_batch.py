@@ -44,9 +44,9 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataResponse,
     UpdateMetadataTopic,
 )
-from klamm.protocol.vocabulary import NO_EPOCH
+from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
 from klamm.znodes.brokers import SECURITY_PROTOCOLS, BrokerRegistration
-from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+from klamm.znodes.topics import LeaderAndIsr
 
 logger = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class ControllerBrokerRequestBatch:
         self._update_metadata_brokers: dict[int, None] = {}
         self._update_metadata: dict[str, dict[int, UpdateMetadataPartitionState]] = {}
         # What the last LeaderAndIsr state of a partition was made from, and that state.
-        self._made: dict[TopicPartition, tuple[LeaderAndIsr, ReplicaAssignment, LeaderAndIsrPartitionState]] = {}
+        self._made: dict[PartitionKey, tuple[LeaderAndIsr, ReplicaAssignment, LeaderAndIsrPartitionState]] = {}
 
     def new_batch(self) -> None:
         """RuntimeError when the batch before was not sent."""
@@ -134,7 +134,7 @@ class ControllerBrokerRequestBatch:
     def add_leader_and_isr_request_for_brokers(
         self,
         broker_ids: Iterable[int],
-        partition: TopicPartition,
+        partition: PartitionKey,
         leader_and_isr: LeaderAndIsr,
         assignment: ReplicaAssignment,
         is_new: bool,
@@ -173,7 +173,7 @@ class ControllerBrokerRequestBatch:
             self._update_metadata_brokers.update(dict.fromkeys(live))
 
     def add_stop_replica_request_for_brokers(
-        self, broker_ids: Iterable[int], partition: TopicPartition, delete_partition: bool
+        self, broker_ids: Iterable[int], partition: PartitionKey, delete_partition: bool
     ) -> None:
         """These brokers stop the partition's replica, and delete its data if `delete_partition`."""
         topic, number = partition
@@ -195,7 +195,7 @@ class ControllerBrokerRequestBatch:
                 states[number] = state
 
     def add_update_metadata_request_for_brokers(
-        self, broker_ids: Iterable[int], partitions: Iterable[TopicPartition]
+        self, broker_ids: Iterable[int], partitions: Iterable[PartitionKey]
     ) -> None:
         """These brokers get the metadata of the partitions, and of all others in this batch.
 
@@ -207,7 +207,7 @@ class ControllerBrokerRequestBatch:
         for partition in partitions:
             self._add_update_metadata(partition)
 
-    def _add_update_metadata(self, partition: TopicPartition) -> None:
+    def _add_update_metadata(self, partition: PartitionKey) -> None:
         context = self._context
         state = context.partition_leadership_info(partition)
         topic, number = partition

@@ -26,7 +26,7 @@ from klamm.controller.feature_updates import FeatureResults, FeatureUpdate
 from klamm.controller.leader_election import ElectionResults, ElectionType
 from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
 from klamm.protocol.errors import KafkaError
-from klamm.znodes.topics import TopicPartition
+from klamm.protocol.vocabulary import PartitionKey
 
 _log = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class ControllerRequests:
             _log.info("AlterIsr of broker %d refused: %s", request.broker_id, error)
             return isr_flows.error_response(error.code)
 
-    async def controlled_shutdown(self, broker_id: int, broker_epoch: int) -> list[TopicPartition]:
+    async def controlled_shutdown(self, broker_id: int, broker_epoch: int) -> list[PartitionKey]:
         """Moves leadership away from a broker that wants to stop; returns the partitions that it still leads.
 
         KafkaErrors STALE_CONTROLLER_EPOCH (this broker is not the controller), STALE_BROKER_EPOCH,
@@ -57,7 +57,7 @@ class ControllerRequests:
         self._put(event)
         return await event.answer
 
-    async def elect_leaders(self, partitions: Sequence[TopicPartition], election_type: ElectionType) -> ElectionResults:
+    async def elect_leaders(self, partitions: Sequence[PartitionKey], election_type: ElectionType) -> ElectionResults:
         """Answers ElectLeaders: each partition's new leader, or why it got none. KafkaError NOT_CONTROLLER.
 
         What is elected is known to no broker yet.
@@ -80,8 +80,8 @@ class ControllerRequests:
         return await event.answer
 
     async def alter_partition_reassignments(
-        self, targets: Mapping[TopicPartition, tuple[int, ...] | None]
-    ) -> Mapping[TopicPartition, KafkaError | None]:
+        self, targets: Mapping[PartitionKey, tuple[int, ...] | None]
+    ) -> Mapping[PartitionKey, KafkaError | None]:
         """Moves these partitions to these brokers, None: back to where they were; returns what could not begin.
 
         KafkaError NOT_CONTROLLER: some, or all, may have begun.
@@ -91,8 +91,8 @@ class ControllerRequests:
         return await event.answer
 
     async def list_partition_reassignments(
-        self, partitions: Sequence[TopicPartition] | None
-    ) -> Mapping[TopicPartition, ReplicaAssignment]:
+        self, partitions: Sequence[PartitionKey] | None
+    ) -> Mapping[PartitionKey, ReplicaAssignment]:
         """Those of these partitions (None: of all) that are being reassigned. KafkaError NOT_CONTROLLER."""
         event = ListPartitionReassignments(partitions, answer=_future())
         self._put(event)

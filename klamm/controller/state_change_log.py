@@ -34,7 +34,8 @@ from klamm.controller.states import PartitionState, ReplicaState
 from klamm.log_lines import STATE_CHANGE_LOGGER, TRACE, Line, write_lines
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
 from klamm.protocol.state_texts import flag, leader_and_isr_text, stop_replica_text
-from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+from klamm.protocol.vocabulary import PartitionKey
+from klamm.znodes.topics import LeaderAndIsr
 
 NO_REPLICA = -1
 # So many records or lines are dealt with at once.
@@ -81,7 +82,7 @@ class StateChange(NamedTuple):
 
     time_ms: int
     controller_epoch: int
-    partition: TopicPartition
+    partition: PartitionKey
     replica: int
     from_state: IntEnum
     to_state: IntEnum
@@ -314,7 +315,7 @@ class StateChangeLog:
     def record(
         self,
         controller_epoch: int,
-        partition: TopicPartition,
+        partition: PartitionKey,
         replica: int,
         from_state: IntEnum,
         to_state: IntEnum,

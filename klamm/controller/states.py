@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import IntEnum
 from typing import TypeVar
 
-from klamm.znodes.topics import TopicPartition
+from klamm.protocol.vocabulary import PartitionKey
 
 logger = logging.getLogger(__name__)
 
@@ -80,14 +80,14 @@ def log_illegal_transition(message: str) -> None:
 
 
 def legal_transitions(
-    partitions: Sequence[TopicPartition],
-    states: Mapping[TopicPartition, S],
+    partitions: Sequence[PartitionKey],
+    states: Mapping[PartitionKey, S],
     target: S,
     valid_previous_states: Mapping[S, Collection[S]],
     on_illegal_transition: OnIllegalTransition,
     whose: str,
-    refuse: Callable[[TopicPartition, S, str], None],
-) -> list[TopicPartition]:
+    refuse: Callable[[PartitionKey, S, str], None],
+) -> list[PartitionKey]:
     """Those that may change to `target`; one message for each state from which others may not.
 
     `states` lacks those that are NON_EXISTENT. `whose` says in the message whose states these are. `refuse` hears of
@@ -97,7 +97,7 @@ def legal_transitions(
     unknown = type(target)["NON_EXISTENT"]
     legal = [partition for partition in partitions if states.get(partition, unknown) in valid]
     if len(legal) < len(partitions):
-        illegal: dict[S, list[TopicPartition]] = {}
+        illegal: dict[S, list[PartitionKey]] = {}
         for partition in partitions:
             state = states.get(partition, unknown)
             if state not in valid:

@@ -28,15 +28,15 @@ from klamm.controller.context import ControllerContext, PartitionAndReplica
 from klamm.controller.partition_state_machine import PartitionStateMachine
 from klamm.controller.replica_state_machine import ReplicaStateMachine
 from klamm.controller.states import PartitionState, ReplicaState
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import CHEAP_SLICE, SLICE, slices
 from klamm.znodes.controller_store import ControllerStore
-from klamm.znodes.topics import TopicPartition
 
 # What is done in one go: a few milliseconds.
 PARTITIONS_IN_PIECE = 2 * SLICE
 TOPICS_IN_PIECE = 50
 
-SendUpdateMetadata = Callable[[Iterable[int], Collection[TopicPartition]], Awaitable[None]]
+SendUpdateMetadata = Callable[[Iterable[int], Collection[PartitionKey]], Awaitable[None]]
 
 
 class TopicDeletionManager:

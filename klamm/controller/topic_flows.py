@@ -18,8 +18,9 @@ from klamm.controller.leader_election import ElectionStrategy
 from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import resume_reassignments
 from klamm.controller.states import PartitionState, ReplicaState
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import CHEAP_SLICE, for_slices, slices
-from klamm.znodes.topics import TopicAssignment, TopicPartition, is_legal_topic_name
+from klamm.znodes.topics import TopicAssignment, is_legal_topic_name
 from klamm.zookeeper.errors import RequestTooLarge
 
 # A topic's assignment names all of its partitions.
@@ -55,7 +56,7 @@ def legal_topics(names: Sequence[str]) -> list[str]:
     return [name for name in names if is_legal_topic_name(name)]
 
 
-async def load_topics(parts: ControllerParts, names: Sequence[str]) -> list[TopicPartition]:
+async def load_topics(parts: ControllerParts, names: Sequence[str]) -> list[PartitionKey]:
     """Reads these topics into the context, and gives ids to those that have none. Returns their partitions."""
     context, store = parts.context, parts.store
 
@@ -90,7 +91,7 @@ def _add_topic_id(parts: ControllerParts, topic: str, assignment: TopicAssignmen
     context.add_topic_id(topic, topic_id)
 
 
-def _add_partition(parts: ControllerParts, partition: TopicPartition, assignment: TopicAssignment) -> None:
+def _add_partition(parts: ControllerParts, partition: PartitionKey, assignment: TopicAssignment) -> None:
     number = partition[1]
     replicas = ReplicaAssignment(
         tuple(assignment.partitions[number]),
@@ -148,7 +149,7 @@ async def _restore_assignment(parts: ControllerParts, topic: str, assignment: To
     await parts.store.update_topic_assignment(topic, replace(assignment, partitions=known), parts.guard)
 
 
-async def on_new_partition_creation(parts: ControllerParts, partitions: Sequence[TopicPartition]) -> None:
+async def on_new_partition_creation(parts: ControllerParts, partitions: Sequence[PartitionKey]) -> None:
     """New partitions get their first leaders."""
     context = parts.context
     replicas: list[PartitionAndReplica] = []
@@ -157,7 +158,7 @@ async def on_new_partition_creation(parts: ControllerParts, partitions: Sequence
     await parts.partitions.handle_state_changes(partitions, PartitionState.NEW)
     await parts.replicas.handle_state_changes(replicas, ReplicaState.NEW)
     await parts.partitions.handle_state_changes(partitions, PartitionState.ONLINE, ElectionStrategy.OFFLINE)
-    left: list[TopicPartition] = []
+    left: list[PartitionKey] = []
     async for piece in slices(partitions, CHEAP_SLICE):
         left += [partition for partition in piece if context.partition_state(partition) is PartitionState.NEW]
     if left:
@@ -167,7 +168,7 @@ async def on_new_partition_creation(parts: ControllerParts, partitions: Sequence
     await resume_reassignments(parts, replicas)
 
 
-async def _resume_leadership(parts: ControllerParts, partitions: Sequence[TopicPartition]) -> None:
+async def _resume_leadership(parts: ControllerParts, partitions: Sequence[PartitionKey]) -> None:
     """Those of these new partitions that have been led before get a leader as after the death of one."""
     await decide_about_bounced_replicas(parts, await take_up_states(parts, partitions))
     found = [key for key in partitions if parts.context.partition_leadership_info(key) is not None]

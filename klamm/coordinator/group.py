@@ -25,7 +25,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from klamm.protocol.errors import ErrorCode
-from klamm.znodes.topics import TopicPartition
+from klamm.protocol.vocabulary import PartitionKey
 
 NO_GENERATION = -1
 _LAST_GENERATION = 2**31 - 1
@@ -217,8 +217,8 @@ class Group:
         self._awaiting_join = 0
         self._supported_protocols: Counter[str] = Counter()
         # (offset of the record in __consumer_offsets, committed offset)
-        self._offsets: dict[TopicPartition, tuple[int, OffsetAndMetadata]] = {}
-        self._pending_commits: dict[TopicPartition, list[OffsetAndMetadata]] = {}
+        self._offsets: dict[PartitionKey, tuple[int, OffsetAndMetadata]] = {}
+        self._pending_commits: dict[PartitionKey, list[OffsetAndMetadata]] = {}
 
     @classmethod
     def load(
@@ -467,7 +467,7 @@ class Group:
     # -- offsets ----------------------------------------------------------------------------------------------------
 
     @property
-    def offsets(self) -> Mapping[TopicPartition, OffsetAndMetadata]:
+    def offsets(self) -> Mapping[PartitionKey, OffsetAndMetadata]:
         """A copy of the committed offsets."""
         return {partition: offset for partition, (_, offset) in self._offsets.items()}
 
@@ -479,27 +479,27 @@ class Group:
     def has_offsets(self) -> bool:
         return bool(self._offsets or self._pending_commits)
 
-    def offset(self, partition: TopicPartition) -> OffsetAndMetadata | None:
+    def offset(self, partition: PartitionKey) -> OffsetAndMetadata | None:
         found = self._offsets.get(partition)
         return None if found is None else found[1]
 
-    def has_offset(self, partition: TopicPartition) -> bool:
+    def has_offset(self, partition: PartitionKey) -> bool:
         """Whether an offset is committed or a commit is pending."""
         return partition in self._offsets or partition in self._pending_commits
 
-    def is_commit_pending(self, partition: TopicPartition) -> bool:
+    def is_commit_pending(self, partition: PartitionKey) -> bool:
         return partition in self._pending_commits
 
-    def load_offset(self, partition: TopicPartition, record_offset: int, offset: OffsetAndMetadata) -> None:
+    def load_offset(self, partition: PartitionKey, record_offset: int, offset: OffsetAndMetadata) -> None:
         """Loads the offset from the record at `record_offset` of the log."""
         self._offsets[partition] = record_offset, offset
 
-    def prepare_commit(self, offsets: Mapping[TopicPartition, OffsetAndMetadata]) -> None:
+    def prepare_commit(self, offsets: Mapping[PartitionKey, OffsetAndMetadata]) -> None:
         """Marks offsets as being appended. Each ends with `complete_commit` or `fail_commit` with the same object."""
         for partition, offset in offsets.items():
             self._pending_commits.setdefault(partition, []).append(offset)
 
-    def complete_commit(self, partition: TopicPartition, record_offset: int, offset: OffsetAndMetadata) -> None:
+    def complete_commit(self, partition: PartitionKey, record_offset: int, offset: OffsetAndMetadata) -> None:
         """The prepared offset is in the log at `record_offset`, on all in-sync replicas."""
         if not self.fail_commit(partition, offset):
             return  # The offset has been removed meanwhile, for example with its topic.
@@ -507,7 +507,7 @@ class Group:
         if known is None or known[0] < record_offset:
             self._offsets[partition] = record_offset, offset
 
-    def fail_commit(self, partition: TopicPartition, offset: OffsetAndMetadata) -> bool:
+    def fail_commit(self, partition: PartitionKey, offset: OffsetAndMetadata) -> bool:
         """Ends the pending commit; other commits of the partition may stay pending. Returns whether it was pending."""
         pending = self._pending_commits.get(partition, [])
         for index, candidate in enumerate(pending):
@@ -519,11 +519,11 @@ class Group:
         return False
 
     @property
-    def partitions(self) -> list[TopicPartition]:
+    def partitions(self) -> list[PartitionKey]:
         """The partitions with a committed or pending offset."""
         return list(dict.fromkeys((*self._offsets, *self._pending_commits)))
 
-    def remove_offsets(self, partitions: Iterable[TopicPartition]) -> list[TopicPartition]:
+    def remove_offsets(self, partitions: Iterable[PartitionKey]) -> list[PartitionKey]:
         """Returns the partitions that had a committed or pending offset, of which the log may hold a record."""
         removed = []
         for partition in partitions:
@@ -532,9 +532,7 @@ class Group:
                 removed.append(partition)
         return removed
 
-    def expired_offsets(
-        self, partitions: Iterable[TopicPartition], now_ms: int, retention_ms: int
-    ) -> list[TopicPartition]:
+    def expired_offsets(self, partitions: Iterable[PartitionKey], now_ms: int, retention_ms: int) -> list[PartitionKey]:
         """The partitions whose offsets have expired (KIP-211): for an Empty group all, `retention_ms` after it became
         Empty; for a Stable group of consumers those without a subscription, and for a group that only commits all,
         `retention_ms` after the commit."""

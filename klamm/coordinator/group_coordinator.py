@@ -57,9 +57,9 @@ from klamm.coordinator.rebalance import Rebalances
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import Steps
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import Slices
 from klamm.tasks import OnFailure
-from klamm.znodes.topics import TopicPartition
 
 Result = TypeVar("Result")
 
@@ -301,8 +301,8 @@ class GroupCoordinator:
         generation_id: int,
         member_id: str,
         group_instance_id: str | None,
-        offsets: Mapping[TopicPartition, OffsetAndMetadata],
-    ) -> dict[TopicPartition, ErrorCode]:
+        offsets: Mapping[PartitionKey, OffsetAndMetadata],
+    ) -> dict[PartitionKey, ErrorCode]:
         """Returns when the offsets are in the log. A negative generation means the client only stores offsets."""
         error = self._group_error(group_id, may_be_empty=True)
         if error is not None:
@@ -322,14 +322,14 @@ class GroupCoordinator:
             self._rebalances.sessions.renew(group, member)
         return await self._manager.store_offsets(group, offsets)
 
-    def partitions_of_group(self, group_id: str) -> list[TopicPartition]:
+    def partitions_of_group(self, group_id: str) -> list[PartitionKey]:
         """The partitions with committed offsets; empty if this broker does not coordinate the group."""
         group = self._manager.get(group_id)
         return [] if group is None else list(group.offsets)
 
     def fetch_offsets(
-        self, group_id: str, partitions: Sequence[TopicPartition] | None, *, require_stable: bool
-    ) -> tuple[ErrorCode, dict[TopicPartition, tuple[ErrorCode, OffsetAndMetadata | None]]]:
+        self, group_id: str, partitions: Sequence[PartitionKey] | None, *, require_stable: bool
+    ) -> tuple[ErrorCode, dict[PartitionKey, tuple[ErrorCode, OffsetAndMetadata | None]]]:
         """The committed offsets of the partitions (None: of all with an offset); None for a partition without one.
 
         With `require_stable`, a partition with a pending commit gets UNSTABLE_OFFSET_COMMIT (KIP-447).
@@ -341,7 +341,7 @@ class GroupCoordinator:
         if group is None or group.state is GroupState.DEAD:
             return ErrorCode.NONE, dict.fromkeys(partitions or (), (ErrorCode.NONE, None))
 
-        def fetch(partition: TopicPartition) -> tuple[ErrorCode, OffsetAndMetadata | None]:
+        def fetch(partition: PartitionKey) -> tuple[ErrorCode, OffsetAndMetadata | None]:
             if require_stable and group.is_commit_pending(partition):
                 return ErrorCode.UNSTABLE_OFFSET_COMMIT, None
             return ErrorCode.NONE, group.offset(partition)
@@ -351,8 +351,8 @@ class GroupCoordinator:
         }
 
     def delete_offsets(
-        self, group_id: str, partitions: Sequence[TopicPartition]
-    ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
+        self, group_id: str, partitions: Sequence[PartitionKey]
+    ) -> tuple[ErrorCode, dict[PartitionKey, ErrorCode]]:
         """Deletes committed offsets; refused for topics that a member subscribes to (KIP-496)."""
         error = self._group_error(group_id)
         if error is not None:
@@ -388,7 +388,7 @@ class GroupCoordinator:
                 yield
         return found
 
-    def partitions_deleted(self, partitions: Collection[TopicPartition]) -> Steps[None]:
+    def partitions_deleted(self, partitions: Collection[PartitionKey]) -> Steps[None]:
         """Removes the offsets of deleted partitions, in steps. Must finish before a topic of the same name exists."""
         if not partitions:
             return
@@ -402,12 +402,10 @@ class GroupCoordinator:
                 if slices.is_over(1 + len(piece)):
                     yield
 
-    def _delete(
-        self, group: Group, partitions: Sequence[TopicPartition], deleted: Mapping[TopicPartition, object]
-    ) -> None:
+    def _delete(self, group: Group, partitions: Sequence[PartitionKey], deleted: Mapping[PartitionKey, object]) -> None:
         self._cleanup([group], lambda group: [one for one in partitions if one in deleted and group.has_offset(one)])
 
-    def _cleanup(self, groups: Sequence[Group], select: Callable[[Group], list[TopicPartition]]) -> None:
+    def _cleanup(self, groups: Sequence[Group], select: Callable[[Group], list[PartitionKey]]) -> None:
         self._manager.cleanup(groups, select)
         for group in groups:
             if group.state is GroupState.DEAD:

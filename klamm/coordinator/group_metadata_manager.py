@@ -43,9 +43,9 @@ from klamm.coordinator.offset_expiration import OFFSETS_PER_SLICE, expire_every,
 from klamm.coordinator.ports import Appended, KeyAndValue, OffsetsLog
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import Slices, in_slices
 from klamm.tasks import OnFailure, start_task
-from klamm.znodes.topics import TopicPartition
 
 LOAD_RETRY_BACKOFF_MS = 500
 MAX_LOAD_RETRY_BACKOFF_MS = 30_000
@@ -135,7 +135,7 @@ class GroupMetadataManager:
         self._epochs: dict[int, int] = {}
         self._loading: dict[int, asyncio.Task[None]] = {}
         # By loading partition: the topic partitions deleted meanwhile, whose loaded offsets are outdated.
-        self._deleted: dict[int, dict[TopicPartition, None]] = {}
+        self._deleted: dict[int, dict[PartitionKey, None]] = {}
         self._one_at_a_time = asyncio.Lock()
         # By partition that is owned or has been read, then by group id.
         self._groups: dict[int, dict[str, Group]] = {}
@@ -185,8 +185,8 @@ class GroupMetadataManager:
         return GROUP_ERRORS.get(error_code, error_code)
 
     async def store_offsets(
-        self, group: Group, offsets: Mapping[TopicPartition, OffsetAndMetadata]
-    ) -> dict[TopicPartition, ErrorCode]:
+        self, group: Group, offsets: Mapping[PartitionKey, OffsetAndMetadata]
+    ) -> dict[PartitionKey, ErrorCode]:
         """Commits the offsets, except those with too much metadata."""
         accepted = {partition: offset for partition, offset in offsets.items() if self._has_legal_size(offset)}
         result = dict.fromkeys(offsets, ErrorCode.OFFSET_METADATA_TOO_LARGE)
@@ -306,7 +306,7 @@ class GroupMetadataManager:
         del self._loading[partition]
         self._on_partition_loaded()
 
-    def _forget_deleted(self, groups: Sequence[Group], deleted: Mapping[TopicPartition, None]) -> Steps[None]:
+    def _forget_deleted(self, groups: Sequence[Group], deleted: Mapping[PartitionKey, None]) -> Steps[None]:
         slices = Slices(OFFSETS_PER_SLICE)
         for group in groups:
             for piece in pieces(group.partitions):
@@ -337,7 +337,7 @@ class GroupMetadataManager:
             await asyncio.sleep(backoff_ms / 1000)
             backoff_ms = min(2 * backoff_ms, MAX_LOAD_RETRY_BACKOFF_MS)
 
-    def partitions_deleted(self, partitions: Iterable[TopicPartition]) -> None:
+    def partitions_deleted(self, partitions: Iterable[PartitionKey]) -> None:
         """Drops the offsets of these partitions from groups that are being loaded."""
         deleted = list(partitions)
         for partition in self._loading:
@@ -345,7 +345,7 @@ class GroupMetadataManager:
 
     # -- removing ---------------------------------------------------------------------------------------------------
 
-    def cleanup(self, groups: Iterable[Group], select: Callable[[Group], Iterable[TopicPartition]]) -> int:
+    def cleanup(self, groups: Iterable[Group], select: Callable[[Group], Iterable[PartitionKey]]) -> int:
         """Removes the offsets that `select` names for each group. An Empty group without offsets then becomes Dead and
         is removed. Returns how many offsets were removed.
 
@@ -357,7 +357,7 @@ class GroupMetadataManager:
             if self.get(group.group_id) is group and self._log.is_leader(self._partition_for(group.group_id))
         )
 
-    def _clean(self, group: Group, select: Callable[[Group], Iterable[TopicPartition]]) -> int:
+    def _clean(self, group: Group, select: Callable[[Group], Iterable[PartitionKey]]) -> int:
         removed = group.remove_offsets(select(group))
         tombstones: list[KeyAndValue] = [(offset_commit_key(group.group_id, partition), None) for partition in removed]
         if group.state is GroupState.EMPTY and not group.has_offsets:

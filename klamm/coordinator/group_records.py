@@ -30,7 +30,7 @@ from typing import NamedTuple, TypeVar
 
 from klamm.coordinator.group import Group, Member, OffsetAndMetadata
 from klamm.protocol.primitives import MAX_STRING_BYTES, InvalidFrame, read_nullable_string, read_string
-from klamm.znodes.topics import TopicPartition
+from klamm.protocol.vocabulary import PartitionKey
 
 OFFSET_KEY_VERSION = 1
 GROUP_KEY_VERSION = 2
@@ -54,7 +54,7 @@ class OffsetKey(NamedTuple):
     """The key of a group's committed offset for a partition."""
 
     group_id: str
-    partition: TopicPartition
+    partition: PartitionKey
 
 
 class GroupKey(NamedTuple):
@@ -75,7 +75,7 @@ Key = OffsetKey | GroupKey | UnknownKey
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
-def offset_commit_key(group_id: str, partition: TopicPartition) -> bytes:
+def offset_commit_key(group_id: str, partition: PartitionKey) -> bytes:
     return _offset_key_prefix(group_id) + _offset_key_suffix(partition)
 
 
@@ -132,7 +132,7 @@ def _offset_key_prefix(group_id: str) -> bytes:
 
 
 @lru_cache(maxsize=10_000)
-def _offset_key_suffix(partition: TopicPartition) -> bytes:
+def _offset_key_suffix(partition: PartitionKey) -> bytes:
     topic, number = partition
     return _string(topic) + _INT32.pack(number)
 
@@ -165,9 +165,9 @@ class OffsetKeyReader:
 
     def __init__(self) -> None:
         self._group_ids: dict[bytes, str] = {}
-        self._partitions: dict[bytes, TopicPartition] = {}
+        self._partitions: dict[bytes, PartitionKey] = {}
 
-    def read(self, data: bytes) -> tuple[str, TopicPartition]:
+    def read(self, data: bytes) -> tuple[str, PartitionKey]:
         """The group and the partition. ValueError for an invalid offset key."""
         end = 4 + int.from_bytes(data[2:4])
         group_id, partition = self._group_ids.get(data[:end]), self._partitions.get(data[end:])

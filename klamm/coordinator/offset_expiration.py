@@ -12,15 +12,15 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from typing import Protocol
 
 from klamm.coordinator.group import Group
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import Slices, in_slices
-from klamm.znodes.topics import TopicPartition
 
 # The number of offsets that a step examines: about a millisecond.
 OFFSETS_PER_SLICE = 1000
 
 _log = logging.getLogger(__name__)
 
-Select = Callable[[Group], Iterable[TopicPartition]]
+Select = Callable[[Group], Iterable[PartitionKey]]
 
 
 class Groups(Protocol):
@@ -53,7 +53,7 @@ def expire(groups: Groups, now_ms: int, retention_ms: int) -> Generator[None, No
     return removed
 
 
-def pieces(partitions: Sequence[TopicPartition]) -> Iterator[Sequence[TopicPartition]]:
+def pieces(partitions: Sequence[PartitionKey]) -> Iterator[Sequence[PartitionKey]]:
     """The partitions of one group in pieces, one for each step. At least one piece, so that a group without offsets is
     removed too."""
     for start in range(0, max(len(partitions), 1), OFFSETS_PER_SLICE):

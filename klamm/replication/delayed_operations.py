@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 from klamm.protocol.apis.fetch import EpochEndOffset, FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import READ_COMMITTED
+from klamm.protocol.vocabulary import READ_COMMITTED, PartitionKey
 from klamm.purgatory import DelayedOperation
 from klamm.replication.partition import Partition
-from klamm.znodes.topics import TopicPartition
 
 # What a client wants to read from one partition: the topic, and the partition's part of the request.
 Wanted = tuple[str, FetchPartition]
@@ -114,7 +113,7 @@ class DelayedFetch(DelayedOperation):
         self._must_answer = False
         self._follower_now_ms = follower_now_ms
         # The index in `wanted` of each partition that `next_keys` has returned: the first `_indexed` of them.
-        self._indexes: dict[TopicPartition, int] = {}
+        self._indexes: dict[PartitionKey, int] = {}
         self._indexed = 0
         self.results: list[PartitionData] = []
         self.readable: dict[int, Readable] = {}
@@ -129,11 +128,11 @@ class DelayedFetch(DelayedOperation):
     def is_ready(self) -> bool:
         return self._must_answer or self._readable_bytes >= self._min_bytes
 
-    def keys(self) -> Collection[TopicPartition]:
+    def keys(self) -> Collection[PartitionKey]:
         """The partitions to wait for."""
         return self.next_keys(len(self._wanted))
 
-    def next_keys(self, count: int) -> list[TopicPartition]:
+    def next_keys(self, count: int) -> list[PartitionKey]:
         """The next `count` partitions to wait for; empty once all have been returned."""
         start, self._indexed = self._indexed, self._indexed + count
         keys = {
@@ -143,7 +142,7 @@ class DelayedFetch(DelayedOperation):
         self._indexes.update(keys)
         return list(keys)
 
-    def look_again(self, changed: dict[TopicPartition, None], count: int) -> bool:
+    def look_again(self, changed: dict[PartitionKey, None], count: int) -> bool:
         """Looks again at up to `count` partitions and removes them from `changed`. Returns whether more are left."""
         while changed and count:
             count -= 1
@@ -153,7 +152,7 @@ class DelayedFetch(DelayedOperation):
         return bool(changed)
 
     def has_become_ready(self, key: Hashable) -> bool:
-        index = self._indexes[key]  # type: ignore[index]  # a TopicPartition: one of `keys`
+        index = self._indexes[key]  # type: ignore[index]  # a PartitionKey: one of `keys`
         readable = self.readable.pop(index, None)
         if readable is not None:
             self._readable_bytes -= readable.size_bytes

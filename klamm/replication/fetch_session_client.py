@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from klamm.protocol.errors import ErrorCode
-from klamm.znodes.topics import TopicPartition
+from klamm.protocol.vocabulary import PartitionKey
 
 NO_SESSION = 0
 INITIAL_EPOCH = 0
@@ -30,22 +30,22 @@ class FetchSessionClient:
     def __init__(self) -> None:
         self._session_id = NO_SESSION
         self._epoch = INITIAL_EPOCH
-        self._wanted: dict[TopicPartition, FetchPartition] = {}
-        self._known: dict[TopicPartition, None] = {}
-        self._changed: dict[TopicPartition, None] = {}
+        self._wanted: dict[PartitionKey, FetchPartition] = {}
+        self._known: dict[PartitionKey, None] = {}
+        self._changed: dict[PartitionKey, None] = {}
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing is wanted."""
         return not self._wanted
 
-    def want(self, topic_partition: TopicPartition, wanted: FetchPartition) -> None:
+    def want(self, topic_partition: PartitionKey, wanted: FetchPartition) -> None:
         """The next request asks for `wanted` of the partition."""
         self._wanted.pop(topic_partition, None)
         self._wanted[topic_partition] = wanted
         self._changed[topic_partition] = None
 
-    def forget(self, topic_partition: TopicPartition) -> None:
+    def forget(self, topic_partition: PartitionKey) -> None:
         """The next request drops the partition."""
         if self._wanted.pop(topic_partition, None) is not None:
             self._changed[topic_partition] = None
@@ -109,11 +109,11 @@ class FetchSessionClient:
         return self._epoch != INITIAL_EPOCH or count == len(known)
 
 
-def _topics(items: Iterable[tuple[TopicPartition, FetchPartition]]) -> list[FetchTopic]:
+def _topics(items: Iterable[tuple[PartitionKey, FetchPartition]]) -> list[FetchTopic]:
     return [FetchTopic(topic=topic, partitions=partitions) for topic, partitions in _by_topic(items).items()]
 
 
-def _by_topic(items: Iterable[tuple[TopicPartition, T]]) -> dict[str, list[T]]:
+def _by_topic(items: Iterable[tuple[PartitionKey, T]]) -> dict[str, list[T]]:
     topics: dict[str, list[T]] = {}
     for (topic, _), item in items:
         topics.setdefault(topic, []).append(item)

@@ -35,13 +35,12 @@ from klamm.config.broker import BrokerConfig
 from klamm.net.client import ClientError
 from klamm.protocol.apis.fetch import EpochEndOffset, FetchPartition, FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
-from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, NO_EPOCH
+from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, NO_EPOCH, PartitionKey
 from klamm.replication.fetch_session_client import INITIAL_EPOCH, FetchSessionClient
 from klamm.replication.fetch_state import FollowerPartition, PartitionFetch, truncation_offset
 from klamm.replication.leader_endpoint import Interrupted, LeaderEndpoint, LeaderOffset
 from klamm.slices import Slices, slices
 from klamm.tasks import OnFailure, start_task
-from klamm.znodes.topics import TopicPartition
 
 FIRST_BACKOFF_MS = 20
 # Work on more partitions than this yields the loop in between.
@@ -68,9 +67,9 @@ _NO_OFFSET = LeaderOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
 
 _LOGGER = logging.getLogger(__name__)
 
-Fetches = dict[TopicPartition, PartitionFetch]
+Fetches = dict[PartitionKey, PartitionFetch]
 # A partition whose log differs from the leader's, and the leader's epoch with its end offset.
-_Diverging = tuple[TopicPartition, PartitionFetch, EpochEndOffset]
+_Diverging = tuple[PartitionKey, PartitionFetch, EpochEndOffset]
 
 
 class ReplicaFetcher:
@@ -81,7 +80,7 @@ class ReplicaFetcher:
         config: BrokerConfig,
         broker_id: int,
         endpoint: LeaderEndpoint,
-        failed: dict[TopicPartition, None],
+        failed: dict[PartitionKey, None],
         on_failure: OnFailure,
     ) -> None:
         self.endpoint = endpoint
@@ -94,10 +93,10 @@ class ReplicaFetcher:
         # The partitions whose entry in the session may have to change before the next fetch.
         self._changed: Fetches = {}
         # A heap of the waits after failures: (when, sequence number, partition, its fetch). Some may be void.
-        self._waits: list[tuple[float, int, TopicPartition, PartitionFetch]] = []
+        self._waits: list[tuple[float, int, PartitionKey, PartitionFetch]] = []
         self._sequence = count()
         # High watermarks of the leader that it does not repeat and that are not safe to adopt yet.
-        self._unconfirmed: dict[TopicPartition, int] = {}
+        self._unconfirmed: dict[PartitionKey, int] = {}
         self._failures = 0
         self._news: asyncio.Future[None] | None = None
         self._in_flight: FetchRequest | None = None
@@ -110,11 +109,11 @@ class ReplicaFetcher:
         """Whether there is nothing to copy."""
         return not self._fetches
 
-    def leader_epochs(self) -> dict[TopicPartition, int]:
+    def leader_epochs(self) -> dict[PartitionKey, int]:
         """The partitions copied here and the epoch of each."""
         return {topic_partition: fetch.leader_epoch for topic_partition, fetch in self._fetches.items()}
 
-    def add(self, topic_partition: TopicPartition, partition: FollowerPartition, leader_epoch: int) -> None:
+    def add(self, topic_partition: PartitionKey, partition: FollowerPartition, leader_epoch: int) -> None:
         """Starts to copy the partition. Does nothing if it is already copied in this epoch."""
         current = self._fetches.get(topic_partition)
         if current is not None and current.leader_epoch == leader_epoch and current.partition is partition:
@@ -134,7 +133,7 @@ class ReplicaFetcher:
         if self._in_flight is request:
             self.endpoint.interrupt()
 
-    def remove(self, topic_partitions: Iterable[TopicPartition]) -> bool:
+    def remove(self, topic_partitions: Iterable[PartitionKey]) -> bool:
         """Stops to copy these; a pending answer no longer changes them. Returns whether any was copied here."""
         count = len(self._fetches)
         for topic_partition in topic_partitions:
@@ -196,10 +195,10 @@ class ReplicaFetcher:
 
     # -- the states of a partition --------------------------------------------------------------------------------
 
-    def _resume(self, topic_partition: TopicPartition, fetch: PartitionFetch) -> None:
+    def _resume(self, topic_partition: PartitionKey, fetch: PartitionFetch) -> None:
         (self._truncating if fetch.is_truncating else self._changed)[topic_partition] = fetch
 
-    def _delay(self, topic_partition: TopicPartition, fetch: PartitionFetch, reason: str) -> None:
+    def _delay(self, topic_partition: PartitionKey, fetch: PartitionFetch, reason: str) -> None:
         """Leaves the partition out of the fetches for a while."""
         fetch.failures += 1
         level = logging.INFO if fetch.failures == 1 else logging.DEBUG
@@ -216,13 +215,13 @@ class ReplicaFetcher:
             if self._fetches.get(topic_partition) is fetch:
                 self._resume(topic_partition, fetch)
 
-    def _fail(self, topic_partition: TopicPartition, reason: str, level: int = logging.ERROR) -> None:
+    def _fail(self, topic_partition: PartitionKey, reason: str, level: int = logging.ERROR) -> None:
         """Gives the partition up until the controller names it again."""
         _LOGGER.log(level, "Copying %s-%d from %s has ended: %s", *topic_partition, self.endpoint, reason)
         self.remove([topic_partition])
         self._failed[topic_partition] = None
 
-    def _is_valid(self, topic_partition: TopicPartition, fetch: PartitionFetch) -> bool:
+    def _is_valid(self, topic_partition: PartitionKey, fetch: PartitionFetch) -> bool:
         """Whether the partition still follows this leader, in the epoch of this fetch."""
         partition = fetch.partition
         return (
@@ -231,14 +230,14 @@ class ReplicaFetcher:
             and partition.leader_id == self.endpoint.leader_id
         )
 
-    def _leader_refused(self, topic_partition: TopicPartition, fetch: PartitionFetch, error_code: int) -> None:
+    def _leader_refused(self, topic_partition: PartitionKey, fetch: PartitionFetch, error_code: int) -> None:
         if error_code == ErrorCode.FENCED_LEADER_EPOCH:
             # Every election does this to the followers that hear of it a moment later than the leader.
             self._fail(topic_partition, f"its leader is beyond epoch {fetch.leader_epoch}", logging.INFO)
         else:
             self._delay(topic_partition, fetch, f"the leader answers {error_name(error_code)}")
 
-    def _log_refused(self, topic_partition: TopicPartition, fetch: PartitionFetch, error: KafkaError) -> None:
+    def _log_refused(self, topic_partition: PartitionKey, fetch: PartitionFetch, error: KafkaError) -> None:
         if error.code in _PASSING_ERRORS and fetch.partition.log.log_directory.failure is None:
             self._delay(topic_partition, fetch, str(error))
         else:
@@ -304,7 +303,7 @@ class ReplicaFetcher:
 
     async def _process(self, response: FetchResponse) -> None:
         """Appends the leader's records, truncates the logs that diverge, and handles the leader's errors."""
-        after_sync: list[tuple[TopicPartition, PartitionData]] = []
+        after_sync: list[tuple[PartitionKey, PartitionData]] = []
         out_of_range: Fetches = {}
         diverging: list[_Diverging] = []
         processed = Slices(PARTITIONS_PER_SLICE, asyncio.get_running_loop().time)
@@ -334,7 +333,7 @@ class ReplicaFetcher:
 
     async def _process_after_sync(
         self,
-        results: list[tuple[TopicPartition, PartitionData]],
+        results: list[tuple[PartitionKey, PartitionData]],
         out_of_range: Fetches,
         diverging: list[_Diverging],
     ) -> None:
@@ -351,7 +350,7 @@ class ReplicaFetcher:
 
     def _process_partition(
         self,
-        topic_partition: TopicPartition,
+        topic_partition: PartitionKey,
         fetch: PartitionFetch,
         result: PartitionData,
         out_of_range: Fetches,
@@ -378,7 +377,7 @@ class ReplicaFetcher:
         else:
             self._append(topic_partition, fetch, result)
 
-    def _append(self, topic_partition: TopicPartition, fetch: PartitionFetch, result: PartitionData) -> None:
+    def _append(self, topic_partition: PartitionKey, fetch: PartitionFetch, result: PartitionData) -> None:
         partition = fetch.partition
         self._changed[topic_partition] = fetch
         try:
@@ -461,7 +460,7 @@ class ReplicaFetcher:
                 self._require_progress(topic_partition, fetch, before, is_final=False)
 
     def _require_progress(
-        self, topic_partition: TopicPartition, fetch: PartitionFetch, before: tuple[int, int], *, is_final: bool
+        self, topic_partition: PartitionKey, fetch: PartitionFetch, before: tuple[int, int], *, is_final: bool
     ) -> None:
         """Backs off when the leader's answer changed nothing here, rather than ask the same again at once."""
         if not is_final and _end(fetch) == before:
@@ -470,7 +469,7 @@ class ReplicaFetcher:
             self._delay(topic_partition, fetch, "its leader's epochs end nowhere within its log")
 
     async def _truncate_to(
-        self, topic_partition: TopicPartition, fetch: PartitionFetch, offset: int, *, is_final: bool = True
+        self, topic_partition: PartitionKey, fetch: PartitionFetch, offset: int, *, is_final: bool = True
     ) -> bool:
         """Truncates. Returns whether that succeeded. Unless `is_final`, the partition stays in the truncating state.
 
@@ -524,7 +523,7 @@ class ReplicaFetcher:
                 fetch.asked = None
                 self._changed[topic_partition] = fetch
 
-    async def _list_offsets(self, timestamp: int, fetches: Fetches) -> list[tuple[TopicPartition, PartitionFetch, int]]:
+    async def _list_offsets(self, timestamp: int, fetches: Fetches) -> list[tuple[PartitionKey, PartitionFetch, int]]:
         """(partition, its fetch, the leader's offset) of each partition whose answer is valid."""
         answers = await self.endpoint.list_offsets(
             timestamp, {topic_partition: fetch.leader_epoch for topic_partition, fetch in fetches.items()}

@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 
 from klamm.config.broker import BrokerConfig
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.fetch_state import FollowerPartition, InitialFetchState
 from klamm.replication.fetcher import ReplicaFetcher
 from klamm.replication.leader_endpoint import LeaderEndpoint
 from klamm.tasks import OnFailure, start_task
-from klamm.znodes.topics import TopicPartition
 
 # A fetcher without partitions lives on for this long: a change of leadership removes partitions and adds them again.
 IDLE_FETCHER_MS = 1_000
@@ -27,7 +27,7 @@ class ReplicaFetcherManager:
         self,
         config: BrokerConfig,
         broker_id: int,
-        partition: Callable[[TopicPartition], FollowerPartition | None],
+        partition: Callable[[PartitionKey], FollowerPartition | None],
         on_failure: OnFailure,
     ) -> None:
         self._config = config
@@ -35,12 +35,12 @@ class ReplicaFetcherManager:
         self._partition = partition
         self._on_failure = on_failure
         self._fetchers: dict[int, ReplicaFetcher] = {}
-        self._failed: dict[TopicPartition, None] = {}
+        self._failed: dict[PartitionKey, None] = {}
         self._ending: dict[asyncio.Task[None], None] = {}
         self._is_stopping = False
 
     @property
-    def failed_partitions(self) -> list[TopicPartition]:
+    def failed_partitions(self) -> list[PartitionKey]:
         """The partitions that should be copied but are not, until the controller names them again."""
         return list(self._failed)
 
@@ -50,7 +50,7 @@ class ReplicaFetcherManager:
         return list(self._fetchers)
 
     @property
-    def followed_partitions(self) -> dict[TopicPartition, tuple[int, int]]:
+    def followed_partitions(self) -> dict[PartitionKey, tuple[int, int]]:
         """Each copied partition, with its leader and leader epoch."""
         return {
             topic_partition: (leader_id, leader_epoch)
@@ -58,7 +58,7 @@ class ReplicaFetcherManager:
             for topic_partition, leader_epoch in fetcher.leader_epochs().items()
         }
 
-    def add_fetchers(self, initial_states: Mapping[TopicPartition, InitialFetchState]) -> None:
+    def add_fetchers(self, initial_states: Mapping[PartitionKey, InitialFetchState]) -> None:
         """Copies these partitions from their leaders. A partition already copied in the same epoch is left as it is."""
         if self._is_stopping:
             return
@@ -72,7 +72,7 @@ class ReplicaFetcherManager:
                     other.remove([topic_partition])
             self._fetcher(state).add(topic_partition, partition, state.current_leader_epoch)
 
-    def remove_fetchers(self, topic_partitions: Iterable[TopicPartition]) -> None:
+    def remove_fetchers(self, topic_partitions: Iterable[PartitionKey]) -> None:
         """Once this returns, nothing is copied into these partitions."""
         removed = list(topic_partitions)
         for topic_partition in removed:

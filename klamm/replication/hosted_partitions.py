@@ -15,12 +15,12 @@ from uuid import UUID
 
 from klamm.config.topic import TopicConfig
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.partition import Partition
 from klamm.slices import slices
 from klamm.storage.log import Log
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_manager import LogManager
-from klamm.znodes.topics import TopicPartition
 
 
 class WantedLog(NamedTuple):
@@ -39,22 +39,22 @@ class HostedPartitions:
         topic_config_of: Callable[[str], TopicConfig],
         is_known: Callable[[str, int], bool],
         make: Callable[[str, int, Log, TopicConfig], Partition],
-        on_change: Callable[[TopicPartition], None],
+        on_change: Callable[[PartitionKey], None],
     ) -> None:
         self._log_manager = log_manager
         self._topic_config_of = topic_config_of
         self._is_known = is_known
         self._make = make
         self._on_change = on_change
-        self._partitions: dict[TopicPartition, Partition] = {}
+        self._partitions: dict[PartitionKey, Partition] = {}
         # None: the log's disk has failed.
-        self._offline: dict[TopicPartition, WantedLog | None] = {}
+        self._offline: dict[PartitionKey, WantedLog | None] = {}
 
     @property
-    def all(self) -> Mapping[TopicPartition, Partition]:
+    def all(self) -> Mapping[PartitionKey, Partition]:
         return self._partitions
 
-    def get(self, key: TopicPartition) -> Partition | None:
+    def get(self, key: PartitionKey) -> Partition | None:
         return self._partitions.get(key)
 
     def require(self, topic: str, partition: int) -> Partition:
@@ -69,7 +69,7 @@ class HostedPartitions:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, f"{topic}-{partition} is not hosted here")
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic}-{partition} is not known here")
 
-    def is_offline(self, key: TopicPartition) -> bool:
+    def is_offline(self, key: PartitionKey) -> bool:
         """Whether the partition's log is out of reach for good. False if only space was missing."""
         return key in self._offline and self._has_failed_directory
 
@@ -103,20 +103,20 @@ class HostedPartitions:
                     partition.topic_config = config
                     partition.log.config = log_config(config)
 
-    def mark_offline(self, key: TopicPartition, wanted: WantedLog | None = None) -> None:
+    def mark_offline(self, key: PartitionKey, wanted: WantedLog | None = None) -> None:
         """The partition's log cannot be used. With `wanted`, `reopen` may try again."""
         self._offline[key] = wanted
         self._close(key)
 
     @property
-    def waiting_for_space(self) -> list[TopicPartition]:
+    def waiting_for_space(self) -> list[PartitionKey]:
         """The offline partitions for which `reopen` may succeed. Excludes logs that may be on a failed disk."""
         has_failed = self._has_failed_directory
         return [
             key for key, wanted in self._offline.items() if wanted is not None and (wanted.is_new or not has_failed)
         ]
 
-    def reopen(self, key: TopicPartition) -> bool:
+    def reopen(self, key: PartitionKey) -> bool:
         """Tries again to open an offline partition's log. Returns whether that worked, with space for a leader epoch.
 
         The partition is then hosted without a leader until the next LeaderAndIsr.
@@ -131,12 +131,12 @@ class HostedPartitions:
             return False
         return True
 
-    def remove(self, key: TopicPartition) -> None:
+    def remove(self, key: PartitionKey) -> None:
         """The partition is no longer hosted."""
         self._offline.pop(key, None)
         self._close(key)
 
-    def _close(self, key: TopicPartition) -> None:
+    def _close(self, key: PartitionKey) -> None:
         partition = self._partitions.pop(key, None)
         if partition is not None:
             partition.stop()

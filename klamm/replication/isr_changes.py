@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from itertools import islice
 
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.ports import IsrChange, WrittenIsr
 from klamm.tasks import OnFailure, start_task
-from klamm.znodes.topics import TopicPartition
 
 RETRY_BACKOFF_MS = 50
 MAX_CHANGES_IN_ROUND = 1_000
@@ -26,7 +26,7 @@ class BatchedIsrChanges(ABC):
 
     def __init__(self, on_failure: OnFailure) -> None:
         self._on_failure = on_failure
-        self._pending: dict[TopicPartition, IsrChange] = {}
+        self._pending: dict[PartitionKey, IsrChange] = {}
         self._sender: asyncio.Task[None] | None = None
         self._is_stopped = False
 
@@ -44,7 +44,7 @@ class BatchedIsrChanges(ABC):
         if self._sender is None:
             self._sender = start_task(self._run(), self._on_failure)
 
-    def clear_pending(self, topic_partition: TopicPartition) -> None:
+    def clear_pending(self, topic_partition: PartitionKey) -> None:
         self._pending.pop(topic_partition, None)
 
     async def stop(self) -> None:

@@ -19,7 +19,7 @@ from klamm.protocol.apis.offset_for_leader_epoch import OffsetForLeaderEpochRequ
 from klamm.protocol.inter_broker_versions import inter_broker_version
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.schema import Answered
-from klamm.znodes.topics import TopicPartition
+from klamm.protocol.vocabulary import PartitionKey
 
 # A batch may be as large as its topic's max.message.bytes allows, and the follower has to accept it.
 _MAX_RESPONSE_BYTES = 2**31 - 1
@@ -75,8 +75,8 @@ class LeaderEndpoint:
         return response
 
     async def list_offsets(
-        self, timestamp: int, leader_epochs: Mapping[TopicPartition, int]
-    ) -> dict[TopicPartition, LeaderOffset]:
+        self, timestamp: int, leader_epochs: Mapping[PartitionKey, int]
+    ) -> dict[PartitionKey, LeaderOffset]:
         """The leader's log end (LATEST_TIMESTAMP) or log start offset (EARLIEST_TIMESTAMP) of each partition."""
         topic_class = ListOffsetsRequest.ListOffsetsTopic
         topics: dict[str, list[ListOffsetsRequest.ListOffsetsTopic.ListOffsetsPartition]] = {}
@@ -99,9 +99,7 @@ class LeaderEndpoint:
             for answer in topic.partitions
         }
 
-    async def end_offsets(
-        self, epochs: Mapping[TopicPartition, tuple[int, int]]
-    ) -> dict[TopicPartition, EpochEndOffset]:
+    async def end_offsets(self, epochs: Mapping[PartitionKey, tuple[int, int]]) -> dict[PartitionKey, EpochEndOffset]:
         """The leader's end offset of an epoch. `epochs`: partition -> (current leader epoch, epoch)."""
         topic_class = OffsetForLeaderEpochRequest.OffsetForLeaderTopic
         topics: dict[str, list[OffsetForLeaderEpochRequest.OffsetForLeaderTopic.OffsetForLeaderPartition]] = {}

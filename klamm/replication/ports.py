@@ -9,8 +9,8 @@ from typing import Protocol
 
 from klamm.config.topic import TopicConfig
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.fetch_state import InitialFetchState
-from klamm.znodes.topics import TopicPartition
 
 
 class TopicConfigSource(Protocol):
@@ -26,10 +26,10 @@ class TopicConfigSource(Protocol):
 class FollowerFetchers(Protocol):
     """Copies partitions from their leaders."""
 
-    def add_fetchers(self, states: Mapping[TopicPartition, InitialFetchState]) -> None:
+    def add_fetchers(self, states: Mapping[PartitionKey, InitialFetchState]) -> None:
         """Starts to fetch these partitions, or continues with the new leader or epoch."""
 
-    def remove_fetchers(self, partitions: Iterable[TopicPartition]) -> None:
+    def remove_fetchers(self, partitions: Iterable[PartitionKey]) -> None:
         """Stops to fetch these partitions. Once this returns, no fetcher appends to them or truncates them."""
 
     def shutdown(self) -> Awaitable[None]:
@@ -53,7 +53,7 @@ class IsrChange:
     `on_result` is called at most once: with the written state, or with the error if the proposal can never be written.
     """
 
-    topic_partition: TopicPartition
+    topic_partition: PartitionKey
     leader_epoch: int
     isr: tuple[int, ...]
     zk_version: int
@@ -67,7 +67,7 @@ class IsrChanges(Protocol):
     def submit(self, change: IsrChange) -> None:
         """Sends the change, repeatedly until it is decided. A partition has one pending change at most."""
 
-    def clear_pending(self, topic_partition: TopicPartition) -> None:
+    def clear_pending(self, topic_partition: PartitionKey) -> None:
         """Drops the partition's proposal. If it was already sent, its answer may still arrive and is ignored."""
 
 
@@ -76,6 +76,6 @@ LiveBroker = Callable[[int], tuple[str, int] | None]
 # Called when a hosted partition changes, with whether this broker leads it now, and an epoch. If this broker leads: the
 # leader epoch since which it leads. If not: the current leader epoch, or None when the partition is no longer hosted or
 # its log has failed. A repeated call does nothing.
-OnLeadership = Callable[[TopicPartition, bool, int | None], None]
+OnLeadership = Callable[[PartitionKey, bool, int | None], None]
 # Whether the metadata cache has that partition of that topic.
 IsKnownPartition = Callable[[str, int], bool]

@@ -25,6 +25,7 @@ from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrRespo
 from klamm.protocol.primitives import Steps
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.purgatory import Purgatory, Watch
 from klamm.replication.delayed_operations import (
     CONSUMER,
@@ -54,9 +55,8 @@ from klamm.storage.log_manager import LogManager
 from klamm.storage.log_validator import RecordsRefused
 from klamm.storage.producer_state import AppendOrigin
 from klamm.tasks import OnFailure, start_task
-from klamm.znodes.topics import TopicPartition
 
-__all__ = ["CONSUMER", "ProduceResult", "ReplicaManager", "TopicPartition", "Wanted", "log_config"]
+__all__ = ["CONSUMER", "ProduceResult", "ReplicaManager", "Wanted", "log_config"]
 
 T = TypeVar("T")
 
@@ -106,9 +106,9 @@ class ReplicaManager:
         self._reopening: asyncio.Task[None] | None = None
         self._is_running = False
         self._is_stopping = False
-        self.produce_purgatory: Purgatory[TopicPartition] = Purgatory()
-        self.fetch_purgatory: Purgatory[TopicPartition] = Purgatory()
-        self.follower_fetch_purgatory: Purgatory[TopicPartition] = Purgatory()
+        self.produce_purgatory: Purgatory[PartitionKey] = Purgatory()
+        self.fetch_purgatory: Purgatory[PartitionKey] = Purgatory()
+        self.follower_fetch_purgatory: Purgatory[PartitionKey] = Purgatory()
         self._hosted = HostedPartitions(
             log_manager, topic_configs.of, is_known_partition, self._make_partition, self._partition_changed
         )
@@ -142,10 +142,10 @@ class ReplicaManager:
         return self._loop.time() * 1000
 
     @property
-    def partitions(self) -> Mapping[TopicPartition, Partition]:
+    def partitions(self) -> Mapping[PartitionKey, Partition]:
         return self._hosted.all
 
-    def hosted_partition(self, key: TopicPartition) -> Partition | None:
+    def hosted_partition(self, key: PartitionKey) -> Partition | None:
         return self._hosted.get(key)
 
     async def update_topic_configs(self, topic: str | None = None) -> None:
@@ -171,7 +171,7 @@ class ReplicaManager:
 
     async def stop_replicas(
         self, request: StopReplicaRequest, correlation_id: int = 0
-    ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
+    ) -> tuple[ErrorCode, dict[PartitionKey, ErrorCode]]:
         """As `StateChanges.stop_replicas`."""
         return await self._state_changes.stop_replicas(request, correlation_id)
 
@@ -322,9 +322,7 @@ class ReplicaManager:
                     await self._read_records(delayed, wanted, max_bytes)
         return delayed.results
 
-    async def _look_and_wait(
-        self, purgatory: Purgatory[TopicPartition], delayed: DelayedFetch, max_wait_ms: int
-    ) -> None:
+    async def _look_and_wait(self, purgatory: Purgatory[PartitionKey], delayed: DelayedFetch, max_wait_ms: int) -> None:
         """Looks at the rest of many partitions in slices, and registers for them in slices. Partitions that change
         meanwhile are looked at again before the wait."""
         with purgatory.watching(delayed, max_wait_ms) as watch:
@@ -401,7 +399,7 @@ class ReplicaManager:
         self.produce_purgatory.check(partition.topic_partition)
         self.fetch_purgatory.check(partition.topic_partition)
 
-    def _partition_changed(self, key: TopicPartition) -> None:
+    def _partition_changed(self, key: PartitionKey) -> None:
         self.produce_purgatory.check(key)
         self.fetch_purgatory.check(key)
         self.follower_fetch_purgatory.check(key)
@@ -414,9 +412,7 @@ class ReplicaManager:
             self._on_leadership(key, True, partition.leading_since_epoch)
 
 
-def _look(
-    delayed: DelayedFetch, changed: dict[TopicPartition, None], watch: Watch[TopicPartition] | None
-) -> Steps[None]:
+def _look(delayed: DelayedFetch, changed: dict[PartitionKey, None], watch: Watch[PartitionKey] | None) -> Steps[None]:
     yield
     while delayed.look(PARTITIONS_PER_SLICE):
         yield
@@ -428,7 +424,7 @@ def _look(
             yield
 
 
-async def _wait(purgatory: Purgatory[TopicPartition], delayed: DelayedFetch, max_wait_ms: int) -> None:
+async def _wait(purgatory: Purgatory[PartitionKey], delayed: DelayedFetch, max_wait_ms: int) -> None:
     """Waits until the fetch is ready or its time is up. Registers before it yields to the loop."""
     if delayed.results and max_wait_ms > 0 and not delayed.is_ready():
         await purgatory.watch(delayed, delayed.keys(), max_wait_ms)

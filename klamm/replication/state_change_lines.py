@@ -16,8 +16,8 @@ from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndI
 from klamm.protocol.primitives import Steps
 from klamm.protocol.state_texts import flag, ids, leader_and_isr_text, stop_replica_text, update_metadata_text
 from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataRequest, UpdateMetadataTopic
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import Slices
-from klamm.znodes.topics import TopicPartition
 
 OFFLINE_DIRECTORY = "as the local replica for the partition is in an offline log directory"
 
@@ -71,7 +71,7 @@ class _RequestLines:
             f" since its controller epoch {self._epoch} is old. Latest known controller epoch is {latest_epoch}",
         )
 
-    def _ignored(self, level: int, what: str, key: TopicPartition, why: str) -> None:
+    def _ignored(self, level: int, what: str, key: PartitionKey, why: str) -> None:
         self._add(
             level,
             f"Ignoring {what} from controller {self._controller_id} with correlation id {self._correlation_id}"
@@ -99,16 +99,16 @@ class LeaderAndIsrLines(_RequestLines):
     def is_old(self, latest_epoch: int) -> None:
         self._is_old("LeaderAndIsr", latest_epoch)
 
-    def offline(self, key: TopicPartition) -> None:
+    def offline(self, key: PartitionKey) -> None:
         self._ignored(logging.WARNING, "LeaderAndIsr request", key, OFFLINE_DIRECTORY)
 
-    def not_assigned(self, key: TopicPartition, replicas: Iterable[int]) -> None:
+    def not_assigned(self, key: PartitionKey, replicas: Iterable[int]) -> None:
         assigned = ",".join(map(str, replicas))
         self._ignored(
             logging.WARNING, "LeaderAndIsr request", key, f"as itself is not in assigned replica list {assigned}"
         )
 
-    def stale(self, key: TopicPartition, leader_epoch: int, current: int) -> None:
+    def stale(self, key: PartitionKey, leader_epoch: int, current: int) -> None:
         """The partition's state comes late, or twice."""
         if leader_epoch < current:
             why = f"since its associated leader epoch {leader_epoch} is smaller than the current leader epoch {current}"
@@ -133,13 +133,13 @@ class LeaderAndIsrLines(_RequestLines):
                 " partitions",
             )
 
-    def becoming_leader(self, key: TopicPartition) -> None:
+    def becoming_leader(self, key: PartitionKey) -> None:
         """To be called only if `traces`."""
         self._batch.add(TRACE, f"Handling {self._request()} starting the become-leader transition for {_name(key)}")
 
     def leader_starts(
         self,
-        key: TopicPartition,
+        key: PartitionKey,
         state: LeaderAndIsrPartitionState,
         offset: int,
         high_watermark: int,
@@ -153,7 +153,7 @@ class LeaderAndIsrLines(_RequestLines):
                 f" removingReplicas {ids(state.removing_replicas)}. Previous leader epoch was {previous_epoch}.",
             )
 
-    def led_already(self, key: TopicPartition, state: LeaderAndIsrPartitionState) -> None:
+    def led_already(self, key: PartitionKey, state: LeaderAndIsrPartitionState) -> None:
         if self._informs:
             self._batch.add(
                 logging.INFO,
@@ -162,7 +162,7 @@ class LeaderAndIsrLines(_RequestLines):
                 " is already the leader for the partition.",
             )
 
-    def cannot_lead(self, key: TopicPartition, state: LeaderAndIsrPartitionState, error: Exception) -> None:
+    def cannot_lead(self, key: PartitionKey, state: LeaderAndIsrPartitionState, error: Exception) -> None:
         self._add(
             logging.ERROR,
             f"Skipped the become-leader state change with {self._sender()} for {_name(key)} (last update controller"
@@ -170,19 +170,19 @@ class LeaderAndIsrLines(_RequestLines):
             f" {error}",
         )
 
-    def leads(self, key: TopicPartition) -> None:
+    def leads(self, key: PartitionKey) -> None:
         """To be called only if `traces`."""
         self._batch.add(TRACE, f"Completed {self._request()} for the become-leader transition for {_name(key)}")
 
     # -- followers ------------------------------------------------------------------------------------------------
 
-    def becoming_follower(self, key: TopicPartition, leader: int) -> None:
+    def becoming_follower(self, key: PartitionKey, leader: int) -> None:
         """To be called only if `traces`."""
         text = f"Handling {self._request()} starting the become-follower transition for {_name(key)}"
         self._batch.add(TRACE, f"{text} with leader {leader}")
 
     def follower_starts(
-        self, key: TopicPartition, leader_epoch: int, offset: int, high_watermark: int, previous_epoch: int
+        self, key: PartitionKey, leader_epoch: int, offset: int, high_watermark: int, previous_epoch: int
     ) -> None:
         if self._informs:
             self._batch.add(
@@ -199,7 +199,7 @@ class LeaderAndIsrLines(_RequestLines):
                 f" {self._epoch} with correlation id {self._correlation_id} for {count} partitions",
             )
 
-    def leader_is_not_alive(self, key: TopicPartition, state: LeaderAndIsrPartitionState) -> None:
+    def leader_is_not_alive(self, key: PartitionKey, state: LeaderAndIsrPartitionState) -> None:
         self._add(
             logging.ERROR,
             f"Received LeaderAndIsrRequest with {self._sender()} for {_name(key)} (last update controller epoch"
@@ -207,7 +207,7 @@ class LeaderAndIsrLines(_RequestLines):
             " unavailable.",
         )
 
-    def cannot_follow(self, key: TopicPartition, state: LeaderAndIsrPartitionState, error: Exception) -> None:
+    def cannot_follow(self, key: PartitionKey, state: LeaderAndIsrPartitionState, error: Exception) -> None:
         self._add(
             logging.ERROR,
             f"Skipped the become-follower state change with {self._sender()} for {_name(key)} (last update controller"
@@ -215,7 +215,7 @@ class LeaderAndIsrLines(_RequestLines):
             f" offline due to disk error {error}",
         )
 
-    def does_not_fetch(self, key: TopicPartition, leader: int) -> None:
+    def does_not_fetch(self, key: PartitionKey, leader: int) -> None:
         """The broker is about to stop. To be called only if `traces`."""
         self._batch.add(
             TRACE,
@@ -223,7 +223,7 @@ class LeaderAndIsrLines(_RequestLines):
             f" {_name(key)} with leader {leader} since it is shutting down",
         )
 
-    def follows(self, key: TopicPartition, leader: int) -> None:
+    def follows(self, key: PartitionKey, leader: int) -> None:
         """To be called only if `traces`."""
         text = f"Completed {self._request()} for the become-follower transition for {_name(key)} with leader {leader}"
         self._batch.add(TRACE, text)
@@ -251,7 +251,7 @@ class LeaderAndIsrLines(_RequestLines):
 class StopReplicaLines(_RequestLines):
     """The lines of a StopReplica request."""
 
-    def received(self, stops: Mapping[TopicPartition, tuple[int, bool]]) -> None:
+    def received(self, stops: Mapping[PartitionKey, tuple[int, bool]]) -> None:
         """`stops`: partition -> (leader epoch, whether to delete it)."""
         if self._informs:
             self._batch.add(
@@ -260,7 +260,7 @@ class StopReplicaLines(_RequestLines):
                 f" {self._controller_id} for {len(stops)} partitions",
             )
 
-    def stopping(self, key: TopicPartition, leader_epoch: int, delete: bool) -> None:
+    def stopping(self, key: PartitionKey, leader_epoch: int, delete: bool) -> None:
         """To be called only if `traces`."""
         self._batch.add(
             TRACE,
@@ -271,14 +271,14 @@ class StopReplicaLines(_RequestLines):
     def is_old(self, latest_epoch: int) -> None:
         self._is_old("StopReplica", latest_epoch)
 
-    def offline(self, key: TopicPartition, delete: bool) -> None:
+    def offline(self, key: PartitionKey, delete: bool) -> None:
         self._ignored(logging.WARNING, _stop_replica(delete), key, OFFLINE_DIRECTORY)
 
-    def stale(self, key: TopicPartition, leader_epoch: int, current: int, delete: bool) -> None:
+    def stale(self, key: PartitionKey, leader_epoch: int, current: int, delete: bool) -> None:
         why = f"since its associated leader epoch {leader_epoch} is smaller than the current leader epoch {current}"
         self._ignored(logging.WARNING, _stop_replica(delete), key, why)
 
-    def cannot_delete(self, key: TopicPartition) -> None:
+    def cannot_delete(self, key: PartitionKey) -> None:
         self._ignored(logging.ERROR, _stop_replica(True), key, OFFLINE_DIRECTORY)
 
 
@@ -324,7 +324,7 @@ class UpdateMetadataLines(_RequestLines):
                 yield
 
 
-def _name(key: TopicPartition) -> str:
+def _name(key: PartitionKey) -> str:
     return f"partition {key[0]}-{key[1]}"
 
 

@@ -44,7 +44,7 @@ from klamm.protocol.leader_and_isr import (
 from klamm.protocol.primitives import Steps
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataPartitionState, UpdateMetadataRequest
-from klamm.protocol.vocabulary import NO_EPOCH
+from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
 from klamm.replication.fetch_state import InitialFetchState
 from klamm.replication.hosted_partitions import HostedPartitions, WantedLog
 from klamm.replication.partition import Partition
@@ -52,7 +52,7 @@ from klamm.replication.ports import FollowerFetchers, LiveBroker, TopicConfigSou
 from klamm.replication.state_change_lines import LeaderAndIsrLines, Origin, StateChangeLines, StopReplicaLines
 from klamm.slices import SLICE, Slices, in_slices
 from klamm.storage.log_manager import LogManager
-from klamm.znodes.topics import NO_LEADER, TopicPartition, is_legal_topic_name
+from klamm.znodes.topics import NO_LEADER, is_legal_topic_name
 
 T = TypeVar("T")
 
@@ -62,7 +62,7 @@ ANSWERS_PER_SLICE = 2_000
 _log = logging.getLogger(__name__)
 
 # (partition, topic id, its state in LeaderAndIsr)
-_Change = tuple[TopicPartition, UUID | None, LeaderAndIsrPartitionState]
+_Change = tuple[PartitionKey, UUID | None, LeaderAndIsrPartitionState]
 
 
 class StateChanges:
@@ -76,7 +76,7 @@ class StateChanges:
         topic_configs: TopicConfigSource,
         followers: FollowerFetchers,
         live_broker: LiveBroker,
-        on_change: Callable[[TopicPartition], None],
+        on_change: Callable[[PartitionKey], None],
         lines: StateChangeLines,
     ) -> None:
         self.controller_epoch = 0
@@ -196,7 +196,7 @@ class StateChanges:
         await self._load_topic_configs(request)
         leading: list[_Change] = []
         following: list[_Change] = []
-        codes: dict[TopicPartition, ErrorCode] = {}
+        codes: dict[PartitionKey, ErrorCode] = {}
         slices = _slices()
         for topic in request.topics:
             for state in topic.partitions:
@@ -232,7 +232,7 @@ class StateChanges:
         if new:
             await self._topic_configs.load(new)
 
-    def _is_new_here(self, key: TopicPartition, topic_id: UUID | None) -> bool:
+    def _is_new_here(self, key: PartitionKey, topic_id: UUID | None) -> bool:
         """Whether the configuration of the partition's topic may be unknown. A partition that this broker has left may
         belong to an earlier topic of the same name."""
         partition = self._hosted.get(key)
@@ -241,7 +241,7 @@ class StateChanges:
         return not _may_be_same(partition.log.topic_id, topic_id)
 
     def _check(
-        self, key: TopicPartition, topic_id: UUID | None, state: LeaderAndIsrPartitionState, lines: LeaderAndIsrLines
+        self, key: PartitionKey, topic_id: UUID | None, state: LeaderAndIsrPartitionState, lines: LeaderAndIsrLines
     ) -> ErrorCode:
         if self._hosted.is_offline(key):
             lines.offline(key)
@@ -270,9 +270,7 @@ class StateChanges:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return ErrorCode.NONE
 
-    def _is_of_former_topic(
-        self, key: TopicPartition, topic_id: UUID | None, state: LeaderAndIsrPartitionState
-    ) -> bool:
+    def _is_of_former_topic(self, key: PartitionKey, topic_id: UUID | None, state: LeaderAndIsrPartitionState) -> bool:
         """Whether the log belongs to an earlier topic of the same name, which was deleted while this broker was down
         (KAFKA-10548).
 
@@ -286,7 +284,7 @@ class StateChanges:
         return has_other_id and is_replica and (is_first_epoch or self._broker_id not in state.isr)
 
     async def _make_leaders(
-        self, changes: list[_Change], codes: dict[TopicPartition, ErrorCode], lines: LeaderAndIsrLines
+        self, changes: list[_Change], codes: dict[PartitionKey, ErrorCode], lines: LeaderAndIsrLines
     ) -> None:
         if not changes:
             return
@@ -318,13 +316,13 @@ class StateChanges:
     async def _make_followers(
         self,
         changes: list[_Change],
-        codes: dict[TopicPartition, ErrorCode],
+        codes: dict[PartitionKey, ErrorCode],
         request: LeaderAndIsrRequest,
         lines: LeaderAndIsrLines,
     ) -> None:
         # The request has its leaders' addresses; the metadata cache may be older.
         leaders = {leader.broker_id: (leader.host, leader.port) for leader in request.live_leaders}
-        to_fetch: dict[TopicPartition, InitialFetchState] = {}
+        to_fetch: dict[PartitionKey, InitialFetchState] = {}
         stopped = 0
         slices = _slices()
         for key, topic_id, state in changes:
@@ -360,11 +358,11 @@ class StateChanges:
         if stopped:
             lines.stopped_fetchers_of_followers(stopped)
 
-    def _fetch(self, states: Mapping[TopicPartition, InitialFetchState]) -> None:
+    def _fetch(self, states: Mapping[PartitionKey, InitialFetchState]) -> None:
         if states and not self._is_stopping:
             self._followers.add_fetchers(states)
 
-    def _failed(self, key: TopicPartition, error: KafkaError, wanted: WantedLog) -> ErrorCode:
+    def _failed(self, key: PartitionKey, error: KafkaError, wanted: WantedLog) -> ErrorCode:
         _log.error("LeaderAndIsr for %s-%d: %s", *key, error)
         if error.code is ErrorCode.KAFKA_STORAGE_ERROR:
             self._followers.remove_fetchers([key])
@@ -375,7 +373,7 @@ class StateChanges:
 
     async def stop_replicas(
         self, request: StopReplicaRequest, correlation_id: int = 0
-    ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
+    ) -> tuple[ErrorCode, dict[PartitionKey, ErrorCode]]:
         """Stops to copy partitions, and deletes their logs where the request asks for it.
 
         Returns (STALE_CONTROLLER_EPOCH, {}) for an old controller; else (NONE, the error code of each partition).
@@ -388,8 +386,8 @@ class StateChanges:
                 lines.flush()
 
     async def _stop_replicas(
-        self, controller_epoch: int, stops: Mapping[TopicPartition, tuple[int, bool]], lines: StopReplicaLines
-    ) -> tuple[ErrorCode, dict[TopicPartition, ErrorCode]]:
+        self, controller_epoch: int, stops: Mapping[PartitionKey, tuple[int, bool]], lines: StopReplicaLines
+    ) -> tuple[ErrorCode, dict[PartitionKey, ErrorCode]]:
         lines.received(stops)
         try:
             self._check_controller_epoch(controller_epoch, lines.is_old)
@@ -405,7 +403,7 @@ class StateChanges:
                 await asyncio.sleep(0)
         return ErrorCode.NONE, codes
 
-    def _stop(self, key: TopicPartition, leader_epoch: int, delete: bool, lines: StopReplicaLines) -> ErrorCode:
+    def _stop(self, key: PartitionKey, leader_epoch: int, delete: bool, lines: StopReplicaLines) -> ErrorCode:
         if self._hosted.is_offline(key):
             lines.offline(key, delete)
             return ErrorCode.KAFKA_STORAGE_ERROR
@@ -423,7 +421,7 @@ class StateChanges:
             lines.cannot_delete(key)
         return code
 
-    def _delete(self, key: TopicPartition) -> ErrorCode:
+    def _delete(self, key: PartitionKey) -> ErrorCode:
         self._followers.remove_fetchers([key])
         self._hosted.remove(key)
         try:
@@ -472,7 +470,7 @@ def _may_be_same(one: UUID | None, other: UUID | None) -> bool:
 
 
 def _response(
-    request: LeaderAndIsrRequest, code: ErrorCode, codes: Mapping[TopicPartition, ErrorCode]
+    request: LeaderAndIsrRequest, code: ErrorCode, codes: Mapping[PartitionKey, ErrorCode]
 ) -> Steps[LeaderAndIsrResponse]:
     """The response. A partition that is not in `codes` gets `code`, the request's own error code."""
     answers: list[LeaderAndIsrTopicErrors] = []
@@ -487,7 +485,7 @@ def _response(
     return LeaderAndIsrResponse(code, answers)
 
 
-def _stops(request: StopReplicaRequest) -> dict[TopicPartition, tuple[int, bool]]:
+def _stops(request: StopReplicaRequest) -> dict[PartitionKey, tuple[int, bool]]:
     """Partition -> (leader epoch, whether to delete it)."""
     return {
         (topic.topic, state.partition): (state.leader_epoch, state.delete)

@@ -16,10 +16,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.isr_changes import BatchedIsrChanges
 from klamm.replication.ports import IsrChange, WrittenIsr
 from klamm.tasks import OnFailure, start_task
-from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.errors import ZooKeeperError
 
 CHECK_INTERVAL_MS = 2_500
@@ -32,10 +33,10 @@ _log = logging.getLogger(__name__)
 class IsrStore(Protocol):
     """ZooKeeper, as `KafkaZooKeeper` writes to it. Raises ZooKeeperError; part may have been written then."""
 
-    async def update_leader_and_isr(self, states: Mapping[TopicPartition, LeaderAndIsr]) -> dict[TopicPartition, int]:
+    async def update_leader_and_isr(self, states: Mapping[PartitionKey, LeaderAndIsr]) -> dict[PartitionKey, int]:
         """Writes each state over the version `zk_version`. Returns the new versions of the states that were written."""
 
-    async def propagate_isr_changes(self, partitions: Sequence[TopicPartition]) -> None:
+    async def propagate_isr_changes(self, partitions: Sequence[PartitionKey]) -> None:
         """Tells the controller that the ISRs of these partitions have changed."""
 
 
@@ -47,7 +48,7 @@ class ZkIsrManager(BatchedIsrChanges):
         self._zookeeper = zookeeper
         self._broker_id = broker_id
         self._loop = asyncio.get_running_loop()
-        self._unannounced: dict[TopicPartition, None] = {}
+        self._unannounced: dict[PartitionKey, None] = {}
         self._announcer: asyncio.Task[None] | None = None
         self._last_change_s = self._last_announcement_s = self._loop.time()
 
@@ -85,7 +86,7 @@ class ZkIsrManager(BatchedIsrChanges):
 
     # -- announcements ----------------------------------------------------------------------------------------------
 
-    def _changed(self, partitions: Iterable[TopicPartition]) -> None:
+    def _changed(self, partitions: Iterable[PartitionKey]) -> None:
         before = len(self._unannounced)
         self._unannounced.update(dict.fromkeys(partitions))
         self._last_change_s = self._loop.time()

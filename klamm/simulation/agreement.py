@@ -24,6 +24,7 @@ from klamm.broker.services import Services
 from klamm.config.topic import TopicConfig, TopicKeys
 from klamm.controller.context import ControllerContext
 from klamm.controller.controller import KafkaController
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.replication.isr import CommittedIsr
 from klamm.replication.partition import Partition
 from klamm.replication.replica_manager import log_config
@@ -37,7 +38,7 @@ from klamm.znodes.requests import (
     PREFERRED_REPLICA_ELECTION_PATH,
     REASSIGN_PARTITIONS_PATH,
 )
-from klamm.znodes.topics import NO_LEADER, LeaderAndIsr, TopicPartition
+from klamm.znodes.topics import NO_LEADER, LeaderAndIsr
 
 # Znodes of requests and notifications that the controller has not handled yet.
 REQUEST_PATHS = (DELETE_TOPICS_PATH, ISR_CHANGES_PATH, LOG_DIR_EVENTS_PATH)
@@ -91,7 +92,7 @@ def _different(what: str, believed: Mapping[Any, Any], true: Mapping[Any, Any]) 
             yield f"{what} {name}: {believed.get(key)}; true is {true.get(key)}"
 
 
-def _assignments(state: StateChecker) -> dict[TopicPartition, tuple[int, ...]]:
+def _assignments(state: StateChecker) -> dict[PartitionKey, tuple[int, ...]]:
     return {
         (topic, partition): replicas
         for topic in state.topics()
@@ -142,7 +143,7 @@ def _stranger(hosted: Partition | None, followed: tuple[int, int] | None, broker
 
 
 def _metadata(
-    state: StateChecker, services: Services, assignments: Mapping[TopicPartition, tuple[int, ...]]
+    state: StateChecker, services: Services, assignments: Mapping[PartitionKey, tuple[int, ...]]
 ) -> Iterator[str]:
     snapshot = services.metadata_cache.snapshot
     cached = {
@@ -168,7 +169,7 @@ def _metadata(
 
 
 def _configs(
-    state: StateChecker, services: Services, assignments: Mapping[TopicPartition, tuple[int, ...]]
+    state: StateChecker, services: Services, assignments: Mapping[PartitionKey, tuple[int, ...]]
 ) -> Iterator[str]:
     stored = {
         "the default of brokers": (services.config.current.dynamic_default, state.config(broker_entity(None))),
@@ -270,7 +271,7 @@ def uncommitted(cluster: SimulatedCluster) -> list[str]:
     return found
 
 
-def hosted_partition(cluster: SimulatedCluster, broker_id: int, key: TopicPartition) -> Partition | None:
+def hosted_partition(cluster: SimulatedCluster, broker_id: int, key: PartitionKey) -> Partition | None:
     """A broker's hosted partition; None if the broker does not host it or is down."""
     broker = cluster.brokers[broker_id].broker
     return None if broker is None else broker.parts.replica_manager.hosted_partition(key)

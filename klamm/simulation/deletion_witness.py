@@ -20,10 +20,9 @@ from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataRequest
-from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, PartitionKey
 from klamm.simulation.process import SimulationFailure
 from klamm.tasks import OnFailure, start_task
-from klamm.znodes.topics import TopicPartition
 
 T = TypeVar("T")
 
@@ -56,7 +55,7 @@ class WitnessedBroker(Broker):
         return parts
 
 
-def _deleted(request: UpdateMetadataRequest) -> list[TopicPartition]:
+def _deleted(request: UpdateMetadataRequest) -> list[PartitionKey]:
     return [
         (topic.topic, state.partition)
         for topic in request.topics
@@ -74,7 +73,7 @@ def _terms(services: Services) -> dict[int, int]:
     }
 
 
-async def _check(services: Services, deleted: list[TopicPartition]) -> None:
+async def _check(services: Services, deleted: list[PartitionKey]) -> None:
     """Checks the groups that this broker coordinates now; groups that are still loading, as soon as they are loaded."""
     told_at_ms, terms = services.environment.now_ms(), _terms(services)
     coordinator = services.group_coordinator
@@ -89,7 +88,7 @@ async def _check(services: Services, deleted: list[TopicPartition]) -> None:
         await asyncio.sleep(LOAD_CHECK_INTERVAL_S)
 
 
-def _check_group(services: Services, group_id: str, deleted: list[TopicPartition], told_at_ms: int) -> None:
+def _check_group(services: Services, group_id: str, deleted: list[PartitionKey], told_at_ms: int) -> None:
     _, offsets = services.group_coordinator.fetch_offsets(group_id, deleted, require_stable=False)
     stale = {
         key: offset

@@ -29,9 +29,9 @@ from klamm.protocol.apis.offset_fetch import OffsetFetchRequest
 from klamm.protocol.apis.sync_group import SyncGroupRequest
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.process import ProcessDead
 from klamm.simulation.world import World
-from klamm.znodes.topics import TopicPartition
 
 SESSION_TIMEOUT_MS = 6_000
 REBALANCE_TIMEOUT_MS = 10_000
@@ -65,17 +65,17 @@ class _Retry(Exception):
 class GroupLedger:
     """The answers to all members of one group. `progress` is set with every commit and assignment."""
 
-    def __init__(self, group_id: str, partitions: Sequence[TopicPartition]) -> None:
+    def __init__(self, group_id: str, partitions: Sequence[PartitionKey]) -> None:
         self.group_id = group_id
         self.partitions = list(partitions)
-        self.acknowledged: dict[TopicPartition, int] = dict.fromkeys(partitions, -1)
-        self.attempted: dict[TopicPartition, int] = dict.fromkeys(partitions, -1)
+        self.acknowledged: dict[PartitionKey, int] = dict.fromkeys(partitions, -1)
+        self.attempted: dict[PartitionKey, int] = dict.fromkeys(partitions, -1)
         self.commits = 0
         self.latest_generation = -1
         self.progress = asyncio.Event()
-        self._owners: dict[int, dict[TopicPartition, str]] = defaultdict(dict)
+        self._owners: dict[int, dict[PartitionKey, str]] = defaultdict(dict)
 
-    def assigned(self, generation: int, member: str, partitions: Sequence[TopicPartition]) -> None:
+    def assigned(self, generation: int, member: str, partitions: Sequence[PartitionKey]) -> None:
         owners = self._owners[generation]
         for partition in partitions:
             owner = owners.setdefault(partition, member)
@@ -83,13 +83,13 @@ class GroupLedger:
         self.latest_generation = max(self.latest_generation, generation)
         self.progress.set()
 
-    def fetched(self, partition: TopicPartition, offset: int, acknowledged_before: int) -> None:
+    def fetched(self, partition: PartitionKey, offset: int, acknowledged_before: int) -> None:
         assert acknowledged_before <= offset <= self.attempted[partition], (
             f"{self.group_id}: {partition} is at {offset}; {acknowledged_before} had been acknowledged, "
             f"{self.attempted[partition]} is the last that anybody tried"
         )
 
-    def committed(self, partition: TopicPartition, offset: int) -> None:
+    def committed(self, partition: PartitionKey, offset: int) -> None:
         self.acknowledged[partition] = max(self.acknowledged[partition], offset)
         self.commits += 1
         self.progress.set()
@@ -122,7 +122,7 @@ class GroupMember:
         coordinator_id: Callable[[], int] | None = None,
     ) -> None:
         self.name = name
-        self.owned: list[TopicPartition] = []
+        self.owned: list[PartitionKey] = []
         self.node = world.node(name)
         self._world = world
         self._random = world.random
@@ -288,7 +288,7 @@ class GroupMember:
             for place, member_id in enumerate(member_ids)
         ]
 
-    async def _positions(self, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, int]:
+    async def _positions(self, partitions: Sequence[PartitionKey]) -> dict[PartitionKey, int]:
         """The offsets to continue from; like a client, the member waits for pending commits (KIP-447)."""
         before = {partition: self._ledger.acknowledged[partition] for partition in partitions}
         topics = [
@@ -311,7 +311,7 @@ class GroupMember:
             self._ledger.fetched(partition, found[partition].committed_offset, least)
         return {partition: found[partition].committed_offset for partition in partitions}
 
-    async def _work(self, positions: dict[TopicPartition, int]) -> None:
+    async def _work(self, positions: dict[PartitionKey, int]) -> None:
         """Commits, and sends heartbeats in between, until the generation is over or the member stops."""
         while not self._stop.is_set():
             for partition in self._random.sample(self.owned, len(self.owned)):
@@ -329,7 +329,7 @@ class GroupMember:
         )
         self._check(response.error_code)
 
-    async def _commit(self, partition: TopicPartition, offset: int) -> None:
+    async def _commit(self, partition: PartitionKey, offset: int) -> None:
         self._ledger.attempted[partition] = max(self._ledger.attempted[partition], offset)
         request = OffsetCommitRequest.of(self._ledger.group_id, {partition: offset}, metadata=self.name)
         request.generation_id_or_member_epoch = self._generation
@@ -362,7 +362,7 @@ class GroupWorkload:
         world: World,
         new_client: Callable[[], ClusterClient],
         group_id: str,
-        partitions: Sequence[TopicPartition],
+        partitions: Sequence[PartitionKey],
         members: int = 3,
         coordinator_id: Callable[[], int] | None = None,
     ) -> None:

@@ -17,6 +17,7 @@ import contextlib
 import random
 from collections.abc import Awaitable, Callable, Sequence
 
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.administration import Administrator
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
 from klamm.simulation.group_workload import GroupWorkload
@@ -26,12 +27,11 @@ from klamm.simulation.small_slices import small_slices
 from klamm.simulation.verdict import come_to_rest, converge, judge
 from klamm.simulation.workload import Workload, create_topic
 from klamm.simulation.world import Node, World
-from klamm.znodes.topics import TopicPartition
 
 TOPIC = "events"
 # With acks=all: partition -> whether its producer is idempotent. The next partition has acks=1.
-IS_IDEMPOTENT: dict[TopicPartition, bool] = {(TOPIC, 0): True, (TOPIC, 1): False, (TOPIC, 2): True}
-ONLY_LEADER: TopicPartition = (TOPIC, 3)
+IS_IDEMPOTENT: dict[PartitionKey, bool] = {(TOPIC, 0): True, (TOPIC, 1): False, (TOPIC, 2): True}
+ONLY_LEADER: PartitionKey = (TOPIC, 3)
 # A topic of one partition, with acks=1: any replica may lead it.
 UNCLEAN_TOPIC = "unclean"
 GROUP = "workers"
@@ -151,7 +151,7 @@ class RandomFaults:
         self._running.append(asyncio.ensure_future(self._kill(broker, machine=True)))
         if self.cluster.replication_factor > 2 and self.random.random() < 0.5:
             self._running.append(asyncio.ensure_future(self._kill_another(broker)))
-        left: set[TopicPartition] = set()
+        left: set[PartitionKey] = set()
 
         def is_out_of_all_isrs() -> bool:
             # The last member of an ISR stays.
@@ -167,7 +167,7 @@ class RandomFaults:
         # ZooKeeper knows the new ISRs, but may forget them again until they are on its disk.
         await asyncio.sleep(0.1)
 
-    def _replicas(self, key: TopicPartition) -> tuple[int, ...]:
+    def _replicas(self, key: PartitionKey) -> tuple[int, ...]:
         return self.cluster.state.replicas(key[0]).get(key[1], ())
 
     async def _kill_another(self, broker: SimulatedBroker) -> None:

@@ -14,19 +14,12 @@ A ZooKeeper that dies may forget only transactions that no client has seen yet (
 import re
 from dataclasses import dataclass
 
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.process import SimulationFailure
 from klamm.znodes.brokers import BROKER_IDS_PATH
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
 from klamm.znodes.configs import config_path, decode_config, topic_entity
-from klamm.znodes.topics import (
-    NO_LEADER,
-    TOPICS_PATH,
-    LeaderAndIsr,
-    TopicAssignment,
-    TopicPartition,
-    partition_state_path,
-    topic_path,
-)
+from klamm.znodes.topics import NO_LEADER, TOPICS_PATH, LeaderAndIsr, TopicAssignment, partition_state_path, topic_path
 from klamm.zookeeper.errors import NoNode
 from klamm.zookeeper.server.access_control import Caller
 from klamm.zookeeper.server.tree import ZnodeTree
@@ -52,7 +45,7 @@ class StateChecker:
 
     def __init__(self) -> None:
         self._tree = ZnodeTree()
-        self._states: dict[TopicPartition, LeaderAndIsr] = {}
+        self._states: dict[PartitionKey, LeaderAndIsr] = {}
         self._leaders: dict[Leadership, int] = {}
         self._controller_epoch = 0
         self._unclean: dict[str, None] = {}
@@ -86,7 +79,7 @@ class StateChecker:
         """The state of a partition. KeyError when it has no state yet."""
         return self._states[topic, partition]
 
-    def partitions(self) -> dict[TopicPartition, LeaderAndIsr]:
+    def partitions(self) -> dict[PartitionKey, LeaderAndIsr]:
         """All partitions that have a state."""
         return dict(self._states)
 
@@ -135,7 +128,7 @@ class StateChecker:
             raise SimulationFailure(f"the controller's epoch went from {self._controller_epoch} to {epoch}")
         self._controller_epoch = epoch
 
-    def _check_partition(self, key: TopicPartition) -> None:
+    def _check_partition(self, key: PartitionKey) -> None:
         state, old = self._read(key), self._states.get(key)
         if state is None:
             self._states.pop(key, None)
@@ -149,7 +142,7 @@ class StateChecker:
         if state.leader != NO_LEADER:
             self._leaders[Leadership(*key, state.leader_epoch)] = state.leader
 
-    def _broken_rule(self, key: TopicPartition, old: LeaderAndIsr | None, state: LeaderAndIsr) -> str | None:
+    def _broken_rule(self, key: PartitionKey, old: LeaderAndIsr | None, state: LeaderAndIsr) -> str | None:
         if not state.isr or len(set(state.isr)) != len(state.isr):
             return "the ISR is empty, or has a replica twice"
         if not set(state.isr) <= set(replicas := self.replicas(key[0])[key[1]]):
@@ -172,7 +165,7 @@ class StateChecker:
             return "a replica has joined the ISR without its leader"
         return None
 
-    def _read(self, key: TopicPartition) -> LeaderAndIsr | None:
+    def _read(self, key: PartitionKey) -> LeaderAndIsr | None:
         try:
             data, stat = self._tree.get_data(partition_state_path(*key), _ANYBODY)
         except NoNode:

@@ -14,14 +14,14 @@ from klamm.protocol.apis.metadata import MetadataRequest
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import Record, decode_records, iterate_batches
-from klamm.protocol.vocabulary import ACKS_ALL
+from klamm.protocol.vocabulary import ACKS_ALL, PartitionKey
 from klamm.simulation.agreement import disagreements, hosted_partition, leftovers, uncommitted
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.process import Process, SimulationFailure
 from klamm.simulation.trace import checksum
 from klamm.simulation.workload import Producer, Workload
-from klamm.znodes.topics import NO_LEADER, TopicPartition
+from klamm.znodes.topics import NO_LEADER
 
 CONVERGENCE_TIMEOUT_S = 180.0
 CHECK_INTERVAL_S = 1.0
@@ -35,7 +35,7 @@ class Whole:
     """A cluster that became whole: the time of the loop, and the leader epochs at that time."""
 
     since_s: float
-    leader_epochs: Mapping[TopicPartition, int]
+    leader_epochs: Mapping[PartitionKey, int]
 
 
 async def converge(cluster: SimulatedCluster, timeout_s: float = CONVERGENCE_TIMEOUT_S) -> Whole:
@@ -233,11 +233,11 @@ def _differences(cluster: SimulatedCluster) -> list[str]:
     return differences
 
 
-def _leader_log(cluster: SimulatedCluster, key: TopicPartition) -> bytes:
+def _leader_log(cluster: SimulatedCluster, key: PartitionKey) -> bytes:
     return replica_bytes(cluster.brokers[cluster.leader(*key)], key)
 
 
-def replica_bytes(broker: SimulatedBroker, key: TopicPartition) -> bytes:
+def replica_bytes(broker: SimulatedBroker, key: PartitionKey) -> bytes:
     """All segments of a partition on a broker's disk, joined."""
     files = SimulatedFileSystem(broker.node.disk, Process("verdict", broker.node.name))
     content = b""
@@ -260,7 +260,7 @@ def _epochs(log: bytes) -> dict[int, int]:
     return {header.base_offset: header.partition_leader_epoch for _, header in iterate_batches(log)}
 
 
-def _log_end(broker: SimulatedBroker, key: TopicPartition) -> int:
+def _log_end(broker: SimulatedBroker, key: PartitionKey) -> int:
     """The end of the readable part of a log: after a power failure the machine may not have recovered it yet."""
     log, end = replica_bytes(broker, key), 0
     with suppress(KafkaError):

@@ -25,9 +25,8 @@ from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
-from klamm.protocol.vocabulary import ACKS_ALL, ACKS_LEADER
+from klamm.protocol.vocabulary import ACKS_ALL, ACKS_LEADER, PartitionKey
 from klamm.simulation.world import World
-from klamm.znodes.topics import TopicPartition
 
 FIRST_TIMESTAMP_MS = 1_609_459_200_000
 ATTEMPT_TIMEOUT_MS = 5_000
@@ -53,7 +52,7 @@ class PartitionClient:
     answers with an earlier leader epoch (KIP-320), and after some failures in a row it opens new connections.
     """
 
-    def __init__(self, new_client: Callable[[], ClusterClient], key: TopicPartition) -> None:
+    def __init__(self, new_client: Callable[[], ClusterClient], key: PartitionKey) -> None:
         self.topic, self.partition = self.key = key
         self._new_client = new_client
         self._client = new_client()
@@ -112,7 +111,7 @@ class Producer:
     def __init__(
         self,
         new_client: Callable[[], ClusterClient],
-        key: TopicPartition,
+        key: PartitionKey,
         chance: random.Random,
         progress: asyncio.Event,
         *,
@@ -186,7 +185,7 @@ class Producer:
 class Consumer:
     """Reads one partition from its beginning; `records` holds (offset, value), offsets without gaps."""
 
-    def __init__(self, new_client: Callable[[], ClusterClient], key: TopicPartition) -> None:
+    def __init__(self, new_client: Callable[[], ClusterClient], key: PartitionKey) -> None:
         self.key = key
         self.records: list[tuple[int, bytes]] = []
         self.stop_at: int | None = None
@@ -222,10 +221,10 @@ class Workload:
         self,
         world: World,
         new_client: Callable[[], ClusterClient],
-        is_idempotent: dict[TopicPartition, bool],
+        is_idempotent: dict[PartitionKey, bool],
         *,
-        only_leader: Sequence[TopicPartition] = (),
-        unread: Sequence[TopicPartition] = (),
+        only_leader: Sequence[PartitionKey] = (),
+        unread: Sequence[PartitionKey] = (),
     ) -> None:
         self.node = world.node("client")
         self._progress = asyncio.Event()
@@ -270,7 +269,7 @@ class Workload:
         """Returns when the producers have sent the number of batches given to `start`, and all are acknowledged."""
         await asyncio.gather(*self._producing)
 
-    async def stop_consuming(self, ends: dict[TopicPartition, int]) -> None:
+    async def stop_consuming(self, ends: dict[PartitionKey, int]) -> None:
         """Returns when every consumer has read its partition up to this end."""
         for consumer in self.consumers:
             consumer.stop_at = ends[consumer.key]

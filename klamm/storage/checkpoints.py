@@ -14,33 +14,32 @@ from collections.abc import Iterable, Mapping
 
 from klamm.environment import FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import PartitionKey
 
 RECOVERY_POINT_CHECKPOINT = "recovery-point-offset-checkpoint"
 LOG_START_OFFSET_CHECKPOINT = "log-start-offset-checkpoint"
 HIGH_WATERMARK_CHECKPOINT = "replication-offset-checkpoint"
 LEADER_EPOCH_CHECKPOINT = "leader-epoch-checkpoint"
 
-TopicPartition = tuple[str, int]
-
 _VERSION = 0
 _NUMBER = re.compile(r"[0-9]{1,19}")
 
 
-def read_offset_checkpoint(file_system: FileSystem, path: str) -> dict[TopicPartition, int]:
+def read_offset_checkpoint(file_system: FileSystem, path: str) -> dict[PartitionKey, int]:
     """(topic, partition) -> offset. Raises KafkaError(KAFKA_STORAGE_ERROR) when malformed, OSError."""
     if not file_system.exists(path):
         return {}
     return parse_offset_checkpoint(file_system.read_file(path), path)
 
 
-def write_offset_checkpoint(file_system: FileSystem, path: str, offsets: Mapping[TopicPartition, int]) -> None:
+def write_offset_checkpoint(file_system: FileSystem, path: str, offsets: Mapping[PartitionKey, int]) -> None:
     """Replaces the file, durably. Raises OSError."""
     file_system.replace_file(path, format_offset_checkpoint(offsets))
 
 
-def parse_offset_checkpoint(content: bytes, path: str) -> dict[TopicPartition, int]:
+def parse_offset_checkpoint(content: bytes, path: str) -> dict[PartitionKey, int]:
     """(topic, partition) -> offset. Raises KafkaError(KAFKA_STORAGE_ERROR)."""
-    offsets: dict[TopicPartition, int] = {}
+    offsets: dict[PartitionKey, int] = {}
     for line_number, fields in _parse(content, path, "topic partition offset"):
         key = (fields[0], _number(path, line_number, fields[1]))
         if key in offsets:
@@ -49,7 +48,7 @@ def parse_offset_checkpoint(content: bytes, path: str) -> dict[TopicPartition, i
     return offsets
 
 
-def format_offset_checkpoint(offsets: Mapping[TopicPartition, int]) -> bytes:
+def format_offset_checkpoint(offsets: Mapping[PartitionKey, int]) -> bytes:
     return _format(f"{topic} {partition} {offset}" for (topic, partition), offset in offsets.items())
 
 

@@ -15,12 +15,12 @@ from typing import Any
 
 from klamm.environment import Environment
 from klamm.protocol.errors import KafkaError
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import slices
 from klamm.storage.checkpoints import (
     HIGH_WATERMARK_CHECKPOINT,
     LOG_START_OFFSET_CHECKPOINT,
     RECOVERY_POINT_CHECKPOINT,
-    TopicPartition,
     format_offset_checkpoint,
     read_offset_checkpoint,
     write_offset_checkpoint,
@@ -39,7 +39,7 @@ class DirectoryCheckpoints:
         self,
         environment: Environment,
         directory: LogDirectory,
-        logs: Mapping[TopicPartition, Log],
+        logs: Mapping[PartitionKey, Log],
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._environment = environment
@@ -49,24 +49,24 @@ class DirectoryCheckpoints:
         self._spawn = spawn
         self._lock = asyncio.Lock()
         # The entries of log-start-offset-checkpoint: only a log that begins within a segment has one.
-        self._written_starts: Mapping[TopicPartition, int] = {}
+        self._written_starts: Mapping[PartitionKey, int] = {}
         # Not None while the checkpoints are written after a deletion; True if another deletion has come since.
         self._is_outdated: bool | None = None
 
     # -- reading --------------------------------------------------------------------------------------------------
 
-    async def read_recovery_points(self) -> dict[TopicPartition, int]:
+    async def read_recovery_points(self) -> dict[PartitionKey, int]:
         return await self._read(RECOVERY_POINT_CHECKPOINT)
 
-    async def read_log_start_offsets(self) -> dict[TopicPartition, int]:
+    async def read_log_start_offsets(self) -> dict[PartitionKey, int]:
         starts = await self._read(LOG_START_OFFSET_CHECKPOINT)
         self._written_starts = starts
         return starts
 
-    async def read_high_watermarks(self) -> dict[TopicPartition, int]:
+    async def read_high_watermarks(self) -> dict[PartitionKey, int]:
         return await self._read(HIGH_WATERMARK_CHECKPOINT)
 
-    async def _read(self, name: str) -> dict[TopicPartition, int]:
+    async def _read(self, name: str) -> dict[PartitionKey, int]:
         path = self._directory.file(name)
         try:
             return await self._environment.run_blocking(read_offset_checkpoint, self._file_system, path)
@@ -95,7 +95,7 @@ class DirectoryCheckpoints:
         if self._written_starts.get((log.topic, log.partition), 0) > log.log_start_offset:
             await self.write_log_start_offsets()
 
-    def forget_start(self, key: TopicPartition) -> None:
+    def forget_start(self, key: PartitionKey) -> None:
         """Drops the log start offset of a log that is about to be deleted. Raises OSError."""
         if key not in self._written_starts:
             return
@@ -121,7 +121,7 @@ class DirectoryCheckpoints:
             await self.write_log_start_offsets()
         self._is_outdated = None
 
-    async def _write(self, name: str, offset_of: Callable[[Log], int | None]) -> Mapping[TopicPartition, int] | None:
+    async def _write(self, name: str, offset_of: Callable[[Log], int | None]) -> Mapping[PartitionKey, int] | None:
         """The entries that were written; None if the write failed."""
         async with self._lock:
             if not self._directory.is_online:
@@ -136,7 +136,7 @@ class DirectoryCheckpoints:
                 return None
             return offsets
 
-    async def _offsets(self, offset_of: Callable[[Log], int | None]) -> dict[TopicPartition, int]:
+    async def _offsets(self, offset_of: Callable[[Log], int | None]) -> dict[PartitionKey, int]:
         """The entries of a checkpoint of this directory. A change of a log meanwhile requests another checkpoint."""
         offsets = {}
         async for piece in slices(list(self._logs), OFFSETS_PER_SLICE):

@@ -20,8 +20,8 @@ from uuid import UUID
 
 from klamm.environment import Environment, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import Slices, each
-from klamm.storage.checkpoints import TopicPartition
 from klamm.storage.directory_checkpoints import DirectoryCheckpoints
 from klamm.storage.disk_errors import SHORTAGES
 from klamm.storage.log import Log
@@ -73,10 +73,10 @@ class _DirectoryToLoad:
 
     directory: LogDirectory
     is_clean: bool
-    recovery_points: dict[TopicPartition, int]
-    log_start_offsets: dict[TopicPartition, int]
-    high_watermarks: dict[TopicPartition, int]
-    partitions: list[TopicPartition]
+    recovery_points: dict[PartitionKey, int]
+    log_start_offsets: dict[PartitionKey, int]
+    high_watermarks: dict[PartitionKey, int]
+    partitions: list[PartitionKey]
 
 
 class LogManager:
@@ -105,13 +105,13 @@ class LogManager:
         self._directories = [
             LogDirectory(environment.file_system, path, self._directory_failed) for path in dict.fromkeys(directories)
         ]
-        self._logs: dict[TopicPartition, Log] = {}
+        self._logs: dict[PartitionKey, Log] = {}
         self._checkpoints = {
             directory.path: DirectoryCheckpoints(environment, directory, self._logs, self._spawn)
             for directory in self._directories
         }
         # Partitions whose log is in an offline directory, or may be because the directory failed during its creation.
-        self._lost: dict[TopicPartition, None] = {}
+        self._lost: dict[PartitionKey, None] = {}
         self._log_counts = {directory.path: 0 for directory in self._directories}
         self._tasks: dict[asyncio.Task[None], None] = {}
         self._timers: dict[asyncio.TimerHandle, None] = {}
@@ -121,7 +121,7 @@ class LogManager:
     # -- what there is --------------------------------------------------------------------------------------------
 
     @property
-    def logs(self) -> Mapping[TopicPartition, Log]:
+    def logs(self) -> Mapping[PartitionKey, Log]:
         return self._logs
 
     @property
@@ -166,7 +166,7 @@ class LogManager:
         total = sum(len(entry.partitions) for entry in to_load)
         done = 0
 
-        async def load_some(entry: _DirectoryToLoad, partitions: Iterator[TopicPartition]) -> None:
+        async def load_some(entry: _DirectoryToLoad, partitions: Iterator[PartitionKey]) -> None:
             nonlocal done
             for topic, partition in partitions:
                 if not entry.directory.is_online:
@@ -571,7 +571,7 @@ def _remove_tree(file_system: FileSystem, path: str) -> None:
 
 def _check_unique(entries: Sequence[_DirectoryToLoad]) -> None:
     """Raises KafkaError(KAFKA_STORAGE_ERROR) when two directories hold the same partition."""
-    places: dict[TopicPartition, str] = {}
+    places: dict[PartitionKey, str] = {}
     for entry in entries:
         for topic, partition in entry.partitions:
             path = entry.directory.file(partition_directory_name(topic, partition))

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.testing.cluster import TIMEOUT_S, Broker, Cluster, Server
 from klamm.testing.conditions import Wait
-from klamm.znodes.topics import TopicPartition
 
 
 async def open_in_thread(cluster: Cluster) -> "AsyncCluster":
@@ -87,7 +87,7 @@ class AsyncCluster:
     async def replicas(self, topic: str, partition: int = 0) -> list[int]:
         return await asyncio.to_thread(self.cluster.replicas, topic, partition)
 
-    async def under_replicated(self) -> list[TopicPartition]:
+    async def under_replicated(self) -> list[PartitionKey]:
         return await asyncio.to_thread(self.cluster.under_replicated)
 
     async def create_topic(

@@ -26,11 +26,12 @@ from klamm.processes.helper import Helper
 from klamm.processes.local_cluster import HOST, broker_arguments, broker_properties
 from klamm.processes.processes import BROKER, EMBEDDED_ZOOKEEPER, Processes, ServerFailed, ServerProcess
 from klamm.processes.readiness import NotReady, wait_for_no_topic, wait_for_topic, wait_until_ready
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.testing.conditions import Wait, note
 from klamm.testing.errors import ClusterError
 from klamm.testing.observer import LoopThread, Observer, create_topic, delete_topic, load_messages
 from klamm.testing.ports import ReservedPort
-from klamm.znodes.topics import NO_LEADER, LeaderAndIsr, TopicPartition
+from klamm.znodes.topics import NO_LEADER, LeaderAndIsr
 
 if TYPE_CHECKING:
     from klamm.testing.async_cluster import AsyncCluster
@@ -285,7 +286,7 @@ class Cluster:
         note("replicas", topic, partition, answer=answer)
         return answer
 
-    def under_replicated(self) -> list[TopicPartition]:
+    def under_replicated(self) -> list[PartitionKey]:
         """The partitions of all topics with a replica that is not in sync."""
         replicas, states = self._run(self._replicas_and_states())
         answer = [
@@ -298,7 +299,7 @@ class Cluster:
 
     async def _replicas_and_states(
         self,
-    ) -> tuple[dict[TopicPartition, list[int]], dict[TopicPartition, LeaderAndIsr | None]]:
+    ) -> tuple[dict[PartitionKey, list[int]], dict[PartitionKey, LeaderAndIsr | None]]:
         return await self._observing.replicas(), await self._observing.states()
 
     def _state(self, topic: str, partition: int) -> LeaderAndIsr | None:
@@ -521,7 +522,7 @@ def _texts(properties: Mapping[str, object]) -> dict[str, str]:
     return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in properties.items()}
 
 
-def _of(found: Mapping[TopicPartition, T], topic: str, partition: int) -> T:
+def _of(found: Mapping[PartitionKey, T], topic: str, partition: int) -> T:
     if not found:
         raise ClusterError(f"there is no topic {topic}")
     if (topic, partition) not in found:

@@ -16,10 +16,11 @@ from klamm.protocol.apis.create_topics import CreateTopicsRequest
 from klamm.protocol.apis.delete_topics import DeleteTopicsRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.testing.errors import ClusterError
 from klamm.znodes.cluster import CONTROLLER_PATH, Controller
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.client import State, ZooKeeperClient, retrying
 from klamm.zookeeper.errors import NoNode, SessionExpired, ZooKeeperError
 
@@ -81,10 +82,10 @@ class Observer:
         """All topics, sorted."""
         return await self._read(lambda store: store.topic_names())
 
-    async def replicas(self, topic: str | None = None) -> dict[TopicPartition, list[int]]:
+    async def replicas(self, topic: str | None = None) -> dict[PartitionKey, list[int]]:
         """The assigned brokers of each partition of a topic, or of all topics."""
 
-        async def read(store: KafkaZooKeeper) -> dict[TopicPartition, list[int]]:
+        async def read(store: KafkaZooKeeper) -> dict[PartitionKey, list[int]]:
             assignments = await store.topic_assignments(await store.topic_names() if topic is None else [topic])
             return {
                 (name, partition): list(brokers)
@@ -94,11 +95,11 @@ class Observer:
 
         return await self._read(read)
 
-    async def states(self, topic: str | None = None) -> dict[TopicPartition, LeaderAndIsr | None]:
+    async def states(self, topic: str | None = None) -> dict[PartitionKey, LeaderAndIsr | None]:
         """Leader and ISR of each partition of a topic, or of all topics; None for a partition without a state yet."""
         partitions = list(await self.replicas(topic))
         found = await self._read(lambda store: store.partition_states(partitions))
-        states: dict[TopicPartition, LeaderAndIsr | None] = {}
+        states: dict[PartitionKey, LeaderAndIsr | None] = {}
         for partition in partitions:
             state = found.get(partition)
             if isinstance(state, Exception):

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import NamedTuple
 from uuid import UUID
 
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import Slices
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
 from klamm.znodes.batches import ControllerMoved
@@ -20,7 +21,7 @@ from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.cluster import Controller, Features, FeatureStatus, FinalizedVersions
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import PARTITIONS_PER_SLICE, KafkaZooKeeper, LiveBroker, decode_state, notice
-from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, TopicPartition
+from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper.client import retrying
 from klamm.zookeeper.errors import (
     BadVersion,
@@ -177,8 +178,8 @@ class ControllerStore(KafkaZooKeeper):
     # -- topics -----------------------------------------------------------------------------------------------------
 
     async def partition_states_and_zxids(
-        self, partitions: Iterable[TopicPartition]
-    ) -> dict[TopicPartition, "tuple[LeaderAndIsr | ZnodeError, int]"]:
+        self, partitions: Iterable[PartitionKey]
+    ) -> dict[PartitionKey, "tuple[LeaderAndIsr | ZnodeError, int]"]:
         """Like `partition_states`, each with the zxid of its last write."""
         found = await self._get_all({key: topics.partition_state_path(*key) for key in partitions})
         return {key: (decode_state(key, data, stat.version), stat.mzxid) for key, (data, stat) in found.items()}
@@ -226,7 +227,7 @@ class ControllerStore(KafkaZooKeeper):
         return not await self._write_unless([write], guard, (NoNode, BadVersion))
 
     async def update_partition_assignments(
-        self, assignments: Mapping[TopicPartition, Reassigned], guard: int
+        self, assignments: Mapping[PartitionKey, Reassigned], guard: int
     ) -> set[str]:
         """Sets the replicas, adding and removing replicas of these partitions. Returns the topics that are gone.
 
@@ -315,7 +316,7 @@ class ControllerStore(KafkaZooKeeper):
 
     # -- preferred replica elections --------------------------------------------------------------------------------
 
-    async def preferred_replica_election(self, watch: Callable[[], None]) -> list[TopicPartition] | None:
+    async def preferred_replica_election(self, watch: Callable[[], None]) -> list[PartitionKey] | None:
         """The partitions in /admin/preferred_replica_election; None if it does not exist.
 
         `watch` is called once when the znode comes, changes or goes. A malformed znode has no partitions.
@@ -337,7 +338,7 @@ class ControllerStore(KafkaZooKeeper):
 
     # -- reassignments ----------------------------------------------------------------------------------------------
 
-    async def partition_reassignment(self, watch: Callable[[], None]) -> dict[TopicPartition, tuple[int, ...]]:
+    async def partition_reassignment(self, watch: Callable[[], None]) -> dict[PartitionKey, tuple[int, ...]]:
         """The replicas that /admin/reassign_partitions asks for; `watch` is called once when it changes.
 
         A malformed znode is logged and asks for nothing.
@@ -347,7 +348,7 @@ class ControllerStore(KafkaZooKeeper):
         return (await self._partition_reassignment())[0]
 
     async def remove_partition_reassignments(
-        self, is_finished: Callable[[TopicPartition, tuple[int, ...]], bool], guard: int
+        self, is_finished: Callable[[PartitionKey, tuple[int, ...]], bool], guard: int
     ) -> None:
         """Removes finished partitions from /admin/reassign_partitions, and the znode once it is empty."""
         path = requests.REASSIGN_PARTITIONS_PATH
@@ -361,7 +362,7 @@ class ControllerStore(KafkaZooKeeper):
             if not await self._write_unless([write], guard, (BadVersion, NoNode)):
                 return
 
-    async def _partition_reassignment(self) -> tuple[dict[TopicPartition, tuple[int, ...]], int]:
+    async def _partition_reassignment(self) -> tuple[dict[PartitionKey, tuple[int, ...]], int]:
         try:
             data, stat = await retrying(self.client.get, requests.REASSIGN_PARTITIONS_PATH)
             return requests.decode_reassignment(data), stat.version
@@ -377,10 +378,10 @@ class ControllerStore(KafkaZooKeeper):
         """The names of the notifications of ISR changes, in order. `watch` is called once when they change."""
         return await retrying(self.client.children, requests.ISR_CHANGES_PATH, notice(watch))
 
-    async def isr_change_partitions(self, names: Sequence[str]) -> list[TopicPartition]:
+    async def isr_change_partitions(self, names: Sequence[str]) -> list[PartitionKey]:
         """The partitions that these notifications are about, each once."""
         found = await self._get_all({name: f"{requests.ISR_CHANGES_PATH}/{name}" for name in names})
-        partitions: dict[TopicPartition, None] = {}
+        partitions: dict[PartitionKey, None] = {}
         for name, (data, _) in found.items():
             try:
                 listed = requests.decode_partitions(f"{requests.ISR_CHANGES_PATH}/{name}", data)

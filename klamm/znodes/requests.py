@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import orjson
 
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.fields import Fields
-from klamm.znodes.topics import TopicPartition
 
 DELETE_TOPICS_PATH = "/admin/delete_topics"
 REASSIGN_PARTITIONS_PATH = "/admin/reassign_partitions"
@@ -25,20 +25,20 @@ def delete_topic_path(topic: str) -> str:
     return f"{DELETE_TOPICS_PATH}/{topic}"
 
 
-def encode_partitions(partitions: Iterable[TopicPartition]) -> bytes:
+def encode_partitions(partitions: Iterable[PartitionKey]) -> bytes:
     """The content of a preferred replica election and of a notification of ISR changes."""
     return orjson.dumps(
         {"version": 1, "partitions": [{"topic": topic, "partition": number} for topic, number in partitions]}
     )
 
 
-def decode_partitions(path: str, data: bytes) -> list[TopicPartition]:
+def decode_partitions(path: str, data: bytes) -> list[PartitionKey]:
     """Each partition once, in the znode's order."""
     fields = Fields.parse(path, data)
     return list(dict.fromkeys(_partition(entry) for entry in fields.each("partitions")))
 
 
-def encode_reassignment(replicas: Mapping[TopicPartition, Sequence[int]]) -> bytes:
+def encode_reassignment(replicas: Mapping[PartitionKey, Sequence[int]]) -> bytes:
     return orjson.dumps(
         {
             "version": 1,
@@ -50,7 +50,7 @@ def encode_reassignment(replicas: Mapping[TopicPartition, Sequence[int]]) -> byt
     )
 
 
-def decode_reassignment(data: bytes) -> dict[TopicPartition, tuple[int, ...]]:
+def decode_reassignment(data: bytes) -> dict[PartitionKey, tuple[int, ...]]:
     """The target replicas of each partition."""
     fields = Fields.parse(REASSIGN_PARTITIONS_PATH, data)
     return {_partition(entry): entry.integers("replicas") for entry in fields.each("partitions")}
@@ -65,5 +65,5 @@ def decode_log_dir_event(path: str, data: bytes) -> int:
     return Fields.parse(path, data).integer("broker")
 
 
-def _partition(fields: Fields) -> TopicPartition:
+def _partition(fields: Fields) -> PartitionKey:
     return fields.text("topic"), fields.integer("partition", 0)

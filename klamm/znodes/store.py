@@ -22,12 +22,13 @@ from typing import Any, NamedTuple, TypeVar
 from uuid import UUID
 
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import Slices
 from klamm.znodes import batches, brokers, cluster, configs, requests, topics
 from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.cluster import Features, FeatureStatus, FinalizedFeatures, ProducerIdBlock
 from klamm.znodes.fields import ZnodeError
-from klamm.znodes.topics import LeaderAndIsr, Replicas, TopicAssignment, TopicPartition
+from klamm.znodes.topics import LeaderAndIsr, Replicas, TopicAssignment
 from klamm.zookeeper.client import ZooKeeperClient, retrying
 from klamm.zookeeper.client.watches import Watch
 from klamm.zookeeper.errors import BadVersion, ConnectionLoss, NodeExists, NoNode, ZooKeeperError
@@ -396,8 +397,8 @@ class KafkaZooKeeper:
     # -- partition states -------------------------------------------------------------------------------------------
 
     async def partition_states(
-        self, partitions: Iterable[TopicPartition], watch: Callable[[TopicPartition], None] | None = None
-    ) -> dict[TopicPartition, "LeaderAndIsr | ZnodeError"]:
+        self, partitions: Iterable[PartitionKey], watch: Callable[[PartitionKey], None] | None = None
+    ) -> dict[PartitionKey, "LeaderAndIsr | ZnodeError"]:
         """The leader and ISR of each partition that has a state; the error if the state is malformed.
 
         If a malformed state counted as absent, the partition's leader epochs would start again from 0.
@@ -407,8 +408,8 @@ class KafkaZooKeeper:
         return {key: decode_state(key, data, stat.version) for key, (data, stat) in found.items()}
 
     async def update_partition_states(
-        self, states: Mapping[TopicPartition, LeaderAndIsr], guard: int | None
-    ) -> dict[TopicPartition, "int | ZooKeeperError"]:
+        self, states: Mapping[PartitionKey, LeaderAndIsr], guard: int | None
+    ) -> dict[PartitionKey, "int | ZooKeeperError"]:
         """Writes each state if its znode has the version `zk_version`. Returns the new version, or the error, of each.
 
         `guard` is the version that /controller_epoch must have. Raises `batches.ControllerMoved`.
@@ -420,7 +421,7 @@ class KafkaZooKeeper:
         )
         return {key: _version(result) for key, result in zip(states, results, strict=True)}
 
-    async def update_leader_and_isr(self, states: Mapping[TopicPartition, LeaderAndIsr]) -> dict[TopicPartition, int]:
+    async def update_leader_and_isr(self, states: Mapping[PartitionKey, LeaderAndIsr]) -> dict[PartitionKey, int]:
         """Writes states for leaders before 2.7, which change their ISRs themselves: each if its znode has `zk_version`.
 
         Returns the new version of each state that was written. Other states were changed by another writer or deleted.
@@ -428,7 +429,7 @@ class KafkaZooKeeper:
         """
         # To ZooKeeper, -1 means any version.
         legal = {key: state for key, state in states.items() if state.zk_version >= 0}
-        versions: dict[TopicPartition, int] = {}
+        versions: dict[PartitionKey, int] = {}
         doubtful = []
         for key, result in (await self.update_partition_states(legal, None)).items():
             if isinstance(result, int):
@@ -442,15 +443,15 @@ class KafkaZooKeeper:
                 versions[key] = found.zk_version
         return versions
 
-    async def propagate_isr_changes(self, partitions: Sequence[TopicPartition]) -> None:
+    async def propagate_isr_changes(self, partitions: Sequence[PartitionKey]) -> None:
         """Tells the controller that these partitions' ISRs have changed. A repeated write tells it twice."""
         for start in range(0, len(partitions), MAX_PARTITIONS_OF_ISR_CHANGE):
             data = requests.encode_partitions(partitions[start : start + MAX_PARTITIONS_OF_ISR_CHANGE])
             await retrying(self.client.create, requests.ISR_CHANGE_PREFIX, data, sequential=True)
 
     async def create_partition_states(
-        self, states: Mapping[TopicPartition, LeaderAndIsr], guard: int | None
-    ) -> dict[TopicPartition, "int | ZooKeeperError"]:
+        self, states: Mapping[PartitionKey, LeaderAndIsr], guard: int | None
+    ) -> dict[PartitionKey, "int | ZooKeeperError"]:
         """Creates each state's znode and the two znodes above it; as `update_partition_states`. NodeExists, NoNode."""
         names = dict.fromkeys(topic for topic, _ in states)
         parents: list[MultiOperation] = [Create(topics.partitions_path(topic), None) for topic in names]
@@ -604,7 +605,7 @@ def _decode_config(entity_path: str, data: bytes) -> "dict[str, str] | ZnodeErro
         return error
 
 
-def decode_state(key: TopicPartition, data: bytes, zk_version: int) -> "LeaderAndIsr | ZnodeError":
+def decode_state(key: PartitionKey, data: bytes, zk_version: int) -> "LeaderAndIsr | ZnodeError":
     """A partition's state, or the error if it is malformed."""
     try:
         return LeaderAndIsr.decode(*key, data, zk_version)

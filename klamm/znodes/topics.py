@@ -17,7 +17,6 @@ from klamm.znodes.fields import INT32_MAX, Fields
 TOPICS_PATH = "/brokers/topics"
 NO_LEADER = -1
 
-TopicPartition = tuple[str, int]
 Replicas = Mapping[int, Sequence[int]]
 """Partition -> broker ids."""
 

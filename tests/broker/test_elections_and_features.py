@@ -21,10 +21,11 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopic,
 )
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.brokers import SupportedVersions
 from klamm.znodes.cluster import FEATURE_PATH, Features, FeatureStatus, FinalizedVersions
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.znodes.topics import NO_LEADER, LeaderAndIsr, TopicPartition
+from klamm.znodes.topics import NO_LEADER, LeaderAndIsr
 from support.one_broker import Client, OneBroker, run, until
 
 NONE = ErrorCode.NONE
@@ -33,8 +34,8 @@ NONE = ErrorCode.NONE
 
 
 async def elect(
-    client: Client, partitions: Iterable[TopicPartition] | None, *, kind: int = 0, version: int = 2
-) -> tuple[int, dict[TopicPartition, int]]:
+    client: Client, partitions: Iterable[PartitionKey] | None, *, kind: int = 0, version: int = 2
+) -> tuple[int, dict[PartitionKey, int]]:
     """The top-level error code, and each partition's."""
     request = messages.request_class(ApiKey.ELECT_LEADERS)
     named = None
@@ -122,7 +123,7 @@ def test_what_is_denied_elects_nothing(tmp_path: Path) -> None:
 class FakeController:
     """Has elected broker 1 for these partitions, and refuses the others."""
 
-    def __init__(self, *elected: TopicPartition) -> None:
+    def __init__(self, *elected: PartitionKey) -> None:
         self.elected = elected
         self.is_active = True
 
@@ -144,7 +145,7 @@ def test_the_answer_waits_for_the_metadata_or_for_the_time() -> None:
         elections = LeaderElections(controller, cache)  # type: ignore[arg-type]  # what it uses of a controller
         partitions = [("t", 0), ("u", 0), ("v", 0)]
 
-        async def elect(timeout_ms: float) -> dict[TopicPartition, KafkaError | None]:
+        async def elect(timeout_ms: float) -> dict[PartitionKey, KafkaError | None]:
             elected = await elections.elect(partitions, ElectionType.PREFERRED)
             return await elections.wait_until_known(elected, timeout_ms)
 
@@ -166,7 +167,7 @@ def test_the_answer_waits_for_the_metadata_or_for_the_time() -> None:
         results = await elect(60_000)
         assert codes(results) == [ErrorCode.NOT_CONTROLLER] * 3
 
-    def codes(results: dict[TopicPartition, KafkaError | None]) -> list[ErrorCode]:
+    def codes(results: dict[PartitionKey, KafkaError | None]) -> list[ErrorCode]:
         return [NONE if error is None else error.code for error in results.values()]
 
     asyncio.run(main())

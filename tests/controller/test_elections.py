@@ -13,9 +13,9 @@ from klamm.controller.events import (
 from klamm.controller.leader_election import ElectionResults, ElectionType
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes import requests
 from klamm.znodes.configs import topic_entity
-from klamm.znodes.topics import TopicPartition
 from support.controller.scene import Scene, play
 
 PREFERRED, UNCLEAN = ElectionType.PREFERRED, ElectionType.UNCLEAN
@@ -23,13 +23,13 @@ PATH = requests.PREFERRED_REPLICA_ELECTION_PATH
 
 
 async def elect(
-    scene: Scene, *partitions: TopicPartition, kind: ElectionType = PREFERRED
-) -> dict[TopicPartition, int | ErrorCode]:
+    scene: Scene, *partitions: PartitionKey, kind: ElectionType = PREFERRED
+) -> dict[PartitionKey, int | ErrorCode]:
     """Leaders and error codes."""
     return codes(await scene.controller.elect_leaders(partitions, kind))
 
 
-def codes(results: ElectionResults) -> dict[TopicPartition, int | ErrorCode]:
+def codes(results: ElectionResults) -> dict[PartitionKey, int | ErrorCode]:
     return {key: result.code if isinstance(result, KafkaError) else result for key, result in results.items()}
 
 

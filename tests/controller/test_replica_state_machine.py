@@ -7,8 +7,9 @@ import pytest
 from klamm import slices
 from klamm.controller.context import ReplicaAssignment
 from klamm.controller.states import ReplicaState
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.batches import ControllerMoved
-from klamm.znodes.topics import LeaderAndIsr, TopicPartition, partition_state_path
+from klamm.znodes.topics import LeaderAndIsr, partition_state_path
 from support.controller.state_machines import EPOCH, PARTITION, Scene, live_brokers, play
 
 NEW = ReplicaState.NEW
@@ -229,7 +230,7 @@ def test_a_usable_replica_outside_the_isr_leaves_with_a_new_leader_epoch(tmp_pat
 
 @pytest.mark.parametrize(("before", "fenced"), [(OFFLINE, []), (INELIGIBLE, [PARTITION]), (ONLINE, [PARTITION])])
 def test_a_replica_that_is_fenced_already_goes_offline_without_a_write(
-    tmp_path: Path, before: ReplicaState, fenced: list[TopicPartition]
+    tmp_path: Path, before: ReplicaState, fenced: list[PartitionKey]
 ) -> None:
     async def scenario(scene: Scene) -> None:
         state = await scene.led(PARTITION, 1, 1, 3)

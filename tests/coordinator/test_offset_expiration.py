@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from klamm.coordinator.group import Group, GroupState, OffsetAndMetadata
 from klamm.coordinator.offset_expiration import OFFSETS_PER_SLICE, Select, expire
-from klamm.znodes.topics import TopicPartition
+from klamm.protocol.vocabulary import PartitionKey
 from support.coordination import NOW_MS
 
 RETENTION_MS = 1000
@@ -31,7 +31,7 @@ def test_no_step_removes_all_offsets_of_a_large_group() -> None:
     for number in range(5 * OFFSETS_PER_SLICE):
         group.load_offset(("t", number), number, OffsetAndMetadata(1, -1, "", NOW_MS))
     # One that is committed anew while the group is looked at stays.
-    last: TopicPartition = ("t", 5 * OFFSETS_PER_SLICE - 1)
+    last: PartitionKey = ("t", 5 * OFFSETS_PER_SLICE - 1)
     one = OneGroup(group)
     steps = expire(one, NOW_MS + RETENTION_MS, RETENTION_MS)
     in_step = []

@@ -19,10 +19,11 @@ from confluent_kafka import Consumer, TopicPartition
 from klamm.client.cluster import ClusterClient
 from klamm.coordinator.group_metadata_manager import partition_for
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from klamm.simulation.group_workload import GroupMember, GroupWorkload
 from klamm.testing.async_cluster import AsyncCluster
 from klamm.testing.cluster import Cluster
-from support.committed_offsets import OFFSETS_TOPIC, check_no_commit_goes_back, logged_commits
+from support.committed_offsets import check_no_commit_goes_back, logged_commits
 
 TIMEOUT_S = 240
 OFFSETS_PARTITIONS = 5
@@ -107,7 +108,7 @@ class Stage:
         Returns when all replicas are in sync.
         """
         cluster = self.cluster
-        former = await cluster.leader(OFFSETS_TOPIC, COORDINATED_BY)
+        former = await cluster.leader(GROUP_METADATA_TOPIC_NAME, COORDINATED_BY)
         assert former is not None
         dead = {former} | ({await cluster.controller_id()} if with_controller else set())
         brokers = {broker.id: broker for broker in cluster.brokers}
@@ -127,7 +128,7 @@ class Stage:
         await self.unless_failed(cluster.until(self._is_whole))
 
     async def _has_another(self, former: int) -> bool:
-        return await self.cluster.leader(OFFSETS_TOPIC, COORDINATED_BY) not in (former, None)
+        return await self.cluster.leader(GROUP_METADATA_TOPIC_NAME, COORDINATED_BY) not in (former, None)
 
     async def _is_whole(self) -> bool:
         return not await self.cluster.under_replicated()

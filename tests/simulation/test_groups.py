@@ -13,6 +13,7 @@ import pytest
 
 from klamm.coordinator.group import Group, GroupState, Member, SyncResult
 from klamm.coordinator.group_metadata_manager import partition_for
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.determinism import assert_same_trace
 from klamm.simulation.group_workload import SESSION_TIMEOUT_MS, GroupWorkload
@@ -22,7 +23,6 @@ from klamm.simulation.workload import create_topic
 from klamm.simulation.world import World
 
 TOPIC = "events"
-OFFSETS_TOPIC = "__consumer_offsets"
 OFFSETS_PARTITIONS = 3
 GROUP = "workers"
 PARTITIONS = [(TOPIC, number) for number in range(4)]
@@ -53,7 +53,7 @@ async def working_group(world: World, members: int = 3) -> AsyncIterator[tuple[S
 
 
 def coordinator(cluster: SimulatedCluster) -> int:
-    return cluster.leader(OFFSETS_TOPIC, partition_for(GROUP, OFFSETS_PARTITIONS))
+    return cluster.leader(GROUP_METADATA_TOPIC_NAME, partition_for(GROUP, OFFSETS_PARTITIONS))
 
 
 async def elsewhere(cluster: SimulatedCluster, old: int) -> None:

@@ -21,6 +21,7 @@ from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from klamm.replication.partition import Partition
 from klamm.simulation.cluster import BROKER_PORT, CLIENT_OPTIONS, SimulatedCluster
 from klamm.simulation.verdict import converge, replica_bytes
@@ -29,7 +30,6 @@ from klamm.simulation.world import World
 from support.fetch_messages import fetch_request, result_of, to_fetch
 
 TOPIC = "t"
-OFFSETS_TOPIC = "__consumer_offsets"
 OFFSETS_PARTITIONS = 3
 BACK_OFF_S = 0.1
 # Enough for a session to be opened, and for everything that a controller says then.
@@ -125,7 +125,7 @@ async def committed(client: ClusterClient, group: str) -> int:
 
 
 def coordinator(cluster: SimulatedCluster, group: str) -> int:
-    return cluster.leader(OFFSETS_TOPIC, partition_for(group, OFFSETS_PARTITIONS))
+    return cluster.leader(GROUP_METADATA_TOPIC_NAME, partition_for(group, OFFSETS_PARTITIONS))
 
 
 def broker_of(cluster: SimulatedCluster, broker_id: int) -> Broker:
@@ -376,7 +376,7 @@ async def offsets_of_a_topic_that_gets_a_coordinator_during_its_deletion(world: 
             for one in (f"group-{number}" for number in range(50))
             for id_ in cluster.brokers
             if coordinator(cluster, one) != controller != id_
-            and id_ not in cluster.state.replicas(OFFSETS_TOPIC)[partition_for(one, OFFSETS_PARTITIONS)]
+            and id_ not in cluster.state.replicas(GROUP_METADATA_TOPIC_NAME)[partition_for(one, OFFSETS_PARTITIONS)]
         )
         await create(client, TOPIC, [slow, controller])
         await commit(client, group, 7)

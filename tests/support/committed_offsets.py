@@ -4,8 +4,7 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from klamm.coordinator.group_metadata_manager import partition_for
 from klamm.coordinator.group_records import OffsetKey, read_key, read_offset_value
-
-OFFSETS_TOPIC = "__consumer_offsets"
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 
 
 def logged_commits(bootstrap: str, group: str, partitions: int) -> dict[tuple[str, int], list[int]]:
@@ -14,7 +13,7 @@ def logged_commits(bootstrap: str, group: str, partitions: int) -> dict[tuple[st
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "reader", "enable.partition.eof": True})
     found: dict[tuple[str, int], list[int]] = {}
     try:
-        consumer.assign([TopicPartition(OFFSETS_TOPIC, partition_for(group, partitions), 0)])
+        consumer.assign([TopicPartition(GROUP_METADATA_TOPIC_NAME, partition_for(group, partitions), 0)])
         while True:
             message = consumer.poll(30)
             assert message is not None

@@ -14,8 +14,8 @@ from klamm.coordinator.group_records import GroupKey, read_group_value, read_key
 from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.simulation.loop import simulated_loop
-from klamm.znodes.topics import TopicPartition
 
 NOW_MS = 1_700_000_000_000
 G = "g"
@@ -217,7 +217,7 @@ class Coordination:
         joined: JoinResult | None,
         offset: int = 1,
         *,
-        partition: TopicPartition = ("t", 0),
+        partition: PartitionKey = ("t", 0),
         instance: str | None = None,
     ) -> ErrorCode:
         generation, member_id = (-1, "") if joined is None else (joined.generation_id, joined.member_id)

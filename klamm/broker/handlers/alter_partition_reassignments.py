@@ -15,9 +15,8 @@ from klamm.protocol.apis.alter_partition_reassignments import (
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
-from klamm.protocol.vocabulary import ResourceType
+from klamm.protocol.vocabulary import PartitionKey, ResourceType
 from klamm.slices import Slices, in_slices
-from klamm.znodes.topics import TopicPartition
 
 # The number of partitions that are translated before others have the loop: about a millisecond.
 PARTITIONS_PER_SLICE = 1000
@@ -47,8 +46,8 @@ async def handle(request: Request[AlterPartitionReassignmentsRequest]) -> AlterP
 
 def _targets(
     request: Request[AlterPartitionReassignmentsRequest],
-) -> Steps[dict[TopicPartition, tuple[int, ...] | None]]:
-    targets: dict[TopicPartition, tuple[int, ...] | None] = {}
+) -> Steps[dict[PartitionKey, tuple[int, ...] | None]]:
+    targets: dict[PartitionKey, tuple[int, ...] | None] = {}
     slices = Slices(PARTITIONS_PER_SLICE)
     for topic in request.body.topics:
         for partition in topic.partitions:
@@ -59,7 +58,7 @@ def _targets(
     return targets
 
 
-def _response(errors: Mapping[TopicPartition, KafkaError | None]) -> Steps[AlterPartitionReassignmentsResponse]:
+def _response(errors: Mapping[PartitionKey, KafkaError | None]) -> Steps[AlterPartitionReassignmentsResponse]:
     results: dict[str, list[PartitionResult]] = {}
     slices = Slices(PARTITIONS_PER_SLICE)
     for (topic, number), error in errors.items():

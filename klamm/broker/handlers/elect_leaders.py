@@ -14,8 +14,7 @@ from klamm.net.server import AnswerOnly
 from klamm.protocol.apis.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.vocabulary import ResourceType
-from klamm.znodes.topics import TopicPartition
+from klamm.protocol.vocabulary import PartitionKey, ResourceType
 
 Result = ElectLeadersResponse.ReplicaElectionResult
 
@@ -63,12 +62,12 @@ def _type(number: int) -> ElectionType:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"election type {number}; allowed are {allowed}") from None
 
 
-def _named(topics: Iterable[ElectLeadersRequest.TopicPartitions]) -> list[TopicPartition]:
+def _named(topics: Iterable[ElectLeadersRequest.TopicPartitions]) -> list[PartitionKey]:
     return list(dict.fromkeys((topic.topic, number) for topic in topics for number in topic.partitions))
 
 
 def _response(
-    request: Request[ElectLeadersRequest], code: ErrorCode, errors: Mapping[TopicPartition, KafkaError | None]
+    request: Request[ElectLeadersRequest], code: ErrorCode, errors: Mapping[PartitionKey, KafkaError | None]
 ) -> ElectLeadersResponse:
     topics: dict[str, list[Result.PartitionResult]] = {}
     for (topic, number), error in errors.items():

@@ -15,9 +15,8 @@ from klamm.protocol.apis.list_partition_reassignments import (
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
-from klamm.protocol.vocabulary import ResourceType
+from klamm.protocol.vocabulary import PartitionKey, ResourceType
 from klamm.slices import Slices, in_slices
-from klamm.znodes.topics import TopicPartition
 
 # The number of partitions that are translated before others have the loop: about two milliseconds.
 PARTITIONS_PER_SLICE = 1000
@@ -48,7 +47,7 @@ async def handle(request: Request[ListPartitionReassignmentsRequest]) -> ListPar
     return await in_slices(_response(listed))
 
 
-def _response(listed: Mapping[TopicPartition, Any]) -> Steps[ListPartitionReassignmentsResponse]:
+def _response(listed: Mapping[PartitionKey, Any]) -> Steps[ListPartitionReassignmentsResponse]:
     found: dict[str, list[Partition]] = {}
     slices = Slices(PARTITIONS_PER_SLICE)
     for (topic, number), assignment in listed.items():

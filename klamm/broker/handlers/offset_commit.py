@@ -13,8 +13,7 @@ from klamm.coordinator.group import OffsetAndMetadata
 from klamm.protocol.apis.offset_commit import NO_RETENTION, OffsetCommitRequest, OffsetCommitResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.vocabulary import ResourceType
-from klamm.znodes.topics import TopicPartition
+from klamm.protocol.vocabulary import PartitionKey, ResourceType
 
 Topic = OffsetCommitResponse.OffsetCommitResponseTopic
 Partition = Topic.OffsetCommitResponsePartition
@@ -41,8 +40,8 @@ async def handle(request: Request[OffsetCommitRequest]) -> OffsetCommitResponse:
     known_topics = services.metadata_cache.snapshot.topics
     now_ms = services.environment.now_ms()
     expire_ms = None if body.retention_time_ms == NO_RETENTION else min(now_ms + body.retention_time_ms, END_OF_TIME_MS)
-    codes: dict[TopicPartition, ErrorCode] = {}
-    offsets: dict[TopicPartition, OffsetAndMetadata] = {}
+    codes: dict[PartitionKey, ErrorCode] = {}
+    offsets: dict[PartitionKey, OffsetAndMetadata] = {}
     for topic in body.topics:
         known = known_topics.get(topic.name, ())
         allowed = request.allows(topic.name, Operation.READ, ResourceType.TOPIC)
@@ -63,7 +62,7 @@ async def handle(request: Request[OffsetCommitRequest]) -> OffsetCommitResponse:
     return _response(body, codes.__getitem__)
 
 
-def _response(body: OffsetCommitRequest, code_of: Callable[[TopicPartition], ErrorCode]) -> OffsetCommitResponse:
+def _response(body: OffsetCommitRequest, code_of: Callable[[PartitionKey], ErrorCode]) -> OffsetCommitResponse:
     return OffsetCommitResponse(
         topics=[
             Topic(

@@ -8,8 +8,7 @@ from klamm.broker.security import Operation
 from klamm.protocol.apis.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.vocabulary import ResourceType
-from klamm.znodes.topics import TopicPartition
+from klamm.protocol.vocabulary import PartitionKey, ResourceType
 
 Topic = OffsetDeleteResponse.OffsetDeleteResponseTopic
 Partition = Topic.OffsetDeleteResponsePartition
@@ -27,8 +26,8 @@ def handle(request: Request[OffsetDeleteRequest]) -> OffsetDeleteResponse:
     if not request.allows(body.group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     known = services.metadata_cache.snapshot
-    codes: dict[TopicPartition, ErrorCode] = {}
-    wanted: list[TopicPartition] = []
+    codes: dict[PartitionKey, ErrorCode] = {}
+    wanted: list[PartitionKey] = []
     for topic in body.topics:
         allowed = request.allows(topic.name, Operation.READ, ResourceType.TOPIC)
         for partition in topic.partitions:

@@ -14,9 +14,8 @@ from klamm.protocol.apis.offset_fetch import OffsetFetchRequest, OffsetFetchResp
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps, in_one_go
-from klamm.protocol.vocabulary import ResourceType
+from klamm.protocol.vocabulary import PartitionKey, ResourceType
 from klamm.slices import Slices, in_slices, slices
-from klamm.znodes.topics import TopicPartition
 
 Topic = OffsetFetchResponse.OffsetFetchResponseTopic
 Partition = Topic.OffsetFetchResponsePartition
@@ -33,7 +32,7 @@ Answer = tuple[ErrorCode, OffsetAndMetadata | None]
 
 
 def error_response(request: Request[OffsetFetchRequest], error: KafkaError) -> OffsetFetchResponse:
-    failed: dict[TopicPartition, Answer] = {}
+    failed: dict[PartitionKey, Answer] = {}
     if request.version < FIRST_VERSION_WITH_GROUP_ERROR:
         failed = {key: (error.code, None) for key in _wanted(request)}
     return in_one_go(_response(request, error.code, failed.items()))
@@ -51,7 +50,7 @@ async def handle(request: Request[OffsetFetchRequest]) -> OffsetFetchResponse:
     if not request.allows(body.group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     wanted = _committed(request) if body.topics is None else _wanted(request)
-    answers: dict[TopicPartition, Answer] = {}
+    answers: dict[PartitionKey, Answer] = {}
     if not wanted:
         _fetch(request, wanted)  # Raises the group's error, if any.
     async for piece in slices(wanted, PARTITIONS_PER_SLICE):
@@ -59,15 +58,15 @@ async def handle(request: Request[OffsetFetchRequest]) -> OffsetFetchResponse:
     return await in_slices(_response(request, ErrorCode.NONE, answers.items()))
 
 
-def _committed(request: Request[OffsetFetchRequest]) -> list[TopicPartition]:
+def _committed(request: Request[OffsetFetchRequest]) -> list[PartitionKey]:
     """The partitions with committed offsets, without topics that the client may not describe."""
     partitions = request.services.group_coordinator.partitions_of_group(request.body.group_id)
     allowed = {topic: _allows(request, topic) for topic in dict.fromkeys(topic for topic, _ in partitions)}
     return [key for key in partitions if allowed[key[0]]]
 
 
-def _fetch(request: Request[OffsetFetchRequest], wanted: Sequence[TopicPartition]) -> dict[TopicPartition, Answer]:
-    answers: dict[TopicPartition, Answer] = {
+def _fetch(request: Request[OffsetFetchRequest], wanted: Sequence[PartitionKey]) -> dict[PartitionKey, Answer]:
+    answers: dict[PartitionKey, Answer] = {
         key: (ErrorCode.TOPIC_AUTHORIZATION_FAILED, None) for key in wanted if not _allows(request, key[0])
     }
     allowed = [key for key in wanted if key not in answers]
@@ -79,7 +78,7 @@ def _fetch(request: Request[OffsetFetchRequest], wanted: Sequence[TopicPartition
     return answers | found
 
 
-def _wanted(request: Request[OffsetFetchRequest]) -> list[TopicPartition]:
+def _wanted(request: Request[OffsetFetchRequest]) -> list[PartitionKey]:
     return [(topic.name, number) for topic in request.body.topics or () for number in topic.partition_indexes]
 
 
@@ -88,7 +87,7 @@ def _allows(request: Request[OffsetFetchRequest], topic: str) -> bool:
 
 
 def _response(
-    request: Request[OffsetFetchRequest], code: ErrorCode, answers: Iterable[tuple[TopicPartition, Answer]]
+    request: Request[OffsetFetchRequest], code: ErrorCode, answers: Iterable[tuple[PartitionKey, Answer]]
 ) -> Steps[OffsetFetchResponse]:
     topics: dict[str, list[Partition]] = {}
     answered = Slices(PARTITIONS_PER_SLICE)

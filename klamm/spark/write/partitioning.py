@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.spark.write import partitioning_kernels as kernels
 from klamm.spark.write.columns import Integers, Strings
 from klamm.spark.write.partitioning_kernels import Layout, Sticky
@@ -39,7 +40,7 @@ class Assignment:
     """The target of each row; (topic, partition) and batch limit of each target."""
 
     targets: Integers
-    partitions: list[tuple[str, int]]
+    partitions: list[PartitionKey]
     limits: list[int]
 
 

@@ -22,6 +22,7 @@ from klamm.client.producer import Identity, PartitionBatch, Producer
 from klamm.environment import Environment, SystemEnvironment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import HEADER_SIZE_BYTES, advance_sequence
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.spark.options import WriteOptions
 from klamm.spark.write.columns import Columns, Integers
 from klamm.spark.write.encoding import encode, record_sizes
@@ -43,7 +44,7 @@ class Continued(NamedTuple):
     """
 
     producer: Identity
-    sequences: Mapping[tuple[str, int], int]
+    sequences: Mapping[PartitionKey, int]
 
 
 class RecordWriter:

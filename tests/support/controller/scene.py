@@ -21,9 +21,10 @@ from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrRespo
 from klamm.protocol.messages import request_class
 from klamm.protocol.stop_replica import StopReplicaResponse
 from klamm.protocol.update_metadata import UpdateMetadataResponse
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.controller_store import ControllerStore
-from klamm.znodes.topics import LeaderAndIsr, TopicPartition
+from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.server import ZooKeeperServer
 from support.zookeeper.proxy import Proxy
@@ -183,9 +184,9 @@ class Scene:
         self.failures: list[BaseException] = []
         self.silent: set[int] = set()
         self.held: list[Callable[[], None]] = []
-        self.offline: set[tuple[TopicPartition, int]] = set()
+        self.offline: set[tuple[PartitionKey, int]] = set()
         self.online_code = ErrorCode.NONE
-        self.undeletable: set[tuple[TopicPartition, int]] = set()
+        self.undeletable: set[tuple[PartitionKey, int]] = set()
         self.store: ControllerStore  # The tests' own.
 
     # -- brokers ----------------------------------------------------------------------------------------------------
@@ -265,7 +266,7 @@ class Scene:
             self.controller
         )
 
-    async def states(self, *partitions: TopicPartition) -> dict[TopicPartition, LeaderAndIsr]:
+    async def states(self, *partitions: PartitionKey) -> dict[PartitionKey, LeaderAndIsr]:
         found = await self.store.partition_states(partitions)
         return {partition: state for partition, state in found.items() if isinstance(state, LeaderAndIsr)}
 
@@ -330,7 +331,7 @@ class Scene:
             for topic in body.topics
         ]
 
-    def _stop_replica_error(self, broker_id: int, partition: TopicPartition) -> ErrorCode:
+    def _stop_replica_error(self, broker_id: int, partition: PartitionKey) -> ErrorCode:
         failed = (partition, broker_id) in self.undeletable
         return ErrorCode.KAFKA_STORAGE_ERROR if failed else ErrorCode.NONE
 

@@ -14,10 +14,11 @@ from klamm.controller.request_batch import ControllerBrokerRequestBatch, OnRespo
 from klamm.controller.state_change_log import StateChangeLog
 from klamm.environment import SystemEnvironment
 from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH
 from klamm.znodes.store import KafkaZooKeeper, LiveBroker
-from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, TopicPartition, topic_path
+from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, topic_path
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.errors import ZooKeeperError
 from klamm.zookeeper.server import ZooKeeperServer
@@ -64,9 +65,9 @@ class Batch:
             on_sent=self.log.request_sent,
         )
 
-    def told(self, api_key: ApiKey) -> dict[int, dict[TopicPartition, Any]]:
+    def told(self, api_key: ApiKey) -> dict[int, dict[PartitionKey, Any]]:
         """Broker -> partition -> the state that it was sent. No broker may have got two requests of a kind."""
-        told: dict[int, dict[TopicPartition, Any]] = {}
+        told: dict[int, dict[PartitionKey, Any]] = {}
         for request in self.sent:
             if request.api_key == api_key:
                 assert request.broker_id not in told
@@ -74,22 +75,22 @@ class Batch:
         return told
 
     @staticmethod
-    def _states(request: Request) -> Iterable[tuple[TopicPartition, Any]]:
+    def _states(request: Request) -> Iterable[tuple[PartitionKey, Any]]:
         for topic in request.body.topics:
             for state in topic.partitions:
                 said = (state.leader_epoch, state.delete) if request.api_key == ApiKey.STOP_REPLICA else state
                 yield (topic.topic, state.partition), said
 
     @property
-    def leader_and_isr(self) -> dict[int, dict[TopicPartition, Any]]:
+    def leader_and_isr(self) -> dict[int, dict[PartitionKey, Any]]:
         return self.told(ApiKey.LEADER_AND_ISR)
 
     @property
-    def update_metadata(self) -> dict[int, dict[TopicPartition, Any]]:
+    def update_metadata(self) -> dict[int, dict[PartitionKey, Any]]:
         return self.told(ApiKey.UPDATE_METADATA)
 
     @property
-    def stop_replica(self) -> dict[int, dict[TopicPartition, Any]]:
+    def stop_replica(self) -> dict[int, dict[PartitionKey, Any]]:
         return self.told(ApiKey.STOP_REPLICA)
 
 
@@ -118,11 +119,11 @@ class Scene(Batch):
         await client.create(topic_path("t"), TopicAssignment({0: (1, 2, 3)}).encode())
         self.assign(PARTITION, 1, 2, 3)
 
-    def assign(self, partition: TopicPartition, *replicas: int) -> None:
+    def assign(self, partition: PartitionKey, *replicas: int) -> None:
         self.context.all_topics.add(partition[0])
         self.context.update_partition_full_replica_assignment(partition, ReplicaAssignment(replicas))
 
-    async def led(self, partition: TopicPartition, leader: int, *isr: int, controller_epoch: int = 4) -> LeaderAndIsr:
+    async def led(self, partition: PartitionKey, leader: int, *isr: int, controller_epoch: int = 4) -> LeaderAndIsr:
         """The partition has this leader and ISR, leader epoch 10, in ZooKeeper and in the context."""
         state = LeaderAndIsr(leader, 10, isr, controller_epoch, 0)
         await self.store.client.ensure_path(topic_path(partition[0]))
@@ -131,13 +132,13 @@ class Scene(Batch):
         self.context.put_partition_leadership_info(partition, state)
         return state
 
-    async def changed_in_zookeeper(self, partition: TopicPartition, leader: int, *isr: int, epoch: int = 4) -> None:
+    async def changed_in_zookeeper(self, partition: PartitionKey, leader: int, *isr: int, epoch: int = 4) -> None:
         """Somebody else has changed the state since the context was loaded."""
         state = LeaderAndIsr(leader, 20, isr, epoch, -1)
         (version,) = (await self.store.update_partition_states({partition: state}, None)).values()
         assert not isinstance(version, ZooKeeperError)
 
-    async def in_zookeeper(self, partition: TopicPartition) -> tuple[LeaderAndIsr, int]:
+    async def in_zookeeper(self, partition: PartitionKey) -> tuple[LeaderAndIsr, int]:
         """The state and its version."""
         state = (await self.store.partition_states([partition]))[partition]
         assert isinstance(state, LeaderAndIsr)
@@ -171,7 +172,7 @@ def play(directory: Path, scenario: Callable[[Scene], Awaitable[None]], **proper
     asyncio.run(main())
 
 
-def context_with(assignments: dict[TopicPartition, tuple[int, ...]], *brokers: int) -> ControllerContext:
+def context_with(assignments: dict[PartitionKey, tuple[int, ...]], *brokers: int) -> ControllerContext:
     context = ControllerContext()
     context.set_live_brokers(live_brokers(*brokers))
     for partition, replicas in assignments.items():

@@ -20,6 +20,7 @@ from uuid import UUID
 from klamm.controller.leader_election import ElectionType
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller
 from klamm.znodes.requests import (
     LOG_DIR_EVENT_PREFIX,
@@ -29,7 +30,7 @@ from klamm.znodes.requests import (
     encode_partitions,
     encode_reassignment,
 )
-from klamm.znodes.topics import LeaderAndIsr, TopicAssignment, TopicPartition
+from klamm.znodes.topics import LeaderAndIsr, TopicAssignment
 from klamm.zookeeper.messages import Check, Create, Delete, MultiOperation, SetData
 from support.controller.scene import FakeBroker, FakeChannels, Scene
 
@@ -301,12 +302,12 @@ def _numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",")]
 
 
-def _partition(text: str) -> TopicPartition:
+def _partition(text: str) -> PartitionKey:
     topic, _, number = text.rpartition("-")
     return topic, int(number)
 
 
-def _name(partition: TopicPartition) -> str:
+def _name(partition: PartitionKey) -> str:
     return f"{partition[0]}-{partition[1]}"
 
 

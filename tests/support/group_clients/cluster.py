@@ -9,12 +9,12 @@ from confluent_kafka.admin import AdminClient, ConsumerGroupDescription, NewPart
 from kafka import KafkaAdminClient
 from kafka.structs import TopicPartition
 
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from support.group_clients.hosts import Partition
 
 T = TypeVar("T")
 
 TIMEOUT_S = 30.0
-OFFSETS = "__consumer_offsets"
 
 
 class GroupCluster:
@@ -50,12 +50,12 @@ class GroupCluster:
         """Moves the group's coordinator to the other broker; the old one runs on, and says that it is none."""
         old = self._coordinator(group)
         assert old is not None
-        place = TopicPartition(OFFSETS, 0)
+        place = TopicPartition(GROUP_METADATA_TOPIC_NAME, 0)
         admin = KafkaAdminClient(bootstrap_servers=self.bootstrap)
         try:
             admin.alter_partition_reassignments({place: [1 - old, old]})
             self.until(lambda: not admin.list_partition_reassignments(), "the reassignment's end")
-            admin.elect_leaders(0, {OFFSETS: [0]})
+            admin.elect_leaders(0, {GROUP_METADATA_TOPIC_NAME: [0]})
         finally:
             admin.close()
         self.until(lambda: self._coordinator(group) == 1 - old, "the coordinator's move")
