@@ -19,7 +19,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
-from klamm.broker.configs.dynamic_broker_config import DynamicBrokerConfig
+from klamm.broker.configs.broker import DynamicBrokerConfig
 from klamm.broker.finalized_features import SUPPORTED_FEATURES, FinalizedFeatureCache
 from klamm.broker.parts import BrokerParts, log_directories
 from klamm.broker.quotas import NoQuotas, Quotas
@@ -177,7 +177,7 @@ class Broker:
         self._closing.append(parts.group_coordinator.stop)
         parts.group_coordinator.start()
         self._closing.append(parts.metadata_updates.stop)
-        self._closing.append(parts.config_changes.stop)
+        self._closing.append(parts.config_change_listener.stop)
         self._closing.append(parts.log_dir_failures.stop)
         parts.log_dir_failures.start()
         # Before the controller: it may be this broker's own, and then sends LeaderAndIsr at once.
@@ -185,7 +185,7 @@ class Broker:
         # Loading the logs may have taken long, and the broker configs decide which replicas may be elected.
         await parts.config_handlers.brokers_changed()
         await parts.controller.startup(self.zookeeper.store)
-        parts.config_changes.start()
+        parts.config_change_listener.start()
         self.zookeeper.keep(parts.controller.session_expired, self._set_up_session)
         self._closing.append(partial(self._hand_over, parts))
         _log.info("broker %d of cluster %s serves %s", self.broker_id, self.cluster_id, parts.listeners.addresses)
@@ -208,7 +208,7 @@ class Broker:
         # Before this broker may be elected: the configs decide whether an out-of-sync replica may lead.
         await self.parts.config_handlers.brokers_changed()
         await self.parts.controller.new_session(store)
-        self.parts.config_changes.new_session()
+        self.parts.config_change_listener.new_session()
         self.parts.metadata_updates.new_session()
 
     # -- failure and stop -----------------------------------------------------------------------------------------

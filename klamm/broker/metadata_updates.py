@@ -28,7 +28,7 @@ from enum import IntEnum
 from typing import NamedTuple
 from uuid import UUID
 
-from klamm.broker.configs.topic_configs import TopicConfigs
+from klamm.broker.configs.topics import TopicConfigs
 from klamm.broker.leader_elections import LeaderElections
 from klamm.broker.metadata_cache import MetadataCache, MetadataSnapshot
 from klamm.broker.topic_admin import TopicAdmin

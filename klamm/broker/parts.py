@@ -9,11 +9,11 @@ import logging
 import os.path
 
 from klamm.broker.auto_topic_creation import AutoTopicCreation
-from klamm.broker.configs.change_listener import ConfigChanges
-from klamm.broker.configs.config_admin import ConfigAdmin
-from klamm.broker.configs.config_handlers import ConfigHandlers
-from klamm.broker.configs.dynamic_broker_config import DynamicBrokerConfig
-from klamm.broker.configs.topic_configs import TopicConfigs
+from klamm.broker.configs.admin import ConfigAdmin
+from klamm.broker.configs.broker import DynamicBrokerConfig
+from klamm.broker.configs.change_listener import ConfigChangeListener
+from klamm.broker.configs.handlers import ConfigHandlers
+from klamm.broker.configs.topics import TopicConfigs
 from klamm.broker.controlled_shutdown import ControlledShutdown
 from klamm.broker.controller_channel import ControllerChannel
 from klamm.broker.dispatcher import Dispatcher
@@ -171,7 +171,7 @@ class BrokerParts:
             self.controller,
             self._store,
         )
-        self.config_changes = ConfigChanges(
+        self.config_change_listener = ConfigChangeListener(
             self._store, environment.now_ms, self.config_handlers.changed, self.config_handlers.reload, on_failure
         )
 

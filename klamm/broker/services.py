@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from klamm.broker.api import Api
 from klamm.broker.auto_topic_creation import AutoTopicCreation
-from klamm.broker.configs.config_admin import ConfigAdmin
-from klamm.broker.configs.topic_configs import TopicConfigs
+from klamm.broker.configs.admin import ConfigAdmin
+from klamm.broker.configs.topics import TopicConfigs
 from klamm.broker.controller_channel import ControllerChannel
 from klamm.broker.fetch_session import FetchSessionCache
 from klamm.broker.finalized_features import FinalizedFeatureCache

@@ -29,7 +29,7 @@ SMALL = (
     ("klamm.broker.metadata_cache", "PARTITIONS_PER_SLICE", 1),
     ("klamm.broker.offsets_log", "BATCHES_PER_SLICE", 1),
     ("klamm.broker.topic_admin", "TOPICS_PER_SLICE", 1),
-    ("klamm.broker.configs.topic_configs", "TOPICS_PER_SLICE", 1),
+    ("klamm.broker.configs.topics", "TOPICS_PER_SLICE", 1),
     ("klamm.controller.broker_flows", "CHEAP_SLICE", 1),
     ("klamm.controller.coalescing", "CHEAP_SLICE", 1),
     ("klamm.controller.event_flows", "CHEAP_SLICE", 1),

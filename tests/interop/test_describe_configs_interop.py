@@ -11,7 +11,7 @@ from typing import Any
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient
 from kazoo.client import KazooClient
 
-from klamm.broker.configs.dynamic_broker_config import DynamicBrokerConfig
+from klamm.broker.configs.broker import DynamicBrokerConfig
 from klamm.config.broker import BrokerConfig
 from klamm.config.describe import DescribedConfig, describe_broker, describe_topic
 from klamm.config.topic import TopicConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from klamm.broker.configs.config_handlers import ConfigHandlers
+from klamm.broker.configs.handlers import ConfigHandlers
 from klamm.broker.services import Services
 from klamm.client.cluster import RetryPolicy
 from klamm.config.topic import TopicConfig

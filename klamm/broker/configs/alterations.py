@@ -20,7 +20,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import MAX_STRING_BYTES
 
 
-class ConfigOperation(IntEnum):
+class OpType(IntEnum):
     """`AlterConfigOp.OpType`, with its codes on the wire. The last two are for lists."""
 
     SET = 0
@@ -30,12 +30,12 @@ class ConfigOperation(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigChange:
-    """One entry of an IncrementalAlterConfigs request; `operation` is the number that the client sent."""
+class AlterConfigOp:
+    """One entry of an IncrementalAlterConfigs request; `op_type` is the number that the client sent."""
 
     name: str
     value: str | None
-    operation: int
+    op_type: int
 
 
 def replace_topic_config(config: BrokerConfig, entries: Sequence[tuple[str, str | None]]) -> dict[str, str]:
@@ -46,7 +46,7 @@ def replace_topic_config(config: BrokerConfig, entries: Sequence[tuple[str, str 
 
 
 def change_topic_config(
-    config: BrokerConfig, stored: Mapping[str, str], changes: Sequence[ConfigChange]
+    config: BrokerConfig, stored: Mapping[str, str], changes: Sequence[AlterConfigOp]
 ) -> dict[str, str]:
     """A topic's configuration after these changes. KafkaErrors INVALID_CONFIG, INVALID_REQUEST."""
     wanted = _changed(stored, changes, TOPIC_CONFIG_DEF.keys.get)
@@ -67,7 +67,7 @@ def replace_broker_config(
 
 
 def change_broker_config(
-    config: BrokerConfig, stored: Mapping[str, str], changes: Sequence[ConfigChange], *, per_broker: bool
+    config: BrokerConfig, stored: Mapping[str, str], changes: Sequence[AlterConfigOp], *, per_broker: bool
 ) -> dict[str, str]:
     """The dynamic configs after these changes. KafkaErrors INVALID_CONFIG, INVALID_REQUEST.
 
@@ -96,52 +96,48 @@ def _given(entries: Sequence[tuple[str, str | None]]) -> dict[str, str]:
 
 
 def _changed(
-    stored: Mapping[str, str], changes: Sequence[ConfigChange], key_of: Callable[[str], ConfigKey | None]
+    stored: Mapping[str, str], changes: Sequence[AlterConfigOp], key_of: Callable[[str], ConfigKey | None]
 ) -> dict[str, str]:
     twice = [name for name, count in Counter(change.name for change in changes).items() if count > 1]
     if twice:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Error due to duplicate config keys : {','.join(twice)}")
     wanted = dict(stored)
     for change in changes:
-        operation = _operation(change)
-        if operation is ConfigOperation.DELETE:
+        op_type = _op_type(change)
+        if op_type is OpType.DELETE:
             wanted.pop(change.name, None)
             continue
         if change.value is None:
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST, f"Null value not supported for : {operation.name}:{change.name}"
-            )
-        if operation is ConfigOperation.SET:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {op_type.name}:{change.name}")
+        if op_type is OpType.SET:
             wanted[change.name] = change.value
         else:
-            wanted[change.name] = _changed_list(wanted, change.name, change.value, operation, key_of(change.name))
+            wanted[change.name] = _changed_list(wanted, change.name, change.value, op_type, key_of(change.name))
     return wanted
 
 
-def _operation(change: ConfigChange) -> ConfigOperation:
+def _op_type(change: AlterConfigOp) -> OpType:
     try:
-        return ConfigOperation(change.operation)
+        return OpType(change.op_type)
     except ValueError:
-        allowed = ", ".join(f"{operation.value} ({operation.name})" for operation in ConfigOperation)
+        allowed = ", ".join(f"{op_type.value} ({op_type.name})" for op_type in OpType)
         raise KafkaError(
-            ErrorCode.INVALID_REQUEST, f"operation {change.operation} on {change.name}: allowed are {allowed}"
+            ErrorCode.INVALID_REQUEST, f"operation {change.op_type} on {change.name}: allowed are {allowed}"
         ) from None
 
 
-def _changed_list(
-    configs: Mapping[str, str], name: str, value: str, operation: ConfigOperation, key: ConfigKey | None
-) -> str:
+def _changed_list(configs: Mapping[str, str], name: str, value: str, op_type: OpType, key: ConfigKey | None) -> str:
     if key is None:
         raise KafkaError(
-            ErrorCode.INVALID_CONFIG, f"Config value {operation.name.lower()}: {name} is not a known config key"
+            ErrorCode.INVALID_CONFIG, f"Config value {op_type.name.lower()}: {name} is not a known config key"
         )
     if key.type is not ConfigType.LIST:
         raise KafkaError(
-            ErrorCode.INVALID_REQUEST, f"Config value {operation.name.lower()} is not allowed for config key: {name}"
+            ErrorCode.INVALID_REQUEST, f"Config value {op_type.name.lower()} is not allowed for config key: {name}"
         )
     # As in Kafka, a list that is not set begins with the key's default, not with the topic's inherited value.
     elements = _elements(configs.get(name, format_value(key.type, key.default) or ""))
-    if operation is ConfigOperation.APPEND:
+    if op_type is OpType.APPEND:
         longer = ",".join(elements + _elements(value))
         if len(longer.encode()) > MAX_STRING_BYTES:
             raise KafkaError(

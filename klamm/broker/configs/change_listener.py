@@ -1,4 +1,4 @@
-"""Watches for changed configurations (Kafka's `DynamicConfigManager` and `ZkNodeChangeNotificationListener`).
+"""Listens for changed configurations (Kafka's `DynamicConfigManager` and `ZkNodeChangeNotificationListener`).
 
 A change of an entity's configuration adds a notification to /config/changes, which every broker watches. A notification
 only names the entity: its configuration is read when the notification is processed.
@@ -29,7 +29,7 @@ _NAME = re.compile(r"config_change_([0-9]{1,19})")
 _log = logging.getLogger(__name__)
 
 
-class ConfigChanges:
+class ConfigChangeListener:
     """From `start` to `stop`. `zookeeper()` is the store of the current session, `now_ms()` the wall clock.
 
     `changed(entity_path)` reads and applies the entity's configuration, `reload()` all that this broker uses; both may

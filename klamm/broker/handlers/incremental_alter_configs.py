@@ -6,7 +6,7 @@ changed.
 
 from collections.abc import Iterable
 
-from klamm.broker.configs.alterations import ConfigChange
+from klamm.broker.configs.alterations import AlterConfigOp
 from klamm.broker.handlers.altered_resources import alter_each
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
@@ -37,7 +37,7 @@ async def handle(request: Request[IncrementalAlterConfigsRequest]) -> Incrementa
     admin, validate_only = request.services.config_admin, request.body.validate_only
 
     async def alter(kind: ConfigResourceType, resource: Resource) -> None:
-        changes = [ConfigChange(config.name, config.value, config.config_operation) for config in resource.configs]
+        changes = [AlterConfigOp(config.name, config.value, config.config_operation) for config in resource.configs]
         change = admin.change_topic if kind is ConfigResourceType.TOPIC else admin.change_broker
         await change(resource.resource_name, changes, validate_only=validate_only)
 

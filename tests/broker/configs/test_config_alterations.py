@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.broker.configs.alterations import (
-    ConfigChange,
+    AlterConfigOp,
     change_broker_config,
     change_topic_config,
     replace_broker_config,
     replace_topic_config,
 )
-from klamm.broker.configs.dynamic_broker_config import DynamicBrokerConfig
+from klamm.broker.configs.broker import DynamicBrokerConfig
 from klamm.config.broker import BROKER_CONFIG_DEF, BrokerConfig
 from klamm.config.topic import TOPIC_CONFIG_DEF
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -24,7 +24,7 @@ THROTTLED = "leader.replication.throttled.replicas"
 
 
 def topic_after(stored: dict[str, str], *changes: tuple[str, int, str | None]) -> dict[str, str]:
-    return change_topic_config(BROKER, stored, [ConfigChange(name, value, code) for name, code, value in changes])
+    return change_topic_config(BROKER, stored, [AlterConfigOp(name, value, code) for name, code, value in changes])
 
 
 def broker_after(
@@ -33,7 +33,7 @@ def broker_after(
     per_broker: bool = True,
     config: BrokerConfig = BROKER,
 ) -> dict[str, str]:
-    changed = [ConfigChange(name, value, code) for name, code, value in changes]
+    changed = [AlterConfigOp(name, value, code) for name, code, value in changes]
     return change_broker_config(config, stored, changed, per_broker=per_broker)
 
 
@@ -239,12 +239,12 @@ def test_a_level_that_cannot_be_read_is_what_it_was_or_else_the_safest_there_is(
 
 
 KEYS = st.sampled_from([*BROKER_CONFIG_DEF.keys, *TOPIC_CONFIG_DEF.keys]) | st.text()
-CHANGES = st.lists(st.builds(ConfigChange, KEYS, st.none() | st.text(), st.integers(-1, 5)))
+CHANGES = st.lists(st.builds(AlterConfigOp, KEYS, st.none() | st.text(), st.integers(-1, 5)))
 
 
 @given(st.dictionaries(KEYS, st.text()), CHANGES, st.booleans())
 def test_garbage_is_refused_or_can_be_applied(
-    stored: dict[str, str], changes: list[ConfigChange], per_broker: bool
+    stored: dict[str, str], changes: list[AlterConfigOp], per_broker: bool
 ) -> None:
     for alter in (
         lambda: change_topic_config(BROKER, stored, changes),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from klamm.broker.configs.change_listener import CHANGE_EXPIRATION_MS, ConfigChanges
+from klamm.broker.configs.change_listener import CHANGE_EXPIRATION_MS, ConfigChangeListener
 from klamm.environment import SystemEnvironment
 from klamm.znodes.configs import CONFIG_CHANGE_PREFIX, CONFIG_CHANGES_PATH
 from klamm.znodes.store import KafkaZooKeeper
@@ -32,7 +32,7 @@ class Scene:
         self.failures: list[BaseException] = []
         self.failing = 0
         self.reading: Callable[[], Awaitable[None]] = lambda: asyncio.sleep(0)
-        self.changes = ConfigChanges(
+        self.changes = ConfigChangeListener(
             lambda: self.mine,
             lambda: self.environment.now_ms() + self.later_ms,
             self._changed,

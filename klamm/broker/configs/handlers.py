@@ -8,8 +8,8 @@ effect yet.
 import logging
 from collections.abc import Callable
 
-from klamm.broker.configs.dynamic_broker_config import DynamicBrokerConfig
-from klamm.broker.configs.topic_configs import TopicConfigs
+from klamm.broker.configs.broker import DynamicBrokerConfig
+from klamm.broker.configs.topics import TopicConfigs
 from klamm.controller.controller import KafkaController
 from klamm.replication.replica_manager import ReplicaManager
 from klamm.znodes.configs import broker_entity
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class ConfigHandlers:
-    """`ConfigChanges` calls `changed` and `reload`. Either may run concurrently with `brokers_changed`."""
+    """`ConfigChangeListener` calls `changed` and `reload`. Either may run concurrently with `brokers_changed`."""
 
     def __init__(
         self,

@@ -1,12 +1,12 @@
-"""Alters the stored configurations of topics and brokers (Kafka's `ZkAdminManager`); `config_alterations` decides.
+"""Alters the stored configurations of topics and brokers (Kafka's `ZkAdminManager`); `alterations` decides.
 
-Nothing takes effect here: every broker, including this one, learns of the change from ZooKeeper (`config_changes`).
+Nothing takes effect here: every broker, including this one, learns of the change from ZooKeeper (`change_listener`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
 from klamm.broker.configs.alterations import (
-    ConfigChange,
+    AlterConfigOp,
     change_broker_config,
     change_topic_config,
     replace_broker_config,
@@ -49,7 +49,7 @@ class ConfigAdmin:
         if not validate_only:
             await self._zookeeper().replace_config(topic_entity(topic), config)
 
-    async def change_topic(self, topic: str, changes: Sequence[ConfigChange], *, validate_only: bool) -> None:
+    async def change_topic(self, topic: str, changes: Sequence[AlterConfigOp], *, validate_only: bool) -> None:
         """Changes some of the topic's configs."""
         await self._require_topic(topic)
         await self._change(
@@ -66,7 +66,7 @@ class ConfigAdmin:
         if not validate_only:
             await self._zookeeper().replace_config(broker_entity(broker_id), config)
 
-    async def change_broker(self, name: str, changes: Sequence[ConfigChange], *, validate_only: bool) -> None:
+    async def change_broker(self, name: str, changes: Sequence[AlterConfigOp], *, validate_only: bool) -> None:
         """Changes some of the broker's dynamic configs."""
         broker_id = self._require_broker(name)
         per_broker = broker_id is not None
