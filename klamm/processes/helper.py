@@ -1,6 +1,6 @@
-"""The owner's side of `process_helper`: it starts the helper, sends it commands, and receives its events.
+"""The owner's side of `fork_server`: it starts the helper, sends it commands, and receives its events.
 
-One helper can serve several `processes.Processes`, one after another or at once: importing klamm takes half a second,
+One helper can serve several `supervisor.Processes`, one after another or at once: importing klamm takes half a second,
 forking a server takes milliseconds. Every method may be called from any thread.
 """
 
@@ -38,7 +38,7 @@ class Helper:
         helper_lifeline, self._lifeline = os.pipe()
         descriptors = (helper_commands.fileno(), helper_events, helper_lifeline)
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "klamm.processes.helper_process", *map(str, descriptors), *preload],
+            [sys.executable, "-P", "-m", "klamm.processes.fork_server", *map(str, descriptors), *preload],
             stdin=subprocess.DEVNULL,
             pass_fds=descriptors,
             # Ctrl-C in a terminal reaches only this process, which then stops the servers in order.
@@ -59,7 +59,7 @@ class Helper:
         self.close()
 
     def start(self, command: Mapping[str, Any], on_event: OnEvent) -> int:
-        """Makes the helper fork a server (see `process_helper`) and returns the server's number, for `send_signal`.
+        """Makes the helper fork a server (see `fork_server`) and returns the server's number, for `send_signal`.
 
         `on_event` receives the server's events, in the reader's thread and under the lock of `wait`. The event "lost"
         means that the helper has ended before the server. Raises HelperGone.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from klamm.processes.processes import ServerProcess
+from klamm.processes.supervisor import ServerProcess
 
 HOST = "127.0.0.1"
 

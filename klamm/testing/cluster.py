@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 from klamm.config.broker import config_key, unknown_key_problem
 from klamm.processes.helper import Helper
 from klamm.processes.local_cluster import HOST, broker_arguments, broker_properties
-from klamm.processes.processes import BROKER, EMBEDDED_ZOOKEEPER, Processes, ServerFailed, ServerProcess
 from klamm.processes.readiness import NotReady, wait_for_no_topic, wait_for_topic, wait_until_ready
+from klamm.processes.supervisor import BROKER, EMBEDDED_ZOOKEEPER, Processes, ServerFailed, ServerProcess
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.testing.conditions import Wait, note
 from klamm.testing.errors import ClusterError

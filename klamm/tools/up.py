@@ -24,7 +24,7 @@ from klamm.config.listeners import Listener
 from klamm.config.properties import format_properties
 from klamm.processes.errors import ToolError, describe_os_error
 from klamm.processes.local_cluster import HOST, address_of, broker_arguments, broker_properties
-from klamm.processes.processes import (
+from klamm.processes.supervisor import (
     BROKER,
     EMBEDDED_ZOOKEEPER,
     READY_TIMEOUT_S,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from klamm.processes.helper import Helper
-from klamm.processes.processes import Processes, ServerFailed, ServerProcess
+from klamm.processes.supervisor import Processes, ServerFailed, ServerProcess
 from support.paths import TESTS
 
 TOY = "support.toy_servers:Toy"
@@ -186,7 +186,7 @@ def test_what_is_thrown_away_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
 
 PARENT = """
     import sys
-    from klamm.processes.processes import Processes
+    from klamm.processes.supervisor import Processes
     processes = Processes(sys.argv[1], throwaway=sys.argv[2] == "throwaway")
     servers = [processes.start(f"toy-{number}", "support.toy_servers:Toy", {}) for number in range(3)]
     for server in servers:

@@ -1,9 +1,9 @@
-"""The process that forks servers for `klamm.processes.helper`.
+"""The helper process: it forks servers for its owner (`klamm.processes.helper`).
 
 The helper imports klamm once, before it has any thread or loop, and then forks a child for each server that its owner
 requests: a child starts in milliseconds and shares the imported code's memory. The helper stays single-threaded and
 holds no state but its children. It runs as
-`python -m klamm.processes.helper_process COMMANDS EVENTS LIFELINE MODULE...` with three inherited descriptors:
+`python -m klamm.processes.fork_server COMMANDS EVENTS LIFELINE MODULE...` with three inherited descriptors:
 
 - COMMANDS, a socket: JSON lines from the owner. `{"start": id, "target": "module:callable", "arguments": {...},
   "log": path}` forks a server. `{"signal": id, "number": n}` sends a signal. `{"remove": directory}` has the helper
@@ -42,10 +42,10 @@ def main() -> None:
     # Imported modules live for ever. The collector does not touch frozen objects, so their pages stay shared.
     gc.collect()
     gc.freeze()
-    Helper(commands, events, lifeline).run()
+    ForkServer(commands, events, lifeline).run()
 
 
-class Helper:
+class ForkServer:
     """Reads commands, forks and reaps."""
 
     def __init__(self, commands: int, events: int, lifeline: int) -> None:
