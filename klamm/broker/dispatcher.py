@@ -64,7 +64,8 @@ class Dispatcher:
         if len(frame) >= LARGE_FRAME_BYTES:
             steps = messages.request_steps(api.key, header.api_version, frame, header.body_position)
             if steps is not None:
-                in_steps = self._dispatch_in_steps(connection, api, header, len(frame), steps)
+                release = connection.frame_release()
+                in_steps = self._dispatch_in_steps(connection, api, header, len(frame), steps, release)
                 return _answer_only(in_steps) if api.ends_with_client else in_steps
         try:
             body = messages.decode_request(api.key, header.api_version, frame, header.body_position)
@@ -79,12 +80,14 @@ class Dispatcher:
         header: messages.RequestHeader,
         request_bytes: int,
         steps: messages.Steps[Any],
+        release: Callable[[], None],
     ) -> Answer:
         """Lets others have the loop between two steps of decoding; the connection's next request waits."""
         try:
             body = await in_slices(steps)
         except InvalidFrame as error:
             raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
+        release()
         result = self._handle(connection, api, header, request_bytes, body)
         return await result if isinstance(result, Awaitable) else result
 

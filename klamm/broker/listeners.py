@@ -17,6 +17,8 @@ from klamm.tasks import OnFailure
 
 # How long a stop waits for pending requests.
 DRAIN_TIMEOUT_MS = 2_000
+# What queued.max.request.bytes=-1 means, unless a single request may be larger.
+DEFAULT_REQUEST_MEMORY_BYTES = 256 * 1024 * 1024
 
 
 class Listeners(Mapping[str, SocketServer]):
@@ -96,4 +98,12 @@ def _limits(config: BrokerConfig) -> ServerLimits:
         max_connections=config.max_connections,
         max_connections_per_ip=config.max_connections_per_ip,
         connections_max_idle_ms=config.connections_max_idle_ms,
+        queued_max_request_bytes=_request_memory_bytes(config),
     )
+
+
+def _request_memory_bytes(config: BrokerConfig) -> int:
+    """`queued.max.request.bytes`; Kafka's default is no bound."""
+    if config.queued_max_request_bytes > 0:
+        return config.queued_max_request_bytes
+    return max(DEFAULT_REQUEST_MEMORY_BYTES, config.socket_request_max_bytes)

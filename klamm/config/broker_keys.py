@@ -151,7 +151,7 @@ class BrokerKeys:
         500, "Requests waiting before clients are muted.", at_least(1), importance=HIGH, effective=False
     )
     queued_max_request_bytes: int = long(
-        -1, "Bytes of requests waiting before clients are muted; -1 no limit.", effective=False
+        -1, "Bytes of requests in memory before clients are muted; -1: 256 MB or socket.request.max.bytes."
     )
     # klamm's own. Kafka's brokers hand files to the system, which has no such memory.
     klamm_queued_max_response_bytes: int = long(

@@ -43,6 +43,7 @@ class ReceiveBuffer:
 
 class FrameReader(asyncio.BufferedProtocol, ABC):
     """Cuts what a connection receives into frames. Subclasses implement `frame_received` and `frame_error`.
+    `frame_begins` and `frame_grows` tell them of the memory that an incomplete frame takes, before it does.
 
     `size_limit(api_key)` gives the largest size in bytes that a frame may have; `api_key` is the frame's first two
     bytes read as a signed integer (what a request begins with), or None if the frame has fewer than two bytes.
@@ -75,6 +76,14 @@ class FrameReader(asyncio.BufferedProtocol, ABC):
     def frame_error(self, reason: str) -> None:
         """The stream cannot be cut into frames from here on. The subclass closes the connection."""
 
+    def frame_begins(self, api_key: int | None, size_bytes: int, first_bytes: int) -> bool:
+        """A frame of `size_bytes` has begun and will take `first_bytes` now. False: the subclass has paused reading,
+        and the frame takes them after it has resumed reading."""
+        return True
+
+    def frame_grows(self, more_bytes: int) -> None:
+        """The incomplete frame will take `more_bytes`, unless the subclass pauses reading: then after that."""
+
     @property
     def mid_frame(self) -> bool:
         """Whether part of a frame has arrived: if the stream ends now, the frame was cut off."""
@@ -97,7 +106,7 @@ class FrameReader(asyncio.BufferedProtocol, ABC):
             return self._shared.view
         if self._filled == len(frame):
             # The frame grows here and not when bytes arrive, because then the transport still holds a view of it.
-            frame.extend(bytes(min(self._frame_size, 2 * self._filled) - self._filled))
+            frame.extend(bytes(self._growth_bytes))
         self._direct = True
         return memoryview(frame)[self._filled :]
 
@@ -112,8 +121,15 @@ class FrameReader(asyncio.BufferedProtocol, ABC):
             self._filled += nbytes
             if self._filled == self._frame_size:
                 self._finish_frame()
+            elif self._filled == len(self._frame):
+                self.frame_grows(self._growth_bytes)
         else:
             self._cut(self._continue_frame(nbytes), nbytes)
+
+    @property
+    def _growth_bytes(self) -> int:
+        """By how much a frame grows whose memory is filled."""
+        return min(self._frame_size, max(FIRST_ALLOCATION_BYTES, 2 * self._filled)) - self._filled
 
     def _continue_frame(self, end: int) -> int:
         """Moves received bytes to the incomplete frame; returns where in the receive buffer the next frame begins."""
@@ -162,10 +178,11 @@ class FrameReader(asyncio.BufferedProtocol, ABC):
                 self.frame_received(data[position : position + size])
                 position += size
                 continue
-            self._frame = frame = bytearray(min(size, FIRST_ALLOCATION_BYTES))
-            frame[:available] = self._shared.view[position:end]
             self._frame_size = size
             self._filled = available
+            first = min(size, FIRST_ALLOCATION_BYTES)
+            self._frame = frame = bytearray(first if self.frame_begins(api_key, size, first) else available)
+            frame[:available] = self._shared.view[position:end]
             return
 
     def _fail(self, size: int, limit: int, api_key: int | None) -> None:

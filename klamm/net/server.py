@@ -15,7 +15,7 @@ What must stay true:
   followers (`hold_followers`).
 - A connection is bounded: at most `max_in_flight` requests and `max_in_flight_bytes` of frames are held. Beyond that,
   and while the client does not read its responses, the connection is muted: nothing more is read from it. Unread
-  responses count in the broker's `ResponseMemory`.
+  responses count in the broker's `ResponseMemory`, requests in the listener's `RequestMemory`.
 - Bad input closes only the connection that sent it (`InvalidRequest`), with a logged reason.
 - Requests that continue without their clients are bounded for each host: a host with too many gets no new connection.
 - Any other exception of `dispatch` is a fault of the program and goes to `on_failure`, also after the client has gone.
@@ -31,6 +31,7 @@ from typing import Any, Generic, TypeVar
 
 from klamm.environment import open_file_limit
 from klamm.net.framing import FrameReader, ReceiveBuffer, SizeLimit
+from klamm.net.request_memory import SMALL_BYTES, Part, RequestMemory
 from klamm.net.response_memory import ResponseMemory
 from klamm.tasks import OnFailure
 
@@ -89,15 +90,18 @@ class ServerLimits:
     connections_max_idle_ms: int = 600_000  # negative: an idle connection is never closed
     max_in_flight: int = 100
     max_in_flight_bytes: int = 32 * 1024 * 1024
+    queued_max_request_bytes: int = 256 * 1024 * 1024  # of all connections together; does not change
 
 
 class _Exchange:
     """A request that has started and whose response has not left yet."""
 
-    __slots__ = ("is_abandoned", "is_answer_only", "pipelined", "response", "size_bytes", "task")
+    __slots__ = ("is_abandoned", "is_answer_only", "memory", "pipelined", "response", "size_bytes", "task")
 
-    def __init__(self, size_bytes: int, pipelined: bool) -> None:
+    def __init__(self, size_bytes: int, memory: Part, pipelined: bool) -> None:
         self.size_bytes = size_bytes
+        # Where its bytes count until they are free.
+        self.memory: Part | None = memory
         self.pipelined = pipelined
         self.response: Response | None = None
         # The task that makes the answer, unless the answer was ready at once.
@@ -106,6 +110,12 @@ class _Exchange:
         self.is_answer_only = False
         # Whether the client has disconnected while the task continues.
         self.is_abandoned = False
+
+    def free(self) -> None:
+        """The request's bytes are no longer needed."""
+        if self.memory is not None:
+            self.memory.release(self.size_bytes)
+            self.memory = None
 
 
 class ServerConnection(FrameReader):
@@ -122,6 +132,9 @@ class ServerConnection(FrameReader):
         self._waiting: deque[bytearray] = deque()
         self._exchanges: deque[_Exchange] = deque()
         self._held_bytes = 0
+        # Where the incomplete frame counts, if it is a large one, and whether it waits for memory.
+        self._receiving: Part | None = None
+        self._awaits_memory = False
         self._reading = True
         self._writable = True
         # The requests started in this slice.
@@ -147,12 +160,16 @@ class ServerConnection(FrameReader):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._server.response_memory.gone(self)
-        self._waiting.clear()
+        if self._receiving is not None:
+            self._receiving.gone(self)
+        self._drop_waiting()
         if self._throttle_timer is not None:
             self._throttle_timer.cancel()
         for exchange in self._exchanges:
             if exchange.task is not None:
                 self._abandon(exchange, exchange.task)
+            if not exchange.is_abandoned:
+                exchange.free()
         self._exchanges.clear()
         self._server.closed(self)
 
@@ -161,13 +178,47 @@ class ServerConnection(FrameReader):
             task.cancel()
         elif exchange.response is None:
             exchange.is_abandoned = True
+            task.add_done_callback(lambda _: exchange.free())
             self._server.abandoned(self.peer_host, exchange.size_bytes, task)
 
+    def frame_begins(self, api_key: int | None, size_bytes: int, first_bytes: int) -> bool:
+        part = self._server.request_memory.part_of(size_bytes, api_key)
+        if part is self._server.request_memory.small:
+            return True
+        self._receiving = part
+        return self._take_memory(first_bytes)
+
+    def frame_grows(self, more_bytes: int) -> None:
+        if self._receiving is not None:
+            self._take_memory(more_bytes)
+
+    def _take_memory(self, more_bytes: int) -> bool:
+        assert self._receiving is not None
+        if self._receiving.grow(self, more_bytes):
+            return True
+        self._awaits_memory = True
+        self._adjust_reading()
+        return False
+
+    def memory_granted(self) -> None:
+        self._awaits_memory = False
+        self._adjust_reading()
+
+    @property
+    def received_bytes(self) -> int:
+        return self._filled
+
     def frame_received(self, frame: bytearray) -> None:
+        if self._receiving is not None:
+            self._receiving.received(self, len(frame))
+            self._receiving = None
+        else:
+            self._server.request_memory.small.held_bytes += len(frame)
+        self._waiting.append(frame)
         if self._server.stopping:
+            self._drop_waiting()
             return  # The server is stopping. A client without an answer sends the request again, to another broker.
         self._held_bytes += len(frame)
-        self._waiting.append(frame)
         self._start_requests()
         self._adjust_reading()
 
@@ -194,8 +245,22 @@ class ServerConnection(FrameReader):
         """Closes the connection because of bad input. Unsent responses are dropped."""
         if not self.transport.is_closing():
             _log.info("%s: closed: %s", self, reason)
-            self._waiting.clear()
+            self._drop_waiting()
             self.transport.abort()
+
+    def _drop_waiting(self) -> None:
+        while self._waiting:
+            frame = self._waiting.popleft()
+            self._memory_of(frame).release(len(frame))
+
+    def _memory_of(self, frame: bytearray) -> Part:
+        memory = self._server.request_memory
+        return memory.small if len(frame) <= SMALL_BYTES else memory.part_of(len(frame), int.from_bytes(frame[:2]))
+
+    def frame_release(self) -> Callable[[], None]:
+        """For `dispatch`: calling the returned function says that the request's bytes are no longer needed. Otherwise
+        they count until its response."""
+        return self._exchanges[-1].free
 
     def hold_followers(self) -> Callable[[], None]:
         """For `dispatch`: the request has not yet had its effect, so no later request may start, not even one of the
@@ -223,7 +288,7 @@ class ServerConnection(FrameReader):
     def disconnect(self, reason: str) -> None:
         """Like `close`, and also ends a connection that is only open until its client has read its responses."""
         _log.info("%s: disconnected: %s", self, reason)
-        self._waiting.clear()
+        self._drop_waiting()
         self.transport.abort()
 
     @property
@@ -253,7 +318,7 @@ class ServerConnection(FrameReader):
             else:
                 self._started += 1
             frame = self._waiting.popleft()
-            exchange = _Exchange(len(frame), self._server.is_pipelined(frame))
+            exchange = _Exchange(len(frame), self._memory_of(frame), self._server.is_pipelined(frame))
             self._exchanges.append(exchange)
             try:
                 answer = self._server.dispatch(self, frame)
@@ -304,7 +369,9 @@ class ServerConnection(FrameReader):
         exchange.response = response
         exchanges = self._exchanges
         while exchanges and (ready := exchanges[0].response) is not None:
-            self._held_bytes -= exchanges.popleft().size_bytes
+            answered = exchanges.popleft()
+            self._held_bytes -= answered.size_bytes
+            answered.free()
             if ready.buffers is not None and not self.transport.is_closing():
                 self.transport.writelines(ready.buffers)
                 if not self._writable:
@@ -335,6 +402,8 @@ class ServerConnection(FrameReader):
             and self._throttle_timer is None
             and len(self._waiting) + len(self._exchanges) < limits.max_in_flight
             and self._held_bytes < limits.max_in_flight_bytes
+            and not self._awaits_memory
+            and not (self._held_bytes and self._server.request_memory.small.is_full)
         )
         if wanted != self._reading and not self.transport.is_closing():
             self._reading = wanted
@@ -345,7 +414,7 @@ class ServerConnection(FrameReader):
 
     def drain(self) -> None:
         """Accepts no further request; closes once the started requests are answered."""
-        self._waiting.clear()
+        self._drop_waiting()
         if self.idle:
             self.transport.close()
 
@@ -375,6 +444,7 @@ class SocketServer:
         self.dispatch = dispatch
         self.is_pipelined = is_pipelined
         self.limits = limits
+        self.request_memory = RequestMemory(limits.queued_max_request_bytes)
         self.response_memory = response_memory
         self.on_failure = on_failure
         self.stopping = False
