@@ -9,6 +9,7 @@ What must stay true:
 """
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -252,6 +253,37 @@ class ClusterClient:
         if address is None:
             raise KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} is not in the cluster")
         return await self._connection(address)
+
+    async def leader_connection(self, topic: str, partition: int) -> Connection:
+        """The connection to a partition's leader, opened if necessary, for requests that are not answered.
+
+        A broker that no longer leads can only close the connection; so the leader is looked up when none is open.
+        Raises ConnectFailed or KafkaError when there is no leader to connect to within the client's time.
+        """
+        address = self._leader_address(topic, partition)
+        connection = None if address is None else self._connections.get(address)
+        if connection is not None and connection.connected:
+            return connection
+
+        async def attempt() -> Connection:
+            await self._refresh([topic], elsewhere=False)
+            address = self._leader_address(topic, partition)
+            if address is None:
+                raise self._no_leader(topic, partition)
+            return await self._connection(address)
+
+        return await self._repeat(attempt, _no_errors)
+
+    def another(self) -> "ClusterClient":
+        """A client of the same cluster with connections of its own.
+
+        A broker answers the requests of a connection in order, so a request that waits there, as a Fetch or a JoinGroup
+        does, would hold up those behind it.
+        """
+        client = ClusterClient(self._bootstrap, self._options, self._retry)
+        client.metadata = copy.copy(self.metadata)
+        client.metadata.topics = dict(self.metadata.topics)
+        return client
 
     async def close(self) -> None:
         """Closes all connections; pending requests fail with Disconnected."""

@@ -1,365 +1,275 @@
-"""An idempotent producer with acks=all, for batches that are already encoded (KIP-98).
+"""A producer of single records: it gives each a partition, collects them in batches and hands those to a `Sender`.
 
 What must stay true:
-- A batch is acknowledged when all in-sync replicas have it, and only then is it forgotten here.
-- Nothing is written twice and nothing out of order: a partition's batches carry consecutive sequence numbers, and what
-  is sent again is sent unchanged. At most `MAX_IN_FLIGHT` of a partition are on their way, because a broker knows a
-  producer's last five batches again and no more.
-- Only one batch of a partition is on its way until one has been acknowledged, and again after each failure. A broker
-  that does not know the producer yet takes any sequence number for its first, so the second batch must not overtake.
-- The first batch that cannot be delivered ends the producer: what comes after it could not be in order.
-- Everything ends: a batch that is not acknowledged within `delivery_timeout_ms` is an error.
+- Every record that `send` has taken ends with its callback: with its offset once the replicas that `acks` names have
+  it, or with the error because of which it was not delivered.
+- Records of one partition are written in the order of the calls of `send`.
+- Unacknowledged records take no more than `buffer_memory_bytes`; `send` waits until there is room.
 
-Source: org.apache.kafka.clients.producer.internals.Sender, TransactionManager.
+Source: org.apache.kafka.clients.producer.KafkaProducer; internals.RecordAccumulator, internals.ProducerBatch.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.cluster import ClusterClient
 from klamm.client.options import ProducerOptions
-from klamm.net.client import BuildRequest, Disconnected, NotSent
-from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
-from klamm.protocol.apis.metadata import MetadataRequest
-from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
-from klamm.protocol.messages import ApiKey
+from klamm.client.partitioner import StickyPartitions, partition_of_key
+from klamm.client.sender import NO_OFFSET, Batch, Identity, PartitionQueue, Sender, TopicPartitions
+from klamm.environment import Environment
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import (
+    HEADER_SIZE_BYTES,
+    LOG_OVERHEAD_BYTES,
+    NO_TIMESTAMP,
+    BatchHeader,
     Buffer,
     CompressionType,
-    advance_sequence,
-    build_batch,
-    decode_records,
-    parse_header,
+    Record,
+    compressed_batch,
+    encode_record,
+    write_header,
 )
-from klamm.protocol.vocabulary import ACKS_ALL
-from klamm.tasks import start_task
 
-MAX_IN_FLIGHT = 5
-BACKOFF_S = 0.1
-Result = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
+# How long what is known of a topic's partitions is used (metadata.max.age.ms).
+TOPIC_MAX_AGE_S = 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class PartitionBatch:
-    """A sealed batch for a partition; `size_bytes` without compression."""
+class ProducerRecord(NamedTuple):
+    """A record to write. Without a partition its key decides; without a timestamp it has the time of `send`."""
+
+    topic: str
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    partition: int | None = None
+    timestamp_ms: int | None = None
+
+
+class RecordMetadata(NamedTuple):
+    """Where a record was written; the offset is -1 with ACKS_NONE."""
 
     topic: str
     partition: int
-    data: Buffer
-    size_bytes: int
+    offset: int
+    timestamp_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class TopicPartitions:
-    """How many partitions a topic has, and which of them have a leader."""
-
-    count: int
-    available: list[int]
+OnCompletion = Callable[[RecordMetadata | None, BaseException | None], object]
+"""Called once, on the loop, with where the record was written or with why it was not (Kafka's `Callback`)."""
 
 
-class Identity(NamedTuple):
-    """The producer id and epoch."""
-
-    producer_id: int
-    producer_epoch: int
+@dataclass(slots=True)
+class _Topic:
+    partitions: TopicPartitions
+    described_at_s: float
 
 
 class Producer:
-    """Sends batches to their partitions' leaders until all are acknowledged. Belongs to the loop of its client."""
+    """Writes records. Belongs to the loop of its client, which stays the caller's."""
 
-    def __init__(self, client: ClusterClient, options: ProducerOptions) -> None:
-        self._client = client
+    def __init__(self, client: ClusterClient, options: ProducerOptions, environment: Environment) -> None:
+        self._sender = Sender(client, options)
         self._options = options
-        self._partitions: dict[tuple[str, int], _Partition] = {}
-        # After the last acknowledged batch of each partition.
-        self.end_offsets: dict[tuple[str, int], int] = {}
-        self._pending_bytes = 0
-        self._changed = asyncio.Event()
-        self._failure: BaseException | None = None
-        # Of topics whose brokers found a batch too large: how large a batch, without compression, may be from now on.
-        self._limits: dict[str, int] = {}
+        self._environment = environment
+        self._sticky = StickyPartitions(environment.random)
+        self._topics: dict[str, _Topic] = {}
+        self._open: dict[tuple[str, int], _ProducerBatch] = {}
 
-    async def init_producer_id(self) -> Identity:
-        """A new producer id and its epoch, for the batches that will be appended. Raises KafkaError, ClientError."""
-        response = await self._client.send_to_any(
-            ApiKey.INIT_PRODUCER_ID,
-            lambda version: InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=2**31 - 1),
-            errors_of=lambda response: [response.error_code],
-        )
-        if response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
-            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "writing needs IdempotentWrite on the cluster")
-        if response.error_code != ErrorCode.NONE:
-            raise KafkaError(ErrorCode(response.error_code), "no producer id")
-        return Identity(response.producer_id, response.producer_epoch)
+    async def partitions_for(self, topic: str) -> TopicPartitions:
+        """The topic's partitions; a broker that creates topics (auto.create.topics.enable) creates it.
 
-    async def describe(self, topics: Iterable[str]) -> dict[str, TopicPartitions]:
-        """The partitions of these topics; brokers that may create topics (auto.create.topics.enable) do.
-
-        Raises KafkaError when there is no such topic within the client's time, or it may not be written to.
+        Raises KafkaError when there is no such topic within the client's time, and ClientError.
         """
-        names = list(topics)
-        response = await self._client.send_to_any(
-            ApiKey.METADATA,
-            lambda version: _metadata_request(version, names),
-            errors_of=lambda response: [topic.error_code for topic in response.topics],
-        )
-        found = {}
-        for topic in response.topics:
-            if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {topic.name}")
-            if topic.error_code != ErrorCode.NONE:
-                raise KafkaError(ErrorCode(topic.error_code), f"topic {topic.name}")
-            partitions = topic.partitions
-            led = [partition.partition_index for partition in partitions if partition.leader_id >= 0]
-            found[topic.name] = TopicPartitions(len(partitions), sorted(led) or list(range(len(partitions))))
-        return found
+        now_s = asyncio.get_running_loop().time()
+        known = self._topics.get(topic)
+        if known is None or now_s - known.described_at_s > TOPIC_MAX_AGE_S:
+            described = await self._sender.describe([topic])
+            known = self._topics[topic] = _Topic(described[topic], now_s)
+        return known.partitions
 
-    async def append(self, batches: Sequence[PartitionBatch]) -> dict[str, int]:
-        """Takes batches over, in the order of their sequence numbers, as soon as there is room for them.
+    async def send(self, record: ProducerRecord, on_completion: OnCompletion | None = None) -> None:
+        """Takes the record over as soon as there is room for it; `on_completion` is told what became of it.
 
-        Returns, by topic, how large batches should be from now on where brokers found one too large. Raises what ended
-        the producer.
+        Raises KafkaError for a record that cannot be written (there is no such topic or partition, or it is larger
+        than max.request.size), ClientError, and what ended the producer.
         """
-        for batch in batches:
-            size_bytes = len(batch.data)
-            while self._pending_bytes and self._pending_bytes + size_bytes > self._options.buffer_memory_bytes:
-                await self._change()
-            self._check()
-            self._pending_bytes += size_bytes
-            key = (batch.topic, batch.partition)
-            partition = self._partitions.get(key)
-            if partition is None:
-                partition = self._partitions[key] = _Partition(self, self._client, self._options, *key)
-            partition.append(batch)
-        return dict(self._limits)
+        partitions = await self.partitions_for(record.topic)
+        timestamp_ms = self._environment.now_ms() if record.timestamp_ms is None else record.timestamp_ms
+        encoded = Record(record.key, record.value, timestamp_ms, record.headers)
+        size_bytes = _most_bytes(encoded)
+        if size_bytes + HEADER_SIZE_BYTES > self._options.max_request_size_bytes:
+            raise KafkaError(
+                ErrorCode.MESSAGE_TOO_LARGE,
+                f"a record needs {size_bytes + HEADER_SIZE_BYTES} bytes, max.request.size allows"
+                f" {self._options.max_request_size_bytes}",
+            )
+        if not self._sender.has_room(size_bytes):
+            await self._sender.wait_for_room(size_bytes)
+        self._sender.check()
+        batch, is_new = self._batch(record, partitions, size_bytes)
+        added_bytes = batch.append(encoded, on_completion)
+        if is_new:
+            self._enqueue(batch)
+        else:
+            self._sender.account(added_bytes)
 
     async def flush(self) -> None:
-        """Returns when everything that was appended is acknowledged. Raises what ended the producer."""
-        while self._pending_bytes:
-            await self._change()
-        self._check()
+        """Returns when every record has been written or has failed. Raises what ended the producer."""
+        await self._sender.flush()
 
     async def close(self) -> None:
-        """Gives up all unacknowledged batches. Idempotent."""
-        self.fail(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the producer is closed"))
-
-    # -- called by the partitions ---------------------------------------------------------------------------------
-
-    def account(self, difference_bytes: int) -> None:
-        """Adds to the number of unacknowledged bytes."""
-        self._pending_bytes += difference_bytes
-        self._changed.set()
-
-    def too_large(self, topic: str, size_bytes: int) -> None:
-        """A batch of this size was too large for the topic."""
-        self._limits[topic] = min(self._limits.get(topic, size_bytes), size_bytes // 2)
-
-    def fail(self, error: BaseException) -> None:
-        """Ends the producer with this error, unless an earlier error has ended it."""
-        if self._failure is None:
-            self._failure = error
-            self._changed.set()
-            for partition in self._partitions.values():
-                partition.stop()
+        """Gives up all unacknowledged records: each fails. Idempotent."""
+        await self._sender.close()
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    async def _change(self) -> None:
-        self._check()
-        self._changed.clear()
-        await self._changed.wait()
-        self._check()
+    def _batch(
+        self, record: ProducerRecord, partitions: TopicPartitions, size_bytes: int
+    ) -> "tuple[_ProducerBatch, bool]":
+        """The batch that the record goes into, and whether it is a new one."""
+        topic = record.topic
+        limit_bytes = min(
+            self._options.batch_size_bytes, self._sender.limits.get(topic, self._options.batch_size_bytes)
+        )
+        partition = self._partition(record, partitions)
+        batch = self._open.get((topic, partition))
+        if batch is not None and batch.has_room(size_bytes, limit_bytes):
+            return batch, False
+        if batch is not None and record.partition is None and record.key is None:
+            # From now on records without keys go to another partition, where a batch may be waiting for more.
+            partition = self._sticky.next_partition(topic, partitions.available)
+            batch = self._open.get((topic, partition))
+            if batch is not None and batch.has_room(size_bytes, limit_bytes):
+                return batch, False
+        deadline = asyncio.get_running_loop().time() + self._options.delivery_timeout_ms / 1000
+        return _ProducerBatch(self._sender.queue(topic, partition), self._options.compression, deadline), True
 
-    def _check(self) -> None:
-        if self._failure is not None:
-            raise self._failure
-
-
-@dataclass(slots=True)
-class _Sending:
-    """A batch on its way. `deadline` is a time of the loop's clock."""
-
-    data: Buffer
-    size_bytes: int
-    deadline: float
-
-
-@dataclass(slots=True)
-class _Partition:
-    """The batches of one partition that are not acknowledged, in the order of their sequence numbers.
-
-    The leader is found, and a failure waited for, by `ClusterClient.send_to_leader`: one batch goes that way until one
-    is acknowledged. Then `MAX_IN_FLIGHT` go straight to the leader until one fails, whose turn it is again to be sent
-    alone.
-    """
-
-    producer: Producer
-    client: ClusterClient
-    options: ProducerOptions
-    topic: str
-    number: int
-    batches: deque[_Sending] = field(default_factory=deque)
-    # The leader took the last batch, so it knows the producer.
-    in_step: bool = False
-    task: "asyncio.Task[None] | None" = None
-
-    def append(self, batch: PartitionBatch) -> None:
-        deadline = asyncio.get_running_loop().time() + self.options.delivery_timeout_ms / 1000
-        self.batches.append(_Sending(batch.data, batch.size_bytes, deadline))
-        if self.task is None or self.task.done():
-            self.task = start_task(self._deliver(), self.producer.fail)
-
-    def stop(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
-
-    async def _deliver(self) -> None:
-        while self.batches:
-            if self.in_step:
-                await self._send_many()
-            else:
-                await self._send_first()
-
-    async def _send_first(self) -> None:
-        """Sends the first batch once, with the client's patience, and waits a little if that was not enough."""
-        batch = self.batches[0]
-        why = "the leader did not answer"
-
-        def error_of(response: ProduceResponse) -> list[int]:
-            nonlocal why
-            code = _result(response).error_code
-            why = error_name(code)
-            return [code]
-
-        try:
-            async with asyncio.timeout_at(batch.deadline):
-                response = await self.client.send_to_leader(
-                    self.topic,
-                    self.number,
-                    ApiKey.PRODUCE,
-                    self._request(batch),
-                    errors_of=error_of,
+    def _partition(self, record: ProducerRecord, partitions: TopicPartitions) -> int:
+        if record.partition is not None:
+            if not 0 <= record.partition < partitions.count:
+                raise KafkaError(
+                    ErrorCode.INVALID_PARTITIONS,
+                    f"{record.topic} has no partition {record.partition}, it has {partitions.count} partitions",
                 )
-        except TimeoutError:
-            raise self._timed_out(why) from None
-        except (NotSent, Disconnected) as error:
-            why = str(error)
-        except KafkaError as error:
-            if error.code not in RETRIABLE_ERRORS:
-                raise
-            why = str(error)
+            return record.partition
+        if record.key is not None:
+            return partition_of_key(record.key, partitions.count)
+        return self._sticky.partition(record.topic, partitions.available)
+
+    def _enqueue(self, batch: "_ProducerBatch") -> None:
+        queue = batch.queue
+        queue.make_ready()
+        self._open[queue.topic, queue.number] = batch
+        queue.append(batch)
+        if self._options.linger_ms:
+            asyncio.get_running_loop().call_later(self._options.linger_ms / 1000, batch.linger_is_over)
         else:
-            if self._settle(batch, _result(response)):
-                return
-        if asyncio.get_running_loop().time() + BACKOFF_S >= batch.deadline:
-            raise self._timed_out(why)
-        await asyncio.sleep(BACKOFF_S)
+            batch.linger_is_over()
 
-    async def _send_many(self) -> None:
-        """Sends batches until no batch is left or a transient error occurs."""
-        topic = self.client.metadata.topics.get(self.topic)
-        state = None if topic is None else topic.partitions.get(self.number)
-        in_flight: deque[asyncio.Task[ProduceResponse]] = deque()
-        try:
-            connection = await self.client.connection_to(-1 if state is None else state.leader)
-            while self.in_step and self.batches:
-                while len(in_flight) < min(MAX_IN_FLIGHT, len(self.batches)):
-                    build = self._request(self.batches[len(in_flight)])
-                    in_flight.append(asyncio.create_task(connection.send(ApiKey.PRODUCE, build)))
-                response = await in_flight[0]
-                in_flight.popleft()
-                self._settle(self.batches[0], _result(response))
-        except _Refused:
-            raise
-        except (NotSent, Disconnected, KafkaError):
-            self.in_step = False
-        finally:
-            # What they bring is asked for again.
-            for task in in_flight:
-                task.cancel()
-            await asyncio.gather(*in_flight, return_exceptions=True)
 
-    def _request(self, batch: _Sending) -> BuildRequest[ProduceResponse]:
-        timeout_ms = self.options.client.request_timeout_ms
-        request = ProduceRequest.of(None, ACKS_ALL, timeout_ms, [(self.topic, [(self.number, batch.data)])])
-        return lambda version: request
+class _ProducerBatch(Batch):
+    """Records for one partition, encoded as they come."""
 
-    def _settle(self, batch: _Sending, result: Result) -> bool:
-        """Takes note of the answer to the first batch; whether it is done with. Raises when it never will be."""
-        code = ErrorCode(result.error_code)
-        self.in_step = code is ErrorCode.NONE
-        if code is ErrorCode.NONE:
-            self.batches.popleft()
-            self.producer.end_offsets[self.topic, self.number] = (
-                result.base_offset + parse_header(batch.data).last_offset_delta + 1
-            )
-            self.producer.account(-len(batch.data))
-        elif code is ErrorCode.MESSAGE_TOO_LARGE and parse_header(batch.data).record_count > 1:
-            self._split(batch)
-        elif code not in RETRIABLE_ERRORS:
-            raise self._refused(batch, result)
-        return code not in RETRIABLE_ERRORS
+    __slots__ = ("_body", "_callbacks", "_codec", "_is_closed", "_max_timestamp_ms", "_sealed", "queue")
 
-    def _split(self, batch: _Sending) -> None:
-        """Replaces the first batch by two halves, whose sequence numbers are those of the whole."""
-        self.producer.too_large(self.topic, batch.size_bytes)
-        header = parse_header(batch.data)
-        records = list(decode_records(batch.data, 0, header))
-        middle = len(records) // 2
-        self.batches.popleft()
-        for part, by in ((records[middle:], middle), (records[:middle], 0)):
-            data = build_batch(
-                [record._replace(offset=-1) for record in part],
-                codec=CompressionType(header.codec),
-                producer_id=header.producer_id,
-                producer_epoch=header.producer_epoch,
-                base_sequence=advance_sequence(header.base_sequence, by),
-            )
-            self.batches.appendleft(_Sending(data, batch.size_bytes // 2, batch.deadline))
-            self.producer.account(len(data))
-        self.producer.account(-len(batch.data))
+    def __init__(self, queue: PartitionQueue, codec: CompressionType, deadline: float) -> None:
+        super().__init__(0, deadline)
+        self.queue = queue
+        self._codec = codec
+        self._max_timestamp_ms = NO_TIMESTAMP
+        self._body = bytearray()
+        # Of each record: its timestamp, and whom to tell.
+        self._callbacks: list[tuple[int, OnCompletion | None]] = []
+        self._is_closed = False
+        # The batch as it was sealed last, perhaps for another producer id.
+        self._sealed: Buffer | None = None
 
-    def _refused(self, batch: _Sending, result: Result) -> KafkaError:
-        code = ErrorCode(result.error_code)
-        count = parse_header(batch.data).record_count
-        reasons = [
-            result.error_message,
-            *(f"record {one.batch_index}: {one.batch_index_error_message}" for one in result.record_errors),
-        ]
-        why = "; ".join(filter(None, reasons)) or _EXPLANATIONS.get(code, "")
-        what = f"{self.topic}-{self.number}: a batch of {count} records in {len(batch.data)} bytes was refused"
-        return _Refused(code, f"{what}: {why}" if why else what)
+    def has_room(self, size_bytes: int, limit_bytes: int) -> bool:
+        """Whether a record of so many bytes may be added."""
+        return not self._is_closed and HEADER_SIZE_BYTES + len(self._body) + size_bytes <= limit_bytes
 
-    def _timed_out(self, why: str) -> KafkaError:
-        return _Refused(
-            ErrorCode.REQUEST_TIMED_OUT,
-            f"{self.topic}-{self.number}: a batch was not acknowledged within kafka.delivery.timeout.ms: {why}",
+    def append(self, record: Record, on_completion: OnCompletion | None) -> int:
+        """Adds a record. Returns how many bytes it takes."""
+        timestamp_ms = record.timestamp_ms
+        base_timestamp_ms = self._callbacks[0][0] if self._callbacks else timestamp_ms
+        encoded = encode_record(record, timestamp_ms - base_timestamp_ms, len(self._callbacks))
+        self._body += encoded
+        self._callbacks.append((timestamp_ms, on_completion))
+        self._max_timestamp_ms = max(self._max_timestamp_ms, timestamp_ms)
+        self.size_bytes += len(encoded)
+        self.memory_bytes += len(encoded)
+        return len(encoded)
+
+    def linger_is_over(self) -> None:
+        """It need not wait for more records."""
+        if not self.is_ready:
+            self.is_ready = True
+            self.queue.wake()
+
+    def seal(self, identity: Identity, sequence: int) -> Generator[int, None, None]:
+        if self._sealed is not None:
+            # The network may still hold the earlier bytes.
+            sealed = bytearray(self._sealed)
+            header = self._header(len(sealed), identity, sequence)
+            write_header(sealed, 0, header._replace(attributes=int(self._codec)))
+        else:
+            self._is_closed = True
+            header = self._header(HEADER_SIZE_BYTES + len(self._body), identity, sequence)
+            sealed = yield from compressed_batch(header, self._body, self._codec)
+            self._body = bytearray()
+        self._sealed = self.data = sealed
+
+    def unseal(self) -> bool:
+        self.data = None
+        self.attempts = 0
+        return True
+
+    def part(self, size_bytes: int, data: Buffer, first: int, count: int) -> Batch:
+        part = _ProducerBatch(self.queue, self._codec, self.deadline)
+        part._callbacks = self._callbacks[first : first + count]
+        part._max_timestamp_ms = max(timestamp_ms for timestamp_ms, _ in part._callbacks)
+        part._sealed = part.data = data
+        part._is_closed = True
+        part.size_bytes, part.memory_bytes, part.is_ready = size_bytes, len(data), True
+        return part
+
+    def acknowledged(self, base_offset: int, log_append_time_ms: int) -> None:
+        topic, partition = self.queue.topic, self.queue.number
+        for index, (timestamp_ms, on_completion) in enumerate(self._callbacks):
+            if on_completion is not None:
+                offset = NO_OFFSET if base_offset == NO_OFFSET else base_offset + index
+                written_ms = timestamp_ms if log_append_time_ms < 0 else log_append_time_ms
+                on_completion(RecordMetadata(topic, partition, offset, written_ms), None)
+
+    def failed(self, error: BaseException) -> None:
+        for _, on_completion in self._callbacks:
+            if on_completion is not None:
+                on_completion(None, error)
+
+    def _header(self, size_bytes: int, identity: Identity, sequence: int) -> BatchHeader:
+        count = len(self._callbacks)
+        return BatchHeader(
+            0,
+            size_bytes - LOG_OVERHEAD_BYTES,
+            -1,
+            2,
+            0,
+            0,
+            count - 1,
+            self._callbacks[0][0],
+            self._max_timestamp_ms,
+            *identity,
+            sequence,
+            count,
         )
 
 
-class _Refused(KafkaError):
-    """A batch will never be acknowledged."""
-
-
-_EXPLANATIONS = {
-    ErrorCode.MESSAGE_TOO_LARGE: "the topic's max.message.bytes (the broker's message.max.bytes) is smaller",
-    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "writing needs Write on the topic",
-    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: (
-        "the leader has lost batches that it had acknowledged, or another attempt of a replay has written"
-    ),
-    ErrorCode.INVALID_PRODUCER_EPOCH: "the producer's id is in use by another",
-    ErrorCode.INVALID_RECORD: "a compacted topic takes no records without keys",
-}
-
-
-def _result(response: ProduceResponse) -> Result:
-    return response.responses[0].partition_responses[0]
-
-
-def _metadata_request(version: int, names: Sequence[str]) -> Any:
-    topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
-    return MetadataRequest(topics=topics, allow_auto_topic_creation=True)
+def _most_bytes(record: Record) -> int:
+    """More bytes than the record needs in a batch, by a few."""
+    size_bytes = 36 + len(record.key or b"") + len(record.value or b"")
+    for name, value in record.headers:
+        size_bytes += 10 + 3 * len(name) + len(value or b"")
+    return size_bytes

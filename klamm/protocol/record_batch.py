@@ -361,8 +361,7 @@ def build_batch(
     offset = base_offset - 1
     for record in records:
         offset = record.offset if record.offset >= 0 else offset + 1
-        encoded = _encode_record(record, record.timestamp_ms - base_timestamp, offset - base_offset)
-        parts += _varint(len(encoded)), encoded
+        parts.append(encode_record(record, record.timestamp_ms - base_timestamp, offset - base_offset))
     compressed = _compress(codec, bytearray().join(parts))
     attributes = int(codec)
     attributes |= _TRANSACTIONAL_FLAG if is_transactional else 0
@@ -410,8 +409,9 @@ def build_end_transaction_marker(
     )
 
 
-def _encode_record(record: Record, timestamp_delta: int, offset_delta: int) -> bytes:
-    # The attributes come first: none are defined.
+def encode_record(record: Record, timestamp_delta: int, offset_delta: int) -> bytes:
+    """The record as it stands in a batch without compression, relative to the batch's first record."""
+    # After the length come the attributes, of which Kafka defines none.
     parts = [b"\0", _varint(timestamp_delta), _varint(offset_delta)]
     for data in record.key, record.value:
         if data is None:
@@ -423,7 +423,8 @@ def _encode_record(record: Record, timestamp_delta: int, offset_delta: int) -> b
         key = name.encode()
         parts += _varint(len(key)), key
         parts += (_NULL_LENGTH,) if value is None else (_varint(len(value)), value)
-    return b"".join(parts)
+    encoded = b"".join(parts)
+    return _varint(len(encoded)) + encoded
 
 
 def _varint(value: int) -> bytes:
@@ -477,16 +478,31 @@ def decode_keys_and_values(body: Buffer, header: BatchHeader) -> Iterator[list[K
 
     Raises KafkaError as that does, maybe after the first parts.
     """
+    return _decode_in_parts(body, header, _keys_and_values, lambda record: (record.offset, record.key, record.value))
+
+
+def decode_in_parts(body: Buffer, header: BatchHeader) -> Iterator[list[Record]]:
+    """The records in `body`, as `decode_keys_and_values`."""
+    return _decode_in_parts(body, header, _records, lambda record: record)
+
+
+def _decode_in_parts(
+    body: Buffer,
+    header: BatchHeader,
+    read: Callable[[bytes, BatchHeader], tuple[list[T], int]],
+    convert: Callable[[Record], T],
+) -> Iterator[list[T]]:
+    """What `read` makes of the records that are as most are, and `convert` of others."""
     view = memoryview(body)
     reader = _Reader(view)
     count = position = 0
     while count < header.record_count:
-        records, size_bytes = _whole_records(bytes(view[position : position + _DECODED_AT_ONCE_BYTES]), header)
+        records, size_bytes = read(bytes(view[position : position + _DECODED_AT_ONCE_BYTES]), header)
         if not records:
-            # A large one, or an unusual one, which is left to the one who checks everything.
+            # A large record, or an unusual one, is left to the reader that checks everything.
             reader.position = position
-            record = reader.record(header)
-            records, size_bytes = [(record.offset, record.key, record.value)], reader.position - position
+            records = [convert(reader.record(header))]
+            size_bytes = reader.position - position
         count += len(records)
         position += size_bytes
         yield records
@@ -494,7 +510,7 @@ def decode_keys_and_values(body: Buffer, header: BatchHeader) -> Iterator[list[K
         raise _corrupt(f"not {header.record_count} records are there but {count}, in {position} of {len(view)} bytes")
 
 
-def _whole_records(data: bytes, header: BatchHeader) -> tuple[list[KeyAndValueAt], int]:
+def _keys_and_values(data: bytes, header: BatchHeader) -> tuple[list[KeyAndValueAt], int]:
     """The records that lie in `data` as a whole, up to the first that is unusual, and the size of them all."""
     base_offset, end, records = header.base_offset, 0, []
     try:
@@ -505,18 +521,29 @@ def _whole_records(data: bytes, header: BatchHeader) -> tuple[list[KeyAndValueAt
                 break
             timestamp_delta_end = at + 2 if data[at + 1] < 0x80 else _read_varint(data, at + 1)[1]
             delta, at = _read_varint(data, timestamp_delta_end)
-            key_length, at = _read_varint(data, at)
-            key = value = None
-            if key_length != -1:
-                key = data[at : at + key_length]
-                at += key_length
-            value_length, at = _read_varint(data, at)
-            if value_length != -1:
-                value = data[at : at + value_length]
-                at += value_length
-            if key_length < -1 or value_length < -1 or at + 1 != record_end or data[at] != 0:
-                break  # null of a strange length, headers, or an end that is somewhere else
+            key, value, at = _read_key_and_value(data, at, record_end)
             records.append((wrapped_int64(base_offset + delta), key, value))
+            end = record_end
+    except (IndexError, ValueError):
+        pass
+    return records, end
+
+
+def _records(data: bytes, header: BatchHeader) -> tuple[list[Record], int]:
+    """As `_keys_and_values`."""
+    base_offset, base_timestamp, end, records = header.base_offset, header.base_timestamp, 0, []
+    append_time = header.max_timestamp if header.is_log_append_time else None
+    try:
+        while end < len(data):
+            length, at = _read_varint(data, end)
+            record_end = at + length
+            if record_end > len(data):
+                break
+            timestamp_delta, at = _read_varint(data, at + 1)
+            delta, at = _read_varint(data, at)
+            key, value, at = _read_key_and_value(data, at, record_end)
+            timestamp_ms = wrapped_int64(base_timestamp + timestamp_delta) if append_time is None else append_time
+            records.append(Record(key, value, timestamp_ms, (), wrapped_int64(base_offset + delta)))
             end = record_end
     except (IndexError, ValueError):
         pass
@@ -540,6 +567,22 @@ def _read_varint(data: bytes, position: int) -> tuple[int, int]:
     if value >= 2**32:
         raise ValueError("a number with bits that Java drops")
     return (value >> 1) ^ -(value & 1), position + 1
+
+
+def _read_key_and_value(data: bytes, at: int, record_end: int) -> tuple[bytes | None, bytes | None, int]:
+    """Raises IndexError or ValueError when the record has headers, or ends somewhere else."""
+    key_length, at = _read_varint(data, at)
+    key = value = None
+    if key_length != -1:
+        key = data[at : at + key_length]
+        at += key_length
+    value_length, at = _read_varint(data, at)
+    if value_length != -1:
+        value = data[at : at + value_length]
+        at += value_length
+    if key_length < -1 or value_length < -1 or at + 1 != record_end or data[at] != 0:
+        raise ValueError("an unusual record")
+    return key, value, at
 
 
 def decode_end_transaction_marker(buffer: Buffer, position: int, header: BatchHeader) -> EndTransactionMarker | None:

@@ -36,7 +36,7 @@ import pyarrow.parquet as pq
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
 from klamm.client.list_offsets import CONSUMER, DEBUGGING_CONSUMER, asked_at, list_offsets_request
 from klamm.client.options import ClientOptions, ProducerOptions
-from klamm.client.producer import Identity, Producer
+from klamm.client.sender import Identity, Sender
 from klamm.client.threads import call
 from klamm.environment import SystemFileSystem
 from klamm.net.client import ClientError, Disconnected, NotSent
@@ -243,7 +243,7 @@ def _make_plan(
         numbers = sorted({each.partition for each in archived[name]})
         topic = known.get(name) or TopicSnapshot("", numbers[-1] + 1, {})
         begins[target] = call(options.client, partial(_begins, target=target, topic=topic, numbers=numbers))
-    producer = call(options.client, lambda client: Producer(client, options).init_producer_id())
+    producer = call(options.client, lambda client: Sender(client, options).init_producer_id())
     plan = {"topics": chosen, "ranges": len(log.ranges), "begins": begins, "producer": producer}
     SystemFileSystem().replace_file(os.path.join(output, "plan.json"), json.dumps(plan).encode())
     return plan

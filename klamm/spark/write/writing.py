@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from klamm.client import threads as network
 from klamm.client.cluster import ClusterClient
-from klamm.client.producer import Identity, PartitionBatch, Producer
+from klamm.client.sender import Identity, PartitionBatch, Sender
 from klamm.environment import Environment, SystemEnvironment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import HEADER_SIZE_BYTES, advance_sequence
@@ -93,8 +93,8 @@ class RecordWriter:
 
     # -- inside ---------------------------------------------------------------------------------------------------
 
-    async def _begin(self, client: ClusterClient) -> tuple[Producer, Identity]:
-        producer = Producer(client, self._options)
+    async def _begin(self, client: ClusterClient) -> tuple[Sender, Identity]:
+        producer = Sender(client, self._options)
         return producer, await producer.init_producer_id() if self._continued is None else self._continued.producer
 
     @property

@@ -10,7 +10,7 @@ import pytest
 
 from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.options import ClientOptions, ProducerOptions
-from klamm.client.producer import MAX_IN_FLIGHT, PartitionBatch, Producer
+from klamm.client.sender import MAX_IN_FLIGHT, PartitionBatch, Sender
 from klamm.net.client import ConnectionOptions
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
@@ -63,7 +63,7 @@ async def produce_under_faults(world: World, *, rounds: int = 60, steps: int = 8
     await node.run(create_topic(client, TOPIC, partitions=PARTITIONS, replication_factor=3))
 
     async def produce() -> Batches:
-        producer = Producer(client, OPTIONS)
+        producer = Sender(client, OPTIONS)
         batches = Batches(*await producer.init_producer_id())
         for number in range(rounds):
             await producer.append([batches.make(partition, 1 + number % 4) for partition in range(PARTITIONS)])
@@ -170,7 +170,7 @@ def against(leader, scenario, *, options=OPTIONS, request_timeout_ms=30_000):
             connection = ConnectionOptions(request_timeout_ms=request_timeout_ms)
             client = ClusterClient([leader.node_address], connection, RetryPolicy(500, 1, 5))
             try:
-                producer = Producer(client, options)
+                producer = Sender(client, options)
                 return await scenario(producer, Batches(*await producer.init_producer_id()))
             finally:
                 await client.close()

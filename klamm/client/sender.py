@@ -1,0 +1,610 @@
+"""Sends batches of records to their partitions' leaders until they are acknowledged. Every producer stands on it.
+
+A batch comes sealed, with its producer's id and sequence numbers (`PartitionBatch`: Spark's), or it is sealed here when
+it is sent for the first time (`Batch.seal`: those of `klamm.client.producer`).
+
+What must stay true:
+- A batch counts as acknowledged when the replicas that `acks` names have it, and only then is it forgotten here.
+- With idempotence (KIP-98) nothing is written twice and nothing out of order: a partition's batches carry consecutive
+  sequence numbers, and a batch is sent again unchanged. At most `MAX_IN_FLIGHT` of a partition are on their way:
+  a broker recognizes only a producer's last five batches. Without idempotence one batch is on its way at a time.
+- Only one batch of a partition is on its way until one has been acknowledged, and again after each failure. A broker
+  that does not know the producer yet accepts any sequence number as the first, so the second batch must not overtake.
+- The first sealed batch that cannot be delivered ends the sender: later batches could not be in order.
+- Where batches are sealed here, a failed batch takes only such batches with it as may be in the log, since nobody can
+  know. The others go on, under a new producer id unless the failed batch certainly never was appended. A sequence
+  number that may be in the log, or still on its way to it, is never given to other records: a broker would take those
+  for the earlier ones, and acknowledge what it does not write.
+- Everything ends: a batch that is not acknowledged within `delivery_timeout_ms` is an error.
+
+Source: org.apache.kafka.clients.producer.internals.Sender, TransactionManager.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple
+
+from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.options import ProducerOptions
+from klamm.net.client import BuildRequest, Disconnected, NotSent
+from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
+from klamm.protocol.apis.metadata import MetadataRequest
+from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.record_batch import (
+    NO_PRODUCER_ID,
+    NO_SEQUENCE,
+    BatchHeader,
+    Buffer,
+    CompressionType,
+    Record,
+    advance_sequence,
+    build_batch,
+    decode_records,
+    parse_header,
+)
+from klamm.protocol.vocabulary import ACKS_ALL, ACKS_NONE
+from klamm.tasks import start_task
+
+MAX_IN_FLIGHT = 5
+BACKOFF_S = 0.1
+NO_OFFSET = -1
+Result = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
+
+# With these errors a leader has certainly not appended the batch.
+_NOT_APPENDED = frozenset(
+    {
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.RECORD_LIST_TOO_LARGE,
+        ErrorCode.INVALID_RECORD,
+        ErrorCode.INVALID_TIMESTAMP,
+        ErrorCode.INVALID_TOPIC_EXCEPTION,
+        ErrorCode.INVALID_REQUIRED_ACKS,
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+        ErrorCode.UNSUPPORTED_COMPRESSION_TYPE,
+        ErrorCode.POLICY_VIOLATION,
+    }
+)
+# With these the leader does not have what the producer id had written before.
+_PRODUCER_LOST = frozenset(
+    {
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionBatch:
+    """A sealed batch for a partition; `size_bytes` without compression."""
+
+    topic: str
+    partition: int
+    data: Buffer
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicPartitions:
+    """How many partitions a topic has, and which of them have a leader."""
+
+    count: int
+    available: list[int]
+
+
+class Identity(NamedTuple):
+    """The producer id and epoch."""
+
+    producer_id: int
+    producer_epoch: int
+
+
+_NO_IDENTITY = Identity(NO_PRODUCER_ID, -1)
+
+
+class Batch(ABC):
+    """A batch of one partition that waits for its acknowledgement, and what its producer wants to know of it.
+
+    `deadline` is a time of the loop's clock. `data` is the sealed batch, None until then; `memory_bytes` what counts
+    against the buffer memory. `attempts` counts how often it was sent. Only a ready batch is sent.
+    """
+
+    __slots__ = ("attempts", "data", "deadline", "is_ready", "memory_bytes", "size_bytes")
+
+    def __init__(self, size_bytes: int, deadline: float, data: Buffer | None = None) -> None:
+        self.size_bytes = size_bytes
+        self.memory_bytes = size_bytes if data is None else len(data)
+        self.deadline = deadline
+        self.data = data
+        self.is_ready = data is not None
+        self.attempts = 0
+
+    @property
+    def header(self) -> BatchHeader:
+        assert self.data is not None
+        return parse_header(self.data)
+
+    @abstractmethod
+    def seal(self, identity: Identity, sequence: int) -> Generator[int, None, None]:
+        """Sets `data`, in steps."""
+
+    @abstractmethod
+    def unseal(self) -> bool:
+        """Makes it a batch that was never sent, and can be sealed again; False if that is not possible."""
+
+    @abstractmethod
+    def part(self, size_bytes: int, data: Buffer, first: int, count: int) -> "Batch":
+        """`count` of this batch's records, from the record with index `first` on, as a batch with this `data`."""
+
+    @abstractmethod
+    def acknowledged(self, base_offset: int, log_append_time_ms: int) -> None:
+        """The replicas have it; the offset is -1 where nobody says."""
+
+    @abstractmethod
+    def failed(self, error: BaseException) -> None:
+        """It will not be sent any more."""
+
+
+class _SealedBatch(Batch):
+    """A batch that came sealed. Its failure ends the sender, which tells whoever waits."""
+
+    __slots__ = ()
+
+    def seal(self, identity: Identity, sequence: int) -> Generator[int, None, None]:
+        raise AssertionError("a sealed batch was to be sealed")
+
+    def unseal(self) -> bool:
+        return False
+
+    def part(self, size_bytes: int, data: Buffer, first: int, count: int) -> Batch:
+        return _SealedBatch(size_bytes, self.deadline, data)
+
+    def acknowledged(self, base_offset: int, log_append_time_ms: int) -> None:
+        pass
+
+    def failed(self, error: BaseException) -> None:
+        pass
+
+
+class Sender:
+    """Sends batches to their partitions' leaders until all are acknowledged. Belongs to the loop of its client."""
+
+    def __init__(self, client: ClusterClient, options: ProducerOptions) -> None:
+        self._client = client
+        self._options = options
+        self._partitions: dict[tuple[str, int], PartitionQueue] = {}
+        # After the last acknowledged batch of each partition.
+        self.end_offsets: dict[tuple[str, int], int] = {}
+        self._pending_bytes = 0
+        self._changed = asyncio.Event()
+        self._failure: BaseException | None = None
+        # Of topics whose brokers found a batch too large: how large a batch, without compression, may be from now on.
+        self.limits: dict[str, int] = {}
+        self._identity: asyncio.Task[Identity] | None = None
+
+    async def init_producer_id(self) -> Identity:
+        """A new producer id and its epoch. Raises KafkaError, ClientError."""
+        response = await self._client.send_to_any(
+            ApiKey.INIT_PRODUCER_ID,
+            lambda version: InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=2**31 - 1),
+            errors_of=lambda response: [response.error_code],
+        )
+        if response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "writing needs IdempotentWrite on the cluster")
+        if response.error_code != ErrorCode.NONE:
+            raise KafkaError(ErrorCode(response.error_code), "no producer id")
+        return Identity(response.producer_id, response.producer_epoch)
+
+    async def describe(self, topics: Iterable[str]) -> dict[str, TopicPartitions]:
+        """The partitions of these topics; brokers that may create topics (auto.create.topics.enable) do.
+
+        Raises KafkaError when there is no such topic within the client's time, or it may not be written to.
+        """
+        names = list(topics)
+        response = await self._client.send_to_any(
+            ApiKey.METADATA,
+            lambda version: _metadata_request(version, names),
+            errors_of=lambda response: [topic.error_code for topic in response.topics],
+        )
+        found = {}
+        for topic in response.topics:
+            if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {topic.name}")
+            if topic.error_code != ErrorCode.NONE:
+                raise KafkaError(ErrorCode(topic.error_code), f"topic {topic.name}")
+            partitions = topic.partitions
+            led = [partition.partition_index for partition in partitions if partition.leader_id >= 0]
+            found[topic.name] = TopicPartitions(len(partitions), sorted(led) or list(range(len(partitions))))
+        return found
+
+    async def append(self, batches: Sequence[PartitionBatch]) -> dict[str, int]:
+        """Takes sealed batches over, in the order of their sequence numbers, as soon as there is room for them.
+
+        Returns, by topic, how large batches should be from now on where brokers found one too large. Raises what ended
+        the sender.
+        """
+        for batch in batches:
+            await self.wait_for_room(len(batch.data))
+            deadline = asyncio.get_running_loop().time() + self._options.delivery_timeout_ms / 1000
+            self.queue(batch.topic, batch.partition).append(_SealedBatch(batch.size_bytes, deadline, batch.data))
+        return dict(self.limits)
+
+    async def wait_for_room(self, size_bytes: int) -> None:
+        """Returns when there is memory for so many bytes more. Raises what ended the sender."""
+        self.check()
+        while not self.has_room(size_bytes):
+            # No more records come, so the batches that wait for more of them need not wait any longer.
+            self._make_all_ready()
+            await self._change()
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Whether there is memory for so many bytes more; a single batch may be larger than the limit."""
+        return not self._pending_bytes or self._pending_bytes + size_bytes <= self._options.buffer_memory_bytes
+
+    def queue(self, topic: str, partition: int) -> "PartitionQueue":
+        """The batches of a partition."""
+        queue = self._partitions.get((topic, partition))
+        if queue is None:
+            queue = PartitionQueue(self, self._client, self._options, topic, partition)
+            self._partitions[topic, partition] = queue
+        return queue
+
+    async def flush(self) -> None:
+        """Returns when no batch waits for an acknowledgement any more. Raises what ended the sender."""
+        self._make_all_ready()
+        while self._pending_bytes:
+            await self._change()
+        self.check()
+
+    async def close(self) -> None:
+        """Gives up all unacknowledged batches. Idempotent."""
+        self.fail(KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, "the producer is closed"))
+
+    def check(self) -> None:
+        """Raises what ended the sender, if it has ended."""
+        if self._failure is not None:
+            raise self._failure
+
+    # -- called by the partitions ---------------------------------------------------------------------------------
+
+    async def identity(self) -> Identity:
+        """The producer id of this sender, the same for all partitions. Raises as `init_producer_id`."""
+        if self._identity is None or (self._identity.done() and self._identity.exception() is not None):
+            self._identity = asyncio.create_task(self.init_producer_id())
+        return await asyncio.shield(self._identity)
+
+    def account(self, difference_bytes: int) -> None:
+        """Adds to the number of unacknowledged bytes."""
+        self._pending_bytes += difference_bytes
+        self._changed.set()
+
+    def too_large(self, topic: str, size_bytes: int) -> None:
+        """A batch of this size was too large for the topic."""
+        self.limits[topic] = min(self.limits.get(topic, size_bytes), size_bytes // 2)
+
+    def fail(self, error: BaseException) -> None:
+        """Ends the sender with this error, unless an earlier error has ended it."""
+        if self._failure is None:
+            self._failure = error
+            self._changed.set()
+            if self._identity is not None:
+                self._identity.cancel()
+            for partition in self._partitions.values():
+                partition.stop(error)
+
+    # -- inside ---------------------------------------------------------------------------------------------------
+
+    def _make_all_ready(self) -> None:
+        for queue in self._partitions.values():
+            queue.make_ready()
+
+    async def _change(self) -> None:
+        self.check()
+        self._changed.clear()
+        await self._changed.wait()
+        self.check()
+
+
+@dataclass(slots=True)
+class PartitionQueue:
+    """The batches of one partition that are not acknowledged, in the order of their sequence numbers.
+
+    `ClusterClient.send_to_leader` finds the leader and waits for a failure to pass: one batch goes that way until one
+    is acknowledged. Then `MAX_IN_FLIGHT` go straight to the leader until one fails, which then is sent alone again.
+    """
+
+    sender: Sender
+    client: ClusterClient
+    options: ProducerOptions
+    topic: str
+    number: int
+    batches: deque[Batch] = field(default_factory=deque)
+    # The leader took the last batch, so it knows the producer.
+    in_step: bool = False
+    task: "asyncio.Task[None] | None" = None
+    # Of the batches that are sealed here; None until one is, and after the sequence has broken.
+    identity: Identity | None = None
+    next_sequence: int = 0  # after the last acknowledged batch
+    needs_new_identity: bool = False
+
+    def append(self, batch: Batch) -> None:
+        """Adds a batch; it is sent when it is ready."""
+        self.sender.account(batch.memory_bytes)
+        self.batches.append(batch)
+        if batch.is_ready:
+            self.wake()
+
+    def make_ready(self) -> None:
+        """Lets the last batch be sent, which the others are already."""
+        if self.batches and not self.batches[-1].is_ready:
+            self.batches[-1].is_ready = True
+            self.wake()
+
+    def wake(self) -> None:
+        """Sends the batches that are ready."""
+        if self.task is None or self.task.done():
+            self.task = start_task(self._deliver(), self.sender.fail)
+
+    def stop(self, error: BaseException) -> None:
+        """Gives up all batches because of `error`."""
+        if self.task is not None:
+            self.task.cancel()
+        for batch in self.batches:
+            batch.failed(error)
+        self.batches.clear()
+
+    # -- sending --------------------------------------------------------------------------------------------------
+
+    async def _deliver(self) -> None:
+        while self._is_ready(0):
+            try:
+                if self.in_step:
+                    await self._send_many()
+                else:
+                    await self._send_first()
+            except _Refused as refused:
+                self._give_up(self.batches[0], refused)
+
+    def _is_ready(self, index: int) -> bool:
+        return index < len(self.batches) and self.batches[index].is_ready
+
+    async def _send_first(self) -> None:
+        """Sends the first batch once, with the client's patience, and waits a little if that was not enough."""
+        batch = self.batches[0]
+        why = "the leader did not answer"
+
+        def error_of(response: ProduceResponse | None) -> list[int]:
+            nonlocal why
+            if response is None:
+                return []
+            code = _result(response).error_code
+            why = ErrorCode(code).name
+            return [code]
+
+        try:
+            async with asyncio.timeout_at(batch.deadline):
+                await self._seal(0)
+                response = await self._send_to_leader(batch, error_of)
+        except TimeoutError:
+            raise self._timed_out(why) from None
+        except (NotSent, Disconnected) as error:
+            why = str(error)
+        except KafkaError as error:
+            if error.code not in RETRIABLE_ERRORS:
+                raise _Refused(error.code, error.message) from None
+            why = str(error)
+        else:
+            if response is None:
+                self._forget(batch).acknowledged(NO_OFFSET, -1)
+                return
+            if self._settle(batch, _result(response)):
+                return
+        if asyncio.get_running_loop().time() + BACKOFF_S >= batch.deadline:
+            raise self._timed_out(why)
+        await asyncio.sleep(BACKOFF_S)
+
+    async def _send_to_leader(self, batch: Batch, error_of: Any) -> ProduceResponse | None:
+        """The leader's response, None where no replica is to answer."""
+        if self.options.acks != ACKS_NONE:
+            return await self.client.send_to_leader(
+                self.topic, self.number, ApiKey.PRODUCE, self._request(batch), errors_of=error_of
+            )
+        # A leader that has a reason to refuse closes the connection: the only sign that it may lead no longer.
+        connection = await self.client.leader_connection(self.topic, self.number)
+        await connection.send(ApiKey.PRODUCE, self._request(batch), expect_response=False)
+        return None
+
+    async def _send_many(self) -> None:
+        """Sends batches until no batch is ready or an error occurs."""
+        topic = self.client.metadata.topics.get(self.topic)
+        state = None if topic is None else topic.partitions.get(self.number)
+        in_flight: deque[asyncio.Task[ProduceResponse]] = deque()
+        try:
+            connection = await self.client.connection_to(-1 if state is None else state.leader)
+            while self.in_step and self._is_ready(0):
+                while len(in_flight) < MAX_IN_FLIGHT and self._is_ready(len(in_flight)):
+                    await self._seal(len(in_flight))
+                    build = self._request(self.batches[len(in_flight)])
+                    in_flight.append(asyncio.create_task(connection.send(ApiKey.PRODUCE, build)))
+                response = await in_flight[0]
+                in_flight.popleft()
+                self._settle(self.batches[0], _result(response))
+        except _Refused:
+            await self._unseal_refused(in_flight)
+            raise
+        except (NotSent, Disconnected, KafkaError):
+            self.in_step = False
+        finally:
+            # Their batches are sent again, and brokers recognize those that they have.
+            for task in in_flight:
+                task.cancel()
+            await asyncio.gather(*in_flight, return_exceptions=True)
+
+    async def _unseal_refused(self, in_flight: Iterable["asyncio.Task[ProduceResponse]"]) -> None:
+        """Behind a refused batch the leader refuses the others for their sequence numbers: these may get new ones."""
+        if isinstance(self.batches[0], _SealedBatch):
+            return
+        responses = await asyncio.gather(*in_flight, return_exceptions=True)
+        for batch, response in zip(islice(self.batches, 1, None), responses, strict=False):
+            if isinstance(response, ProduceResponse) and batch.attempts == 1:
+                code = _result(response).error_code
+                if code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER or code in _NOT_APPENDED:
+                    batch.unseal()
+
+    async def _seal(self, index: int) -> None:
+        batch = self.batches[index]
+        if batch.data is not None:
+            return
+        identity, sequence = _NO_IDENTITY, NO_SEQUENCE
+        if self.options.enable_idempotence and self.options.acks == ACKS_ALL:
+            if self.identity is None:
+                new = self.sender.init_producer_id if self.needs_new_identity else self.sender.identity
+                self.identity = await new()
+            identity, sequence = self.identity, self.next_sequence
+            if index:
+                before = self.batches[index - 1].header
+                sequence = advance_sequence(before.base_sequence, before.record_count)
+        for _ in batch.seal(identity, sequence):
+            await asyncio.sleep(0)
+
+    def _request(self, batch: Batch) -> BuildRequest[ProduceResponse]:
+        timeout_ms = self.options.client.request_timeout_ms
+        topics = [(self.topic, [(self.number, batch.data)])]
+        request = ProduceRequest.of(None, self.options.acks, timeout_ms, topics)
+
+        def build(version: int) -> ProduceRequest:
+            batch.attempts += 1
+            return request
+
+        return build
+
+    # -- answers --------------------------------------------------------------------------------------------------
+
+    def _settle(self, batch: Batch, result: Result) -> bool:
+        """Takes note of the answer to the first batch. Returns whether the batch is done with; raises _Refused when
+        it never will be acknowledged."""
+        code = ErrorCode(result.error_code)
+        header = batch.header
+        self.in_step = code is ErrorCode.NONE and header.base_sequence != NO_SEQUENCE
+        if code is ErrorCode.NONE:
+            self._forget(batch)
+            self.next_sequence = advance_sequence(header.base_sequence, header.record_count)
+            self.sender.end_offsets[self.topic, self.number] = result.base_offset + header.last_offset_delta + 1
+            batch.acknowledged(result.base_offset, result.log_append_time_ms)
+        elif code is ErrorCode.MESSAGE_TOO_LARGE and header.record_count > 1:
+            self._split(batch, header)
+        elif code in _PRODUCER_LOST and batch.unseal():
+            self._begin_anew()
+            return False
+        elif code not in RETRIABLE_ERRORS:
+            raise self._refused(batch, result)
+        return code not in RETRIABLE_ERRORS
+
+    def _forget(self, batch: Batch) -> Batch:
+        """Takes the first batch, which is `batch`, off the queue."""
+        self.batches.popleft()
+        self.sender.account(-batch.memory_bytes)
+        return batch
+
+    def _split(self, batch: Batch, header: BatchHeader) -> None:
+        """Replaces the first batch by two halves, whose sequence numbers are those of the whole."""
+        self.sender.too_large(self.topic, batch.size_bytes)
+        assert batch.data is not None
+        records = list(decode_records(batch.data, 0, header))
+        middle = len(records) // 2
+        self._forget(batch)
+        for part, first in ((records[middle:], middle), (records[:middle], 0)):
+            half = batch.part(batch.size_bytes // 2, _rebuilt(part, header, first), first, len(part))
+            self.batches.appendleft(half)
+            self.sender.account(half.memory_bytes)
+
+    def _begin_anew(self) -> None:
+        """The leader has lost what this producer id had written, and so has none of its batches that are left here:
+        they continue under a new id."""
+        for batch in self.batches:
+            batch.unseal()
+        self.identity, self.next_sequence, self.needs_new_identity = None, 0, True
+
+    def _give_up(self, batch: Batch, refused: "_Refused") -> None:
+        """Fails the first batch, and those behind it that may be in the log. Raises `refused` for a sealed batch."""
+        if isinstance(batch, _SealedBatch):
+            raise refused
+        may_be_in_log = batch.attempts > 1 or (batch.attempts == 1 and refused.code not in _NOT_APPENDED)
+        self._forget(batch).failed(refused.public())
+        self.in_step = False
+        for other in list(self.batches):
+            if other.attempts:
+                may_be_in_log = True
+                self.batches.remove(other)
+                self.sender.account(-other.memory_bytes)
+                why = f"behind a batch that failed, and perhaps in the log: {refused.message}"
+                other.failed(KafkaError(refused.code, why))
+            else:
+                other.unseal()
+        if may_be_in_log:
+            self.identity, self.next_sequence, self.needs_new_identity = None, 0, True
+
+    def _refused(self, batch: Batch, result: Result) -> "_Refused":
+        assert batch.data is not None
+        code = ErrorCode(result.error_code)
+        count = batch.header.record_count
+        reasons = [
+            result.error_message,
+            *(f"record {one.batch_index}: {one.batch_index_error_message}" for one in result.record_errors),
+        ]
+        why = "; ".join(filter(None, reasons)) or _EXPLANATIONS.get(code, "")
+        what = f"{self.topic}-{self.number}: a batch of {count} records in {len(batch.data)} bytes was refused"
+        return _Refused(code, f"{what}: {why}" if why else what)
+
+    def _timed_out(self, why: str) -> "_Refused":
+        return _Refused(
+            ErrorCode.REQUEST_TIMED_OUT,
+            f"{self.topic}-{self.number}: a batch was not acknowledged within delivery.timeout.ms: {why}",
+        )
+
+
+class _Refused(KafkaError):
+    """The first batch will never be acknowledged."""
+
+    def public(self) -> KafkaError:
+        return KafkaError(self.code, self.message)
+
+
+_EXPLANATIONS = {
+    ErrorCode.MESSAGE_TOO_LARGE: "the topic's max.message.bytes (the broker's message.max.bytes) is smaller",
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED: "writing needs Write on the topic",
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: (
+        "the leader has lost batches that it had acknowledged, or another attempt of a replay has written"
+    ),
+    ErrorCode.INVALID_PRODUCER_EPOCH: "the producer's id is in use by another",
+    ErrorCode.INVALID_RECORD: "a compacted topic takes no records without keys",
+}
+
+
+def _rebuilt(records: Sequence[Record], header: BatchHeader, first: int) -> bytearray:
+    """A batch of some of a batch's records, from the record with index `first` on."""
+    sequence = header.base_sequence
+    return build_batch(
+        [record._replace(offset=-1) for record in records],
+        codec=CompressionType(header.codec),
+        producer_id=header.producer_id,
+        producer_epoch=header.producer_epoch,
+        base_sequence=sequence if sequence == NO_SEQUENCE else advance_sequence(sequence, first),
+    )
+
+
+def _result(response: ProduceResponse) -> Result:
+    return response.responses[0].partition_responses[0]
+
+
+def _metadata_request(version: int, names: Sequence[str]) -> Any:
+    topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in names]
+    return MetadataRequest(topics=topics, allow_auto_topic_creation=True)
