@@ -35,6 +35,8 @@ from klamm.protocol.record_batch import (
 
 # How long what is known of a topic's partitions is used (metadata.max.age.ms).
 TOPIC_MAX_AGE_S = 300.0
+# What an unacknowledged record takes beside its own bytes.
+RECORD_MEMORY_BYTES = 120
 
 
 class ProducerRecord(NamedTuple):
@@ -192,7 +194,7 @@ class _ProducerBatch(Batch):
         return not self._is_closed and HEADER_SIZE_BYTES + len(self._body) + size_bytes <= limit_bytes
 
     def append(self, record: Record, on_completion: OnCompletion | None) -> int:
-        """Adds a record. Returns how many bytes it takes."""
+        """Adds a record. Returns how many bytes of memory it takes."""
         timestamp_ms = record.timestamp_ms
         base_timestamp_ms = self._callbacks[0][0] if self._callbacks else timestamp_ms
         encoded = encode_record(record, timestamp_ms - base_timestamp_ms, len(self._callbacks))
@@ -200,8 +202,8 @@ class _ProducerBatch(Batch):
         self._callbacks.append((timestamp_ms, on_completion))
         self._max_timestamp_ms = max(self._max_timestamp_ms, timestamp_ms)
         self.size_bytes += len(encoded)
-        self.memory_bytes += len(encoded)
-        return len(encoded)
+        self.memory_bytes += len(encoded) + RECORD_MEMORY_BYTES
+        return len(encoded) + RECORD_MEMORY_BYTES
 
     def linger_is_over(self) -> None:
         """It need not wait for more records."""

@@ -85,17 +85,59 @@ def run_with_client(
     """
     import asyncio
 
+    options = command_options(bootstrap_server, command_config, timeout_ms)
+    with cluster_errors():
+        return asyncio.run(_with_client(options, work))
+
+
+@contextmanager
+def cluster_errors() -> Iterator[None]:
+    """Turns the errors of the client and of the cluster into ToolErrors."""
     from klamm.net.client import ClientError
     from klamm.net.security import SecurityError
     from klamm.protocol.errors import KafkaError
 
-    options = command_options(bootstrap_server, command_config, timeout_ms)
     try:
-        return asyncio.run(_with_client(options, work))
+        yield
     except (ClientError, SecurityError) as error:
         raise ToolError(str(error)) from error
     except KafkaError as error:
         raise ToolError(error_line(error)) from error
+
+
+@contextmanager
+def client_in_thread(options: "ClientOptions") -> Iterator["ClientInThread"]:
+    """A client whose event loop runs in another thread, for commands that read or write files meanwhile.
+
+    Raises ToolError as `run_with_client`.
+    """
+    from klamm.client import threads
+
+    async def begin(shared: "ClusterClient") -> "ClusterClient":
+        client = shared.another()
+        await _reach(client, options)
+        return client
+
+    with cluster_errors():
+        client = threads.call(options, begin)
+        try:
+            yield ClientInThread(options, client)
+        finally:
+            threads.call(options, lambda _: client.close())
+
+
+class ClientInThread:
+    """Runs coroutines on the loop of a client. What they do is done when a method returns."""
+
+    def __init__(self, options: "ClientOptions", client: "ClusterClient") -> None:
+        self._options = options
+        self._client = client
+
+    def call(self, work: "Callable[[ClusterClient], Awaitable[T]]") -> T:
+        """Runs `work(client)`, and returns or raises its result. An interrupt of the caller cancels the work."""
+        from klamm.client import threads
+
+        return threads.call(self._options, lambda _: work(self._client))
 
 
 def command_options(
@@ -127,20 +169,25 @@ def error_line(error: "KafkaError") -> str:
 async def _with_client(options: "ClientOptions", work: "Callable[[ClusterClient], Awaitable[T]]") -> T:
     from klamm.client.cluster import make_client
     from klamm.environment import SystemEnvironment
-    from klamm.net.client import ConnectFailed
 
     client = make_client(options, SystemEnvironment().random)
     try:
-        try:
-            await client.reach(LOOK_MS)
-        except ConnectFailed as error:
-            addresses = ",".join(
-                f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in options.bootstrap
-            )
-            raise ToolError(f"no broker answers at {addresses}: {error}") from error
+        await _reach(client, options)
         return await work(client)
     finally:
         await client.close()
+
+
+async def _reach(client: "ClusterClient", options: "ClientOptions") -> None:
+    from klamm.net.client import ConnectFailed
+
+    try:
+        await client.reach(LOOK_MS)
+    except ConnectFailed as error:
+        addresses = ",".join(
+            f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in options.bootstrap
+        )
+        raise ToolError(f"no broker answers at {addresses}: {error}") from error
 
 
 def client_options(bootstrap_server: str, command_config: Path | None) -> dict[str, Any]:

@@ -6,13 +6,12 @@ command reads only a bounded amount ahead of the acknowledgements.
 
 import json
 import sys
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from io import BufferedReader
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -23,22 +22,27 @@ from klamm.tools.clients import (
     BootstrapServer,
     CommandConfig,
     TopicName,
-    client_errors,
-    client_options,
-    connected,
-    explain,
+    client_in_thread,
+    command_options,
 )
-from klamm.tools.codecs import use_cramjam
 from klamm.tools.progress import progress
 from klamm.tools.text import BadRecord, parse_record, parse_separator, split_records
 
+if TYPE_CHECKING:
+    from klamm.client.cluster import ClusterClient
+    from klamm.client.options import ClientOptions, ProducerOptions
+    from klamm.client.producer import Producer, RecordMetadata
+
 PENDING_LIMIT_BYTES = 64 * 1024 * 1024
-PENDING_LIMIT_RECORDS = 100_000
-# How long a record may wait for a leader of its partition.
+LINGER_MS = 5
+BATCH_SIZE_BYTES = 256 * 1024
+# How long a record may wait for its topic and partition.
 MAX_BLOCK_MS = 20_000
+# The broker, not the client, limits the size of a record.
+MAX_REQUEST_SIZE_BYTES = 100 * 1024 * 1024
 
 COMPRESSION_TYPES = ("none", "gzip", "snappy", "lz4", "zstd")
-ACKS = {"all": "all", "-1": "all", "0": 0, "1": 1}
+ACKS = {"all": -1, "-1": -1, "0": 0, "1": 1}
 
 
 def produce(
@@ -75,153 +79,156 @@ def produce(
                                  param_hint="--compression-type")  # fmt: skip
     if acks not in ACKS:
         raise typer.BadParameter(f"{acks!r} is not one of all, 1, 0", param_hint="--acks")
-    if idempotence and ACKS[acks] != "all":
+    if idempotence and ACKS[acks] != ACKS["all"]:
         raise typer.BadParameter("needs --acks all", param_hint="--idempotence")
     record_end = b"\0" if null else parse_separator("--separator", separator)
     key_end = parse_separator("--key-separator", key_separator) if key_separator is not None else None
-    options = client_options(bootstrap_server, command_config) | {
-        "acks": ACKS[acks],
-        "enable_idempotence": ACKS[acks] == "all" if idempotence is None else idempotence,
-        "compression_type": None if compression_type == "none" else compression_type,
-        "linger_ms": 5,
-        "batch_size": 256 * 1024,
-        "max_block_ms": MAX_BLOCK_MS,
-        # The broker, not the client, limits the size of a record.
-        "max_request_size": 100 * 1024 * 1024,
-    }
-    deliveries = Deliveries()
+    options = _producer_options(
+        command_options(bootstrap_server, command_config),
+        compression_type,
+        ACKS[acks],
+        idempotence is not False and ACKS[acks] == ACKS["all"],
+    )
     with ExitStack() as stack:
         streams: list[BufferedReader] = [stack.enter_context(path.open("rb")) for path in file or []]
-        from kafka import KafkaProducer
-
-        use_cramjam()
-        with client_errors():
-            producer = connected(KafkaProducer, options)
-            try:
-                _require_partition(producer, topic, partition)
-                lines = _read(streams, record_end)
-                _send(producer, deliveries, topic, partition, lines, key_end, headers)
-                # Not flush(): it fails when the client has split a batch that was too large.
-                deliveries.wait_for_all()
-            except KeyboardInterrupt:
-                print(
-                    f"klamm: interrupted: {deliveries.delivered} records delivered,"
-                    f" {deliveries.pending} without an acknowledgement (they may be in the topic)",
-                    file=sys.stderr,
-                )
-                raise
-            finally:
-                if deliveries.pending:
-                    # After an interruption unacknowledged records are given up; close() would wait for them.
-                    producer._sender.force_close()
-                producer.close()
+        client = stack.enter_context(client_in_thread(options.client))
+        lines = client.call(lambda cluster: _start(cluster, options, topic, partition, key_end, headers))
+        try:
+            for records in _read(streams, record_end):
+                client.call(lambda _, records=records: lines.send(records))  # type: ignore[misc]
+                if lines.stopped:
+                    break
+            client.call(lambda _: lines.flush())
+        except KeyboardInterrupt:
+            print(
+                f"klamm: interrupted: {lines.delivered} records delivered,"
+                f" {lines.pending} without an acknowledgement (they may be in the topic)",
+                file=sys.stderr,
+            )
+            raise
+        finally:
+            client.call(lambda _: lines.close())
     if as_json:
-        print(json.dumps({"topic": topic, "delivered": deliveries.delivered, "failed": deliveries.failed}))
+        print(json.dumps({"topic": topic, "delivered": lines.delivered, "failed": lines.failed}))
     elif sys.stderr.isatty():
-        print(f"{deliveries.delivered} records delivered to {topic}", file=sys.stderr)
-    deliveries.require_success()
+        print(f"{lines.delivered} records delivered to {topic}", file=sys.stderr)
+    lines.require_success()
 
 
-def _send(
-    producer: Any,
-    deliveries: "Deliveries",
+def _producer_options(
+    client: "ClientOptions", compression_type: str, acks: int, enable_idempotence: bool
+) -> "ProducerOptions":
+    from dataclasses import replace
+
+    from klamm.client.options import ProducerOptions
+    from klamm.protocol.record_batch import CompressionType
+
+    return ProducerOptions(
+        replace(client, retry_timeout_ms=min(client.retry_timeout_ms, MAX_BLOCK_MS)),
+        CompressionType[compression_type.upper()],
+        batch_size_bytes=BATCH_SIZE_BYTES,
+        max_request_size_bytes=MAX_REQUEST_SIZE_BYTES,
+        buffer_memory_bytes=PENDING_LIMIT_BYTES,
+        linger_ms=LINGER_MS,
+        acks=acks,
+        enable_idempotence=enable_idempotence,
+    )
+
+
+async def _start(
+    client: "ClusterClient",
+    options: "ProducerOptions",
     topic: str,
     partition: int | None,
-    lines: Iterator[bytes],
     key_separator: bytes | None,
     with_headers: bool,
-) -> None:
-    """Sends a record for each line, up to the first that cannot be sent."""
-    from kafka.errors import KafkaError
+) -> "Lines":
+    from klamm.client.producer import Producer
+    from klamm.environment import SystemEnvironment
 
-    for number, line in enumerate(lines, start=1):
-        deliveries.wait_for_room()
-        try:
-            key, value, headers = parse_record(line, key_separator=key_separator, with_headers=with_headers)
-            future = producer.send(topic, value=value, key=key, headers=headers or None, partition=partition)
-        except BadRecord as error:
-            deliveries.stop_because(f"record {number}: {error}")
-            return
-        except KafkaError as error:
-            deliveries.stop_because(f"record {number}: {explain(error)}")
-            return
-        deliveries.sent(future, len(line))
+    producer = Producer(client, options, SystemEnvironment())
+    if partition is not None and partition >= (count := (await producer.partitions_for(topic)).count):
+        raise ToolError(f"{topic} has no partition {partition}, it has {count} partitions")
+    return Lines(producer, topic, partition, key_separator, with_headers)
 
 
-class Deliveries:
-    """Counts records from `send` to their acknowledgement. A lock guards all fields: the client's thread calls back."""
+class Lines:
+    """Sends lines as records, and counts them until their acknowledgement. Belongs to the producer's loop; the
+    command's thread calls it one call at a time and reads the counts in between."""
 
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._pending_bytes = 0
+    def __init__(
+        self,
+        producer: "Producer",
+        topic: str,
+        partition: int | None,
+        key_separator: bytes | None,
+        with_headers: bool,
+    ) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._partition = partition
+        self._key_separator = key_separator
+        self._with_headers = with_headers
         self._reasons: Counter[str] = Counter()
-        self._stopped = ""
-        self.pending = 0
+        self._sent = 0
         self.delivered = 0
         self.failed = 0
+        self.stopped = ""
+        """Why the rest of the input is not sent."""
 
-    def sent(self, future: Any, size_bytes: int) -> None:
-        """Watches a record that waits for its acknowledgement."""
-        with self._changed:
-            self.pending += 1
-            self._pending_bytes += size_bytes
-        future.add_callback(self._done, size_bytes, None)
-        future.add_errback(self._failed, size_bytes)
+    @property
+    def pending(self) -> int:
+        """The records without an acknowledgement."""
+        return self._sent - self.delivered - self.failed
 
-    def _failed(self, size_bytes: int, error: BaseException) -> None:
-        self._done(size_bytes, error)
+    async def send(self, lines: Sequence[bytes]) -> None:
+        """Sends a record for each line, up to the first that cannot be sent, as soon as there is room for them."""
+        from klamm.client.producer import ProducerRecord
+        from klamm.protocol.errors import KafkaError
 
-    def _done(self, size_bytes: int, error: BaseException | None, _metadata: Any = None) -> None:
-        with self._changed:
-            self.pending -= 1
-            self._pending_bytes -= size_bytes
-            if error is None:
-                self.delivered += 1
-            else:
-                self.failed += 1
-                self._reasons[explain(error)] += 1
-            self._changed.notify_all()
+        for line in lines:
+            try:
+                key, value, headers = parse_record(
+                    line, key_separator=self._key_separator, with_headers=self._with_headers
+                )
+                record = ProducerRecord(self._topic, value, key, tuple(headers), self._partition)
+                await self._producer.send(record, self._completed)
+            except (BadRecord, KafkaError) as error:
+                self.stopped = f"record {self._sent + 1}: {error}"
+                return
+            self._sent += 1
 
-    def wait_for_room(self) -> None:
-        """Waits while too many bytes are unacknowledged."""
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self.pending < PENDING_LIMIT_RECORDS and self._pending_bytes < PENDING_LIMIT_BYTES
-            )
+    def _completed(self, metadata: "RecordMetadata | None", error: BaseException | None) -> None:
+        if error is None:
+            self.delivered += 1
+        else:
+            self.failed += 1
+            self._reasons[str(error)] += 1
 
-    def wait_for_all(self) -> None:
-        """Waits until every record is delivered or has failed, at the latest after the client's delivery timeout."""
-        with self._changed:
-            self._changed.wait_for(lambda: self.pending == 0)
+    async def flush(self) -> None:
+        """Returns when every record is delivered or has failed."""
+        await self._producer.flush()
 
-    def stop_because(self, reason: str) -> None:
-        """Notes why the rest of the input is not sent."""
-        self._stopped = reason
+    async def close(self) -> None:
+        """Gives up what is not acknowledged."""
+        await self._producer.close()
 
     def require_success(self) -> None:
         """Raises ToolError unless every record was delivered."""
         problems = [f"{count} records were not delivered: {reason}" for reason, count in self._reasons.items()]
-        if self._stopped:
-            problems.append(f"{self._stopped}; the {self.delivered} records before it were delivered")
+        if self.stopped:
+            problems.append(f"{self.stopped}; the {self.delivered} records before it were delivered")
         if problems:
             raise ToolError("; ".join(problems))
 
 
-def _require_partition(producer: Any, topic: str, partition: int | None) -> None:
-    if partition is None:
-        return
-    existing = producer.partitions_for(topic)
-    if partition not in existing:
-        raise ToolError(f"{topic} has no partition {partition}, it has {len(existing)} partitions")
-
-
-def _read(streams: Sequence[BufferedReader], separator: bytes) -> Iterator[bytes]:
+def _read(streams: Sequence[BufferedReader], separator: bytes) -> Iterator[list[bytes]]:
     """The records of all streams, or of standard input without streams; shows a bar of the bytes read."""
     total = sum(Path(stream.name).stat().st_size for stream in streams) if streams else None
     # No bar when a person types the records.
     with progress("produce", total, visible=bool(streams) or not sys.stdin.isatty()) as advance:
         for stream in streams or [cast(BufferedReader, sys.stdin.buffer)]:
             # read1 returns at once with the bytes a pipe has, so records are sent as they arrive.
-            for record in split_records(stream.read1, separator):
-                yield record
-                advance(len(record) + len(separator))
+            for records in split_records(stream.read1, separator):
+                yield records
+                advance(sum(map(len, records)) + len(records) * len(separator))

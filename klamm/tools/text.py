@@ -29,17 +29,19 @@ def parse_separator(option: str, text: str) -> bytes:
     return separator
 
 
-def split_records(read: Callable[[int], bytes], separator: bytes) -> Iterator[bytes]:
-    """The parts of a stream between separators; the rest after the last separator is a record unless it is empty.
+def split_records(read: Callable[[int], bytes], separator: bytes) -> Iterator[list[bytes]]:
+    """The parts of a stream between separators, a list for each read; the rest behind the last separator is a record
+    unless it is empty.
 
     `read(size_bytes)` returns the next bytes, and b"" at the end.
     """
     rest = b""
     while chunk := read(READ_SIZE_BYTES):
         *records, rest = (rest + chunk).split(separator)
-        yield from records
+        if records:
+            yield records
     if rest:
-        yield rest
+        yield [rest]
 
 
 def parse_record(

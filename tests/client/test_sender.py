@@ -12,17 +12,15 @@ from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.sender import MAX_IN_FLIGHT, PartitionBatch, Sender
 from klamm.net.client import ConnectionOptions
-from klamm.protocol import messages
-from klamm.protocol.api_keys import ApiKey
-from klamm.protocol.apis.produce import ProduceResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import CompressionType, Record, build_batch, decode_records, parse_header
+from klamm.protocol.record_batch import CompressionType, Record, build_batch
 from klamm.simulation.administration import Administrator
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.random_faults import RandomFaults
 from klamm.simulation.workload import FIRST_TIMESTAMP_MS, Consumer, create_topic
 from klamm.simulation.world import World
 from support.answering_broker import AnsweringBroker
+from support.partition_leader import Leader
 
 TOPIC = "events"
 PARTITIONS = 3
@@ -94,71 +92,6 @@ def test_nothing_is_lost_repeated_or_moved_under_faults(seed):
 
 
 # -- against answers -------------------------------------------------------------------------------------------------
-
-
-class Leader:
-    """A broker that leads partition 0 and keeps what it accepts as Kafka's brokers do; `errors` come first."""
-
-    def __init__(self, *errors: ErrorCode | None) -> None:
-        self.errors = list(errors)
-        self.values: list[bytes] = []
-        self.max_batch_bytes = 1_000_000
-        self.answered = 0
-        self._asked = asyncio.Event()
-        self.node_address = ("", 0)
-        self._sequences: dict[tuple[int, int], int] = {}
-
-    async def asked(self, times: int) -> None:
-        """Returns when so many batches have come."""
-        while self.answered < times:
-            self._asked.clear()
-            await self._asked.wait()
-
-    def answer(self, header, body):
-        if header.api_key is ApiKey.METADATA:
-            return metadata_response(header.api_version, self.node_address, [topic.name for topic in body.topics])
-        if header.api_key is ApiKey.INIT_PRODUCER_ID:
-            response = messages.response_class(ApiKey.INIT_PRODUCER_ID)
-            return response(error_code=0, producer_id=7, producer_epoch=0)
-        assert (body.acks, body.transactional_id) == (-1, None)
-        (topic,) = body.topic_data
-        (wanted,) = topic.partition_data
-        self.answered += 1
-        self._asked.set()
-        error = self.errors.pop(0) if self.errors else ErrorCode.NONE
-        if error is None:
-            return None
-        code = self._append(bytes(wanted.records)) if error is ErrorCode.NONE else error
-        topic_class = ProduceResponse.TopicProduceResponse
-        result = topic_class.PartitionProduceResponse(index=wanted.index, error_code=code)
-        return ProduceResponse(responses=[topic_class(name=topic.name, partition_responses=[result])])
-
-    def _append(self, data: bytes) -> ErrorCode:
-        header = parse_header(data)
-        if len(data) > self.max_batch_bytes:
-            return ErrorCode.MESSAGE_TOO_LARGE
-        known = (header.base_sequence, header.record_count)
-        if known in self._sequences:
-            return ErrorCode.NONE
-        if header.base_sequence != len(self.values):
-            return ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
-        self._sequences[known] = len(self.values)
-        self.values += [record.value or b"" for record in decode_records(data, 0, header)]
-        return ErrorCode.NONE
-
-
-def metadata_response(version, address, topics, error=ErrorCode.NONE):
-    response = messages.response_class(ApiKey.METADATA)
-    topic = response.MetadataResponseTopic
-    partition = topic.MetadataResponsePartition(
-        error_code=0, partition_index=0, leader_id=0, leader_epoch=0, replica_nodes=[0], isr_nodes=[0]
-    )
-    return response(
-        cluster_id="c",
-        controller_id=0,
-        brokers=[response.MetadataResponseBroker(node_id=0, host=address[0], port=address[1], rack=None)],
-        topics=[topic(error_code=error, name=name, is_internal=False, partitions=[partition]) for name in topics],
-    )
 
 
 def against(leader, scenario, *, options=OPTIONS, request_timeout_ms=30_000):

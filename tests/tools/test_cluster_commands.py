@@ -309,7 +309,7 @@ def test_records_that_are_not_delivered_are_counted(klamm: Run, tmp_path: Path) 
     source = tmp_path / "source"
     source.write_bytes(b"small\n" + b"x" * 5000 + b"\n")
     told = klamm("produce", "--topic", "narrow", "--file", str(source), code=1)
-    assert told.startswith("klamm: 1 records were not delivered: MESSAGE_SIZE_TOO_LARGE (10): ")
+    assert told.startswith("klamm: 1 records were not delivered: MESSAGE_TOO_LARGE (10): ")
     assert klamm("consume", "--topic", "narrow", "--offset", "earliest", "--timeout-ms", "300") == "small\n"
 
 
