@@ -96,6 +96,7 @@ class Broker:
         try:
             await self._find_identity()
             self.parts = self.assemble()
+            await self._bind(self.parts)
             await self._open_logs(self.parts)
             await self._register(self.parts)
             await self._serve(self.parts)
@@ -146,9 +147,16 @@ class Broker:
             on_failure=self._fail,
         )
 
-    async def _open_logs(self, parts: BrokerParts) -> None:
+    async def _bind(self, parts: BrokerParts) -> None:
+        """Binds the ports before a log directory is touched, so that a port in use leaves nothing behind."""
+        self._closing.append(parts.listeners.stop)
+        await parts.listeners.bind()
         if parts.metrics_endpoint is not None:
             self._closing.append(parts.metrics_endpoint.stop)
+            await parts.metrics_endpoint.bind()
+            parts.registrar.metrics_port = parts.metrics_endpoint.port
+
+    async def _open_logs(self, parts: BrokerParts) -> None:
         self._closing.append(parts.controller.shutdown)
         self._closing.append(parts.log_manager.stop)
         topics = await self.zookeeper.store.topic_names()
@@ -156,17 +164,15 @@ class Broker:
         await parts.log_manager.load({topic: log_config(parts.topic_configs.of(topic)) for topic in topics})
 
     async def _register(self, parts: BrokerParts) -> None:
-        """Binds the ports and registers this broker."""
+        """Registers this broker."""
         # From here on a stop writes high watermarks: the directories are known to be this broker's.
         self._closing.append(parts.controller_channel.close)
         self._closing.append(parts.isr_changes.stop)
         self._closing.append(parts.replica_manager.stop)
+        # A stop ends the connections before it stops the parts that serve them.
         self._closing.append(parts.listeners.stop)
-        await parts.listeners.bind()
         if parts.metrics_endpoint is not None:
-            # Before the registration, which contains the port.
             await parts.metrics_endpoint.start()
-            parts.registrar.metrics_port = parts.metrics_endpoint.port
         await parts.register()
 
     async def _serve(self, parts: BrokerParts) -> None:

@@ -35,7 +35,7 @@ LAG_CHECK_S = 0.1
 
 
 class MetricsEndpoint:
-    """See the module. Nothing is measured or served before `start`; port 0 becomes the one that the system chose.
+    """See the module. Nothing is measured or served before `start`; `bind` replaces port 0 by the system's choice.
 
     `metrics` are shown, with those that are measured here.
     """
@@ -67,8 +67,11 @@ class MetricsEndpoint:
     def port(self) -> int:
         return self._server.port
 
-    async def start(self) -> None:
+    async def bind(self) -> None:
         """Raises OSError when the address cannot be used."""
+        await self._server.bind()
+
+    async def start(self) -> None:
         await self._server.start()
         self._pauses.start()
 

@@ -87,7 +87,7 @@ def parse_request(head: bytes) -> Request:
 
 
 class HttpServer:
-    """Serves `routes` (path -> handler). Port 0 becomes the one that the system chose."""
+    """Serves `routes` (path -> handler): `bind`, then `start`; `stop` at any time."""
 
     def __init__(self, host: str, port: int, routes: Mapping[str, Handler], on_failure: OnFailure) -> None:
         self.host = host
@@ -97,12 +97,20 @@ class HttpServer:
         self._server: Any = None  # asyncio.Server, uvloop's or the simulator's
         self._connections: dict[_Connection, None] = {}
 
-    async def start(self) -> None:
-        """Raises OSError when the address cannot be used."""
+    async def bind(self) -> None:
+        """Takes the port without accepting yet; port 0 becomes the one that the system chose.
+
+        Raises OSError when the address cannot be used.
+        """
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: _Connection(self), self.host or None, self.port)
+        host = self.host or None
+        self._server = await loop.create_server(lambda: _Connection(self), host, self.port, start_serving=False)
         if self.port == 0:
             self.port = self._server.sockets[0].getsockname()[1]
+
+    async def start(self) -> None:
+        """Starts to accept."""
+        await self._server.start_serving()
 
     def stop(self) -> None:
         """Closes everything at once. Idempotent."""

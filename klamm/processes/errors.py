@@ -9,12 +9,16 @@
 """
 
 import errno
+import re
 from typing import Final
 
 EXIT_OK: Final = 0
 EXIT_FAILED: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_INTERRUPTED: Final = 130
+
+# The text that asyncio and uvloop give the error about an address that cannot be bound.
+_BIND_ERROR = re.compile(r"error while attempting to bind on address \('(?P<host>.*)', (?P<port>\d+).*\): (?P<why>.*)")
 
 
 class ToolError(Exception):
@@ -23,8 +27,9 @@ class ToolError(Exception):
 
 def describe_os_error(error: OSError) -> str:
     """One line for an operating system's error, with the file or address if it is known."""
-    # The text of asyncio and uvloop holds the address and ends with "address already in use".
     what = error.strerror or str(error)
+    if bind := _BIND_ERROR.fullmatch(what):
+        what = f"{bind['host']}:{bind['port']}: {bind['why']}"
     where = f"{error.filename}: " if error.filename else ""
     hint = "; another program uses it" if error.errno == errno.EADDRINUSE else ""
     return f"{where}{what[:1].lower()}{what[1:]}{hint}"

@@ -17,11 +17,3 @@ def test_a_broker_imports_only_what_it_needs() -> None:
     imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert "klamm.broker.broker" in imported
     assert sorted(NOT_NEEDED.intersection(imported)) == []
-
-
-def test_a_command_imports_little_before_it_runs() -> None:
-    code = "import sys, klamm.tools.main; klamm.tools.main.run(['broker', '--help']); print(*sys.modules)"
-    imported = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert "klamm.tools.broker" in imported
-    not_needed = {"pydantic", "kafka", "asyncio", "klamm.broker", "klamm.simulation", "klamm.testing", "klamm.spark"}
-    assert sorted(not_needed.intersection(imported)) == []

@@ -180,6 +180,24 @@ def test_a_port_in_use(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+@pytest.mark.parametrize("key", ["listeners", "klamm.metrics.port"])
+def test_a_port_in_use_leaves_no_directory_behind(key: str, tmp_path: Path) -> None:
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await cluster.broker.stop()
+        cluster.properties["log.dirs"] = f"{tmp_path}/new"
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            cluster.properties |= {"klamm.metrics.port": "-1", "listeners": "PLAINTEXT://127.0.0.1:0"}
+            cluster.properties[key] = str(port) if key == "klamm.metrics.port" else f"PLAINTEXT://127.0.0.1:{port}"
+            await fails_to_start(cluster, f"{port}.*in use", OSError)
+        assert not (tmp_path / "new").exists()
+        cluster.properties[key] = "-1" if key == "klamm.metrics.port" else "PLAINTEXT://127.0.0.1:0"
+        await cluster.start_broker()
+        assert (tmp_path / "new").exists()
+
+    run(tmp_path, scenario)
+
+
 # -- garbage in the files of a stopped broker
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {

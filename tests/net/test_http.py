@@ -99,6 +99,7 @@ async def until(condition: Callable[[], object]) -> None:
 def play(scenario: Callable[[Scene], Awaitable[None]]) -> None:
     async def main() -> None:
         scene = Scene()
+        await scene.server.bind()
         await scene.server.start()
         try:
             await scenario(scene)
@@ -291,6 +292,7 @@ def test_a_client_that_does_not_read_for_long_is_cut_off(monkeypatch: pytest.Mon
 def test_a_fault_of_the_program_is_heard_of() -> None:
     async def main() -> None:
         scene = Scene()
+        await scene.server.bind()
         await scene.server.start()
         asking = asyncio.ensure_future(scene.ask(b"GET /fault HTTP/1.1\r\n\r\n"))
         await until(lambda: scene.failures)

@@ -202,11 +202,14 @@ def test_debug_shows_the_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_address_in_use_is_told_as_such() -> None:
-    assert describe_os_error(OSError(98, "Address 1:2 in use")) == "address 1:2 in use; another program uses it"
+    told = "error while attempting to bind on address ('127.0.0.1', 9092): address already in use"
+    expected = "127.0.0.1:9092: address already in use; another program uses it"
+    assert describe_os_error(OSError(98, told)) == expected
+    assert describe_os_error(OSError(98, "Address already in use")) == "address already in use; another program uses it"
 
 
 def test_importing_the_command_is_light() -> None:
-    heavy = "{'kafka', 'uvloop', 'klamm.broker', 'klamm.protocol.messages', 'klamm.protocol.schema', 'rich', 'asyncio'}"
+    heavy = {"kafka", "uvloop", "klamm.broker", "klamm.protocol.messages", "rich", "asyncio", "pydantic"}
     code = f"import sys, klamm.tools.main; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -78,14 +78,23 @@ class ZooKeeperServer:
     # -- life
 
     async def start(self) -> None:
-        """Recovers from the directory, then listens; `port` is the real one afterwards.
+        """Recovers from the directory, then listens; port 0 becomes the one that the system chose.
+
+        The port is bound before the directory is touched, so that a port in use leaves nothing behind.
 
         Raises CorruptDataError when acknowledged writes are missing in the directory, BlockingIOError when another
         server has it, OSError when the disk or the address cannot be used.
         """
         loop = asyncio.get_running_loop()
         self._closed: asyncio.Future[None] = loop.create_future()
-        await self._database.open()
+        self._listener = await loop.create_server(lambda: ServerCnxn(self), self.host, self.port, start_serving=False)
+        if self.port == 0:
+            self.port = self._listener.sockets[0].getsockname()[1]
+        try:
+            await self._database.open()
+        except BaseException:
+            self._listener.close()
+            raise
         self._tree: ZnodeTree = self._database.tree
         self._outbox = Outbox(self._tree)
         self._requests = Requests(self._tree, self._watches, self._commit, self._outbox.send)
@@ -93,13 +102,12 @@ class ZooKeeperServer:
         for session_id, state in self._tree.sessions.items():
             self._sessions.add(Session(session_id, state.timeout_ms, state.password))
         try:
-            self._listener = await loop.create_server(lambda: ServerCnxn(self), self.host, self.port)
+            await self._listener.start_serving()
         except BaseException:
+            self._listener.close()
             self._sessions.stop()
             await self._database.close()
             raise
-        if self.port == 0:
-            self.port = self._listener.sockets[0].getsockname()[1]
         self._container_timer = loop.call_later(CONTAINER_CHECK_S, self._delete_containers)
         _log.info("ZooKeeper at %s:%d is ready, zxid 0x%x", self.host, self.port, self._tree.zxid)
 

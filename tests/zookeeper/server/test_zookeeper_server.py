@@ -1,6 +1,7 @@
 """The embedded server as its clients see it: sessions, order, watches, bounds, bad input, operators' words."""
 
 import asyncio
+import os
 import socket
 import struct
 import time
@@ -550,7 +551,7 @@ def test_a_frame_of_the_largest_size_is_taken_and_a_larger_one_is_not() -> None:
     run(scenario)
 
 
-def test_a_port_in_use_is_an_error_that_leaves_the_directory_free(tmp_path: Path) -> None:
+def test_a_port_in_use_is_an_error_that_leaves_nothing_behind(tmp_path: Path) -> None:
     async def scenario() -> None:
         environment = SystemEnvironment()
         first = ZooKeeperServer(environment, str(tmp_path / "first"))
@@ -558,6 +559,7 @@ def test_a_port_in_use_is_an_error_that_leaves_the_directory_free(tmp_path: Path
         second = ZooKeeperServer(environment, str(tmp_path / "second"), port=first.port)
         with pytest.raises(OSError, match="address already in use"):
             await second.start()
+        assert os.listdir(tmp_path) == ["first"]
         third = ZooKeeperServer(environment, str(tmp_path / "second"))
         await third.start()
         for server in (first, third, third):
