@@ -1,6 +1,6 @@
 """`ZooKeeperClient`: the operations of a session.
 
-Each `submit_...` sends at once and returns a future; the method without `submit_` awaits that future. The server does
+Each `submit_...` sends at once and returns a future; the method without that prefix awaits the future. The server does
 and answers calls in the order in which they were made, so a caller may submit many and await them together.
 
 What must stay true:

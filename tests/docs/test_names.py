@@ -1,0 +1,65 @@
+"""What documents and docstrings name exists: files, tests, modules, functions. A name that has moved is found here."""
+
+import io
+import re
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = [*sorted(ROOT.glob("docs/*.md")), ROOT / "CONTRIBUTING.md", ROOT / "README.md"]
+ROOMS = ("klamm", "tests", "bench", "pyspark_klamm")
+SOURCES = [path for room in ROOMS for path in sorted(ROOT.glob(f"{room}/**/*.py"))]
+NAMES_OF_OTHERS = ("jute.maxbuffer", "df.write")  # of ZooKeeper and PySpark
+PLACEHOLDERS = ("NAME", "...")
+
+
+def test_every_file_that_a_document_names_exists() -> None:
+    paths = [f"/{path.relative_to(ROOT)}" for path in SOURCES]
+    missing = [
+        f"{document.name}:{number}: {name}"
+        for document in DOCUMENTS
+        for number, line in enumerate(document.read_text(encoding="utf-8").splitlines(), 1)
+        for name in re.findall(r"(?<![\w./])[\w/.]*\w\.py\b", line)
+        if not any(placeholder in name for placeholder in PLACEHOLDERS)
+        if not any(path.endswith(f"/{name.removeprefix('../')}") for path in paths)
+    ]
+    assert missing == []
+
+
+def test_every_test_that_a_document_names_stands_in_the_file_named_before_it() -> None:
+    missing = []
+    for document in DOCUMENTS:
+        for number, line in enumerate(document.read_text(encoding="utf-8").splitlines(), 1):
+            text = ""
+            for name in re.findall(r"`(tests/[\w/.]+\.py|test_\w+)`", line):
+                if name.startswith("tests/"):
+                    text = "" if "NAME" in name else (ROOT / name).read_text(encoding="utf-8")
+                elif text and not re.search(rf"def {name}\b", text):
+                    missing.append(f"{document.name}:{number}: {name}")
+    assert missing == []
+
+
+def test_every_name_in_a_docstring_or_comment_exists_somewhere() -> None:
+    known: set[str] = set()
+    prose: list[tuple[Path, int, str]] = []
+    for path in SOURCES:
+        known.update(path.relative_to(ROOT).with_suffix("").parts)
+        for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+            is_docstring = token.type == tokenize.STRING and token.string.startswith('"""')
+            if token.type == tokenize.COMMENT or is_docstring:
+                prose.append((path, token.start[0], token.string))
+            else:
+                known.update(re.findall(r"\w+", token.string))
+    unknown = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path, line, text in prose
+        for name in names_in(text)
+        if name not in NAMES_OF_OTHERS and not known.issuperset(name.removesuffix(".py").split("."))
+    ]
+    assert unknown == []
+
+
+def names_in(text: str) -> Iterator[str]:
+    """Names in backticks as Python has them for modules and functions."""
+    return (match.group(1) for match in re.finditer(r"`([a-z_][a-z0-9_]*(?:\.[a-z_][a-z0-9_]*)*)(?:\(\))?`", text))
