@@ -146,8 +146,8 @@ def check_count(count: int, element_bytes: int, data: Buffer, position: int, ele
         raise InvalidFrame(f"{count} elements are more than a message of this kind may hold", position)
 
 
-def in_one_go(steps: Steps[T]) -> T:
-    """Takes all steps. Returns their result."""
+def in_one_go(steps: Generator[object, None, T]) -> T:
+    """Takes all steps of some work without a pause. Returns their result."""
     while True:
         try:
             next(steps)

@@ -23,6 +23,7 @@ import cramjam
 
 from klamm.checksum import crc32c
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.primitives import in_one_go
 
 Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
@@ -304,7 +305,7 @@ def recompress(buffer: Buffer, header: BatchHeader, codec: CompressionType) -> b
     Raises KafkaError as `decompress` does.
     """
     body = decompress(header.codec, memoryview(buffer)[HEADER_SIZE_BYTES : header.size_bytes])
-    return at_once(compressed_batch(header, body, codec))
+    return in_one_go(compressed_batch(header, body, codec))
 
 
 def compressed_batch(header: BatchHeader, body: Buffer, codec: CompressionType) -> Generator[int, None, bytearray]:
@@ -315,16 +316,6 @@ def compressed_batch(header: BatchHeader, body: Buffer, codec: CompressionType) 
     attributes = header.attributes & ~_CODEC_MASK | codec
     write_header(batch, 0, header._replace(batch_length=len(batch) - LOG_OVERHEAD_BYTES, attributes=attributes))
     return batch
-
-
-def at_once(steps: Generator[int, None, T]) -> T:
-    """Takes all steps of some work without a pause. Returns their result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            value: T = end.value
-            return value
 
 
 def _crc(buffer: Buffer, position: int, size_bytes: int) -> int:

@@ -18,12 +18,12 @@ from typing import NamedTuple
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fast_walk import advance_fast
+from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record_batch import (
     HEADER_SIZE_BYTES,
     BatchHeader,
     Buffer,
     CompressionType,
-    at_once,
     compressed_batch,
     decompress,
     max_decompressed_bytes,
@@ -104,7 +104,7 @@ def inspect_at_once(batch: Buffer, header: BatchHeader, demands: Demands, config
         raise
     if demands.codec is not None and len(walk.body) > AT_ONCE_BYTES:
         return None
-    return at_once(_found(walk, demands, config)) if _advance(walk, AT_ONCE_STEPS) else None
+    return in_one_go(_found(walk, demands, config)) if _advance(walk, AT_ONCE_STEPS) else None
 
 
 def inspect(batch: bytes, demands: Demands, config: LogConfig) -> Generator[int, None, Inspection]:

@@ -48,7 +48,6 @@ from klamm.storage.log_validator import demands_on, fulfil, inspect_batch, valid
 from klamm.storage.producer_state import AppendOrigin, BatchMetadata, ProducerState
 from klamm.storage.retention import RULES, RetainedLog
 from klamm.storage.segment import LogSegment
-from klamm.storage.transaction_index import AbortedTransaction
 from klamm.storage.truncation import Steps, Truncation, find_truncation, take_at_once, take_off_loop
 from klamm.storage.unsynced_files import sync
 
@@ -349,15 +348,8 @@ class Log:
 
     def _update_producer_state(self, segment: LogSegment, batch: Batch) -> None:
         completed = self._producer_state.update(batch.header, batch.marker)
-        if completed is not None and completed.is_aborted:
-            segment.transaction_index.append(
-                AbortedTransaction(
-                    completed.producer_id,
-                    completed.first_offset,
-                    completed.last_offset,
-                    completed.last_stable_offset,
-                )
-            )
+        if completed is not None:
+            segment.transaction_index.note(completed)
 
     def _segment_for(
         self, size_bytes: int, first: BatchHeader, last: BatchHeader, max_timestamp: int, now_ms: int

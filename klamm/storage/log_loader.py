@@ -43,7 +43,6 @@ from klamm.storage.segment import (
     LogSegment,
     file_name,
 )
-from klamm.storage.transaction_index import AbortedTransaction
 from klamm.storage.unsynced_files import UnsyncedFiles
 
 _LOGGER = logging.getLogger(__name__)
@@ -375,15 +374,8 @@ class _Loader:
                 self._epochs.assign(header.partition_leader_epoch, header.base_offset)
             marker = decode_end_transaction_marker(batch, 0, header) if header.is_control else None
             completed = state.update(header, marker)
-            if completed is not None and completed.is_aborted:
-                segment.transaction_index.append(
-                    AbortedTransaction(
-                        completed.producer_id,
-                        completed.first_offset,
-                        completed.last_offset,
-                        completed.last_stable_offset,
-                    )
-                )
+            if completed is not None:
+                segment.transaction_index.note(completed)
 
         return segment.recover(each)
 

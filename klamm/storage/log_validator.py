@@ -10,12 +10,12 @@ Source: kafka.log.LogValidator, kafka.log.Log (analyzeAndValidateRecords).
 from collections.abc import Sequence
 
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record_batch import (
     NO_PRODUCER_ID,
     BatchHeader,
     Buffer,
     CompressionType,
-    at_once,
     check_crc,
     most_records,
     parse_header,
@@ -113,7 +113,7 @@ def inspect_batch(
         if origin is AppendOrigin.CLIENT:
             raise LargeBatch(records, demands, config)
         # A batch that klamm itself makes is small, or a single client's commit.
-        found = at_once(inspect(bytes(records), demands, config))
+        found = in_one_go(inspect(bytes(records), demands, config))
     return Inspected(config, demands, found)
 
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from klamm.environment import FileSystem
 from klamm.storage.index_file import CorruptIndexError, IndexFile
+from klamm.storage.producer_state import CompletedTransaction
 from klamm.storage.unsynced_files import UnsyncedFiles
 
 _ENTRY = struct.Struct(">hqqqq")
@@ -55,6 +56,18 @@ class TransactionIndex:
                 raise CorruptIndexError(f"{self.file.path} has an impossible entry: {entry}")
             entries.append(entry)
         self._entries = entries
+
+    def note(self, completed: CompletedTransaction) -> None:
+        """Appends the transaction if it was aborted."""
+        if completed.is_aborted:
+            self.append(
+                AbortedTransaction(
+                    completed.producer_id,
+                    completed.first_offset,
+                    completed.last_offset,
+                    completed.last_stable_offset,
+                )
+            )
 
     def append(self, entry: AbortedTransaction) -> None:
         self._entries.append(entry)

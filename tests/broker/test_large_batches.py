@@ -14,6 +14,7 @@ from klamm.protocol import record_batch as rb
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record_batch import BatchHeader, CompressionType, Record, build_batch
 from klamm.protocol.record_walk import Wanted
 from klamm.storage.batch_inspection import Demands, inspect
@@ -44,7 +45,7 @@ class HeldWorker(SystemEnvironment):
             raise
         if self.dies:
             raise WorkerFailed("it has died")
-        return rb.at_once(work(*arguments))
+        return in_one_go(work(*arguments))
 
 
 def large(**header: Any) -> bytearray:
@@ -130,7 +131,7 @@ def test_what_becomes_too_large_is_refused_before_it_comes_back() -> None:
     assert len(data) < 1_000
     demands = Demands(Wanted(), CompressionType.NONE)
     with pytest.raises(KafkaError) as refused:
-        rb.at_once(inspect(bytes(data), demands, LogConfig()))
+        in_one_go(inspect(bytes(data), demands, LogConfig()))
     assert refused.value.code is ErrorCode.MESSAGE_TOO_LARGE
 
 

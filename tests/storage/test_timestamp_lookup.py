@@ -8,6 +8,7 @@ import pytest
 from klamm.environment import WorkerFailed
 from klamm.protocol import record_batch as rb
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record_batch import Record, build_batch
 from klamm.storage.timestamp_lookup import MAX_LOOKS
 from support.logs import DiskEnvironment, append, open_log
@@ -36,7 +37,7 @@ class CountingEnvironment(DiskEnvironment):
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        return rb.at_once(work(*arguments))
+        return in_one_go(work(*arguments))
 
 
 @pytest.fixture

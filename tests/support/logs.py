@@ -5,12 +5,12 @@ import struct
 
 from klamm.environment import Environment
 from klamm.protocol import record_batch as rb
+from klamm.protocol.primitives import in_one_go
 from klamm.protocol.record_batch import (
     CompressionType,
     ControlRecordType,
     EndTransactionMarker,
     Record,
-    at_once,
     build_batch,
     build_end_transaction_marker,
     decode_records,
@@ -60,7 +60,7 @@ class DiskEnvironment(Environment):
 
     async def run_in_worker(self, work, *arguments):
         self.worked.append(work)
-        return at_once(work(*arguments))
+        return in_one_go(work(*arguments))
 
     def _open(self, path, *, create=False):
         file = SimulatedFileSystem.open(self.file_system, path, create=create)

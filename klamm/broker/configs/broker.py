@@ -60,20 +60,19 @@ async def _stored(store: KafkaZooKeeper, entity_path: str) -> Stored:
 
 def _level_by_level(static: BrokerConfig, default: Mapping[str, str], broker: Mapping[str, str]) -> BrokerConfig:
     """Applies only the configs that guard records of a level that contradicts the levels below; these never do."""
-    config = static
+    config = _with_level(static, "the default configs of the cluster", default=default)
+    return _with_level(config, "the dynamic configs of this broker", broker=broker)
+
+
+def _with_level(config: BrokerConfig, called: str, **level: Mapping[str, str]) -> BrokerConfig:
+    """`level` has the level's name and its configs."""
     try:
-        config = config.with_dynamic(default=default)
+        return config.with_dynamic(**level)
     except ConfigError as error:
-        kept = _guards(default)
-        _log.error("of the default configs of the cluster, %s, only %s are applied: %s", *_names(default, kept), error)
-        config = config.with_dynamic(default=kept)
-    try:
-        config = config.with_dynamic(broker=broker)
-    except ConfigError as error:
-        kept = _guards(broker)
-        _log.error("of the dynamic configs of this broker, %s, only %s are applied: %s", *_names(broker, kept), error)
-        config = config.with_dynamic(broker=kept)
-    return config
+        ((name, given),) = level.items()
+        kept = _guards(given)
+        _log.error("of %s, %s, only %s are applied: %s", called, *_names(given, kept), error)
+        return config.with_dynamic(**{name: kept})
 
 
 def _guards(level: Mapping[str, str]) -> dict[str, str]:

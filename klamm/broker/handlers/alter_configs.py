@@ -4,9 +4,7 @@ Configs that the request does not name are removed; IncrementalAlterConfigs (key
 broker serves it, but only the named broker alters its own configs.
 """
 
-from collections.abc import Iterable
-
-from klamm.broker.handlers.altered_resources import alter_each
+from klamm.broker.handlers.altered_resources import alter_each, response_of
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
 from klamm.protocol.apis.alter_configs import AlterConfigsRequest, AlterConfigsResponse
@@ -18,7 +16,7 @@ Resource = AlterConfigsRequest.AlterConfigsResource
 
 
 def error_response(request: Request[AlterConfigsRequest], error: KafkaError) -> AlterConfigsResponse:
-    return _response((resource, error) for resource in request.body.resources)
+    return response_of(AlterConfigsResponse, ((resource, error) for resource in request.body.resources))
 
 
 @handler(
@@ -35,18 +33,5 @@ async def handle(request: Request[AlterConfigsRequest]) -> AlterConfigsResponse:
         replace = admin.replace_topic if kind is ConfigResourceType.TOPIC else admin.replace_broker
         await replace(resource.resource_name, entries, validate_only=validate_only)
 
-    return _response(await alter_each(request, request.body.resources, alter))
-
-
-def _response(outcomes: Iterable[tuple[Resource, KafkaError]]) -> AlterConfigsResponse:
-    return AlterConfigsResponse(
-        responses=[
-            AlterConfigsResponse.AlterConfigsResourceResponse(
-                error_code=error.code,
-                error_message=error.message or None,
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-            )
-            for resource, error in outcomes
-        ]
-    )
+    outcomes = await alter_each(request, request.body.resources, alter)
+    return response_of(AlterConfigsResponse, outcomes)

@@ -1,12 +1,14 @@
 """The common part of AlterConfigs and IncrementalAlterConfigs: their resources and the answers for them."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from klamm.broker.registry import Request
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.broker.security import CLUSTER_NAME
+from klamm.protocol.apis.alter_configs import AlterConfigsResponse
+from klamm.protocol.apis.incremental_alter_configs import IncrementalAlterConfigsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
 
@@ -19,6 +21,7 @@ class AlteredResource(Protocol):
 
 
 Resource = TypeVar("Resource", bound=AlteredResource)
+Response = TypeVar("Response", AlterConfigsResponse, IncrementalAlterConfigsResponse)
 
 
 async def alter_each(
@@ -48,6 +51,21 @@ async def alter_each(
         else:
             outcomes.append((resource, KafkaError(ErrorCode.NONE)))
     return outcomes
+
+
+def response_of(response: type[Response], outcomes: Iterable[tuple[AlteredResource, KafkaError]]) -> Response:
+    """The answer of either API."""
+    return response(
+        responses=[
+            response.AlterConfigsResourceResponse(
+                error_code=error.code,
+                error_message=error.message or None,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource, error in outcomes
+        ]
+    )
 
 
 def _resource_type(number: int) -> ConfigResourceType:

@@ -4,10 +4,8 @@ Every broker serves it, but only the named broker alters its own configs. The le
 changed.
 """
 
-from collections.abc import Iterable
-
 from klamm.broker.configs.alterations import AlterConfigOp
-from klamm.broker.handlers.altered_resources import alter_each
+from klamm.broker.handlers.altered_resources import alter_each, response_of
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
 from klamm.protocol.apis.incremental_alter_configs import (
@@ -24,7 +22,7 @@ Resource = IncrementalAlterConfigsRequest.AlterConfigsResource
 def error_response(
     request: Request[IncrementalAlterConfigsRequest], error: KafkaError
 ) -> IncrementalAlterConfigsResponse:
-    return _response((resource, error) for resource in request.body.resources)
+    return response_of(IncrementalAlterConfigsResponse, ((resource, error) for resource in request.body.resources))
 
 
 @handler(
@@ -41,18 +39,5 @@ async def handle(request: Request[IncrementalAlterConfigsRequest]) -> Incrementa
         change = admin.change_topic if kind is ConfigResourceType.TOPIC else admin.change_broker
         await change(resource.resource_name, changes, validate_only=validate_only)
 
-    return _response(await alter_each(request, request.body.resources, alter))
-
-
-def _response(outcomes: Iterable[tuple[Resource, KafkaError]]) -> IncrementalAlterConfigsResponse:
-    return IncrementalAlterConfigsResponse(
-        responses=[
-            IncrementalAlterConfigsResponse.AlterConfigsResourceResponse(
-                error_code=error.code,
-                error_message=error.message or None,
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-            )
-            for resource, error in outcomes
-        ]
-    )
+    outcomes = await alter_each(request, request.body.resources, alter)
+    return response_of(IncrementalAlterConfigsResponse, outcomes)
