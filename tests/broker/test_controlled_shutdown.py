@@ -18,7 +18,6 @@ from klamm.environment import SystemEnvironment
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.messages import RequestHeader
 from klamm.protocol.update_metadata import (
     UpdateMetadataBroker,
     UpdateMetadataPartitionState,
@@ -27,8 +26,8 @@ from klamm.protocol.update_metadata import (
 )
 from klamm.znodes.store import LiveBroker
 from klamm.zookeeper.client import State
-from support.answering_broker import AnsweringBroker
 from support.one_broker import Client, OneBroker, batch, run, values
+from support.scripted_broker import Asked, ScriptedBroker
 
 RESPONSE = messages.response_class(ApiKey.CONTROLLED_SHUTDOWN)
 LEAVING, BROKER_EPOCH = 3, 77
@@ -57,7 +56,7 @@ def metadata(*live: int) -> MetadataCache:
 class Store:
     """What the broker looks up in ZooKeeper: each look at the controller takes the next of `controllers`."""
 
-    def __init__(self, brokers: dict[int, AnsweringBroker], *controllers: int | None) -> None:
+    def __init__(self, brokers: dict[int, ScriptedBroker], *controllers: int | None) -> None:
         self.client = SimpleNamespace(state=State.CONNECTED)
         self._brokers = brokers
         self._controllers = list(controllers)
@@ -92,18 +91,18 @@ async def hand_over(
         return await ControlledShutdown(config, LEAVING, registrar, metadata(*live)).run(store)  # type: ignore[arg-type]
 
 
-def answers(*these: Any) -> Callable[[Any, Any], Any]:
+def answers(*these: Any) -> Callable[[Asked], Any]:
     """One after another; the last one again and again."""
     left = list(these)
-    return lambda _header, _body: left.pop(0) if len(left) > 1 else left[0]
+    return lambda _: left.pop(0) if len(left) > 1 else left[0]
 
 
 def test_the_controller_is_asked_until_nothing_is_led() -> None:
     async def main() -> None:
-        async with AnsweringBroker(answers(answer(remaining=("shared",)), answer())) as controller:
+        async with ScriptedBroker(answers(answer(remaining=("shared",)), answer())) as controller:
             assert await hand_over(Store({1: controller}, 1), retries=100)
             assert len(controller.asked) == 2
-            for header, body in controller.asked:
+            for _, header, body in controller.asked:
                 assert (header.api_key, header.api_version) == (ApiKey.CONTROLLED_SHUTDOWN, 3)
                 assert (header.client_id, body.broker_id, body.broker_epoch) == ("3", LEAVING, BROKER_EPOCH)
 
@@ -112,7 +111,7 @@ def test_the_controller_is_asked_until_nothing_is_led() -> None:
 
 def test_what_nobody_can_take_over_is_not_waited_for() -> None:
     async def main() -> None:
-        async with AnsweringBroker(answers(answer(remaining=("lonely",)))) as controller:
+        async with ScriptedBroker(answers(answer(remaining=("lonely",)))) as controller:
             assert not await hand_over(Store({1: controller}, 1), retries=100)
             assert len(controller.asked) == 1
 
@@ -122,7 +121,7 @@ def test_what_nobody_can_take_over_is_not_waited_for() -> None:
 @pytest.mark.parametrize("code", [ErrorCode.NONE, ErrorCode.BROKER_NOT_AVAILABLE])
 def test_attempts_end(code: ErrorCode) -> None:
     async def main() -> None:
-        async with AnsweringBroker(answers(answer(code, ("shared",)))) as controller:
+        async with ScriptedBroker(answers(answer(code, ("shared",)))) as controller:
             assert not await hand_over(Store({1: controller}, 1), retries=2, backoff=200)
             assert 1 <= len(controller.asked) <= 2
 
@@ -131,7 +130,7 @@ def test_attempts_end(code: ErrorCode) -> None:
 
 def test_the_last_broker_asks_nobody() -> None:
     async def main() -> None:
-        async with AnsweringBroker(answers(answer())) as controller:
+        async with ScriptedBroker(answers(answer())) as controller:
             assert not await hand_over(Store({LEAVING: controller}, LEAVING), live=(LEAVING,))
             assert controller.asked == []
 
@@ -142,8 +141,8 @@ def test_a_successor_of_the_controller_is_asked_instead() -> None:
     """That the first one has resigned costs no attempt."""
 
     async def main() -> None:
-        former = AnsweringBroker(answers(answer(ErrorCode.STALE_CONTROLLER_EPOCH)))
-        async with former, AnsweringBroker(answers(answer())) as successor:
+        former = ScriptedBroker(answers(answer(ErrorCode.STALE_CONTROLLER_EPOCH)))
+        async with former, ScriptedBroker(answers(answer())) as successor:
             assert await hand_over(Store({1: former, 2: successor}, 1, None, 9, 2), retries=1, backoff=20_000)
             assert (len(former.asked), len(successor.asked)) == (1, 1)
 
@@ -153,7 +152,7 @@ def test_a_successor_of_the_controller_is_asked_instead() -> None:
 @pytest.mark.parametrize("controllers", [{}, {1: "silent"}, {1: "gone"}], ids=["nobody", "silent", "gone"])
 def test_a_stop_does_not_wait_for_a_controller_for_ever(controllers: dict[int, str]) -> None:
     async def main() -> None:
-        async with AnsweringBroker(lambda _header, _body: None) as silent:
+        async with ScriptedBroker() as silent:
             pass_on = {id: silent for id in controllers}
             if "gone" in controllers.values():
                 await silent.__aexit__()
@@ -165,7 +164,7 @@ def test_a_stop_does_not_wait_for_a_controller_for_ever(controllers: dict[int, s
 @pytest.mark.parametrize("backoff", [-1, 0])
 def test_attempts_need_no_back_off(backoff: int) -> None:
     async def main() -> None:
-        async with AnsweringBroker(answers(answer(remaining=("shared",)), answer())) as controller:
+        async with ScriptedBroker(answers(answer(remaining=("shared",)), answer())) as controller:
             assert await hand_over(Store({1: controller}, 1), backoff=backoff)
             assert len(controller.asked) == 2
 
@@ -178,11 +177,7 @@ def test_a_controller_that_has_much_to_move_gets_the_time_for_it() -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
 
-        def respond(header: RequestHeader) -> None:
-            frame = messages.encode_response(header.api_key, header.api_version, header.correlation_id, answer())
-            controller.connections[0].transport.writelines(map(bytes, frame))
-
-        async with AnsweringBroker(lambda header, _body: loop.call_later(0.05, respond, header) and None) as controller:
+        async with ScriptedBroker(lambda asked: loop.call_later(0.05, asked.answer, answer()) and None) as controller:
             assert await hand_over(Store({1: controller}, 1), retries=1, backoff=1)
             assert len(controller.asked) == 1
 
@@ -191,7 +186,7 @@ def test_a_controller_that_has_much_to_move_gets_the_time_for_it() -> None:
 
 def test_without_zookeeper_nobody_can_take_over() -> None:
     async def main() -> None:
-        async with AnsweringBroker(answers(answer())) as controller:
+        async with ScriptedBroker(answers(answer())) as controller:
             store = Store({1: controller}, 1)
             store.client.state = State.CONNECTING
             assert not await hand_over(store, backoff=20_000)

@@ -11,15 +11,15 @@ from klamm.net.client import ClientError, Disconnected, NotSent
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.update_metadata import UpdateMetadataBroker, UpdateMetadataEndpoint, UpdateMetadataRequest
-from support.answering_broker import AnsweringBroker
 from support.one_broker import until
+from support.scripted_broker import Asked, ScriptedBroker
 
 REQUEST, RESPONSE = messages.request_class(ApiKey.ALTER_ISR), messages.response_class(ApiKey.ALTER_ISR)
 
 
-def answer(_header: Any, body: Any) -> Any:
+def answer(asked: Asked) -> Any:
     """The error code tells which broker was asked about."""
-    return RESPONSE(error_code=body.broker_id, topics=[])
+    return RESPONSE(error_code=asked.body.broker_id, topics=[])
 
 
 class Scene:
@@ -29,7 +29,7 @@ class Scene:
         self.cache = MetadataCache()
         self.channel = ControllerChannel(self.cache, 5, "PLAINTEXT", request_timeout_ms)
 
-    def tell(self, controller_id: int, brokers: dict[int, AnsweringBroker]) -> None:
+    def tell(self, controller_id: int, brokers: dict[int, ScriptedBroker]) -> None:
         live = [
             UpdateMetadataBroker(id, (UpdateMetadataEndpoint(broker.port, "127.0.0.1", "PLAINTEXT", 0),))
             for id, broker in brokers.items()
@@ -48,7 +48,7 @@ class Scene:
 def test_requests_go_to_the_controller_that_is_known() -> None:
     async def main() -> None:
         scene = Scene()
-        async with AnsweringBroker(answer) as one, AnsweringBroker(answer) as two:
+        async with ScriptedBroker(answer) as one, ScriptedBroker(answer) as two:
             brokers = {1: one, 2: two}
             scene.tell(1, brokers)
             assert await asyncio.gather(*(scene.ask(number) for number in range(4))) == [0, 1, 2, 3]
@@ -67,7 +67,7 @@ def test_nobody_is_asked_while_no_controller_is_known() -> None:
         scene = Scene()
         with pytest.raises(NotSent, match=r"no controller is known \(broker -1, listener PLAINTEXT\)"):
             await scene.ask()
-        async with AnsweringBroker(answer) as one:
+        async with ScriptedBroker(answer) as one:
             scene.tell(7, {1: one})
             with pytest.raises(NotSent, match="broker 7"):
                 await scene.ask()
@@ -81,13 +81,13 @@ def test_nobody_is_asked_while_no_controller_is_known() -> None:
 def test_a_lost_connection_is_made_anew_for_the_next_request() -> None:
     async def main() -> None:
         scene = Scene()
-        async with AnsweringBroker(answer) as one:
+        async with ScriptedBroker(answer) as one:
             scene.tell(1, {1: one})
             assert await scene.ask(1) == 1
-            one.answer = lambda _header, _body: one.cut()
+            one.script = lambda _: one.cut()
             with pytest.raises(Disconnected):
                 await scene.ask(2)
-            one.answer = answer
+            one.script = answer
             assert await scene.ask(3) == 3
             assert len(one.connections) == 2
             scene.channel.close()
@@ -97,7 +97,7 @@ def test_a_lost_connection_is_made_anew_for_the_next_request() -> None:
 
 def test_a_request_fails_when_the_channel_closes_or_nobody_answers() -> None:
     async def main() -> None:
-        async with AnsweringBroker(lambda _header, _body: None) as silent:
+        async with ScriptedBroker() as silent:
             scene = Scene()
             scene.tell(1, {1: silent})
             asking = asyncio.ensure_future(scene.ask())
@@ -118,7 +118,7 @@ def test_a_request_fails_when_the_channel_closes_or_nobody_answers() -> None:
 def test_a_former_controller_that_hangs_is_left_when_another_is_known() -> None:
     async def main() -> None:
         scene = Scene()
-        async with AnsweringBroker(lambda _header, _body: None) as one, AnsweringBroker(answer) as two:
+        async with ScriptedBroker() as one, ScriptedBroker(answer) as two:
             brokers = {1: one, 2: two}
             scene.tell(1, brokers)
             asking = asyncio.create_task(scene.ask(3))

@@ -1,4 +1,4 @@
-"""The client of a cluster against toy brokers that share one idea of who leads."""
+"""The client of a cluster against scripted brokers that share one idea of who leads."""
 
 import asyncio
 from uuid import UUID
@@ -13,7 +13,8 @@ from klamm.net.client import (
 )
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, response_class
-from support.toy_broker import FAST, ToyBroker, heartbeat, heartbeat_response, run, toy
+from support.heartbeats import FAST, heartbeat, heartbeat_response, run
+from support.scripted_broker import ScriptedBroker
 
 
 class ToyCluster:
@@ -33,11 +34,12 @@ class ToyCluster:
     async def start(self, count):
         for broker_id in range(1, count + 1):
             handler = self.handler(broker_id)
-            self.brokers[broker_id] = await ToyBroker(handler=handler).start()
+            self.brokers[broker_id] = await ScriptedBroker(handler).start()
         return self
 
     def handler(self, broker_id):
-        def handle(connection, header, body):
+        def handle(asked):
+            connection, header, body = asked
             if header.api_key == ApiKey.METADATA:
                 known = self.leader, self.leader_epoch
                 self.leader, self.leader_epoch = self.cut_off.get(broker_id, known)
@@ -244,7 +246,7 @@ def test_retriable_errors_are_returned_when_the_time_is_over():
 
 def test_nobody_answers():
     async def test():
-        async with toy() as broker:
+        async with ScriptedBroker() as broker:
             address = broker.address
         client = ClusterClient([address], retry=RetryPolicy(deadline_ms=20, backoff_ms=1))
         with pytest.raises(ConnectFailed):

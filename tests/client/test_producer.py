@@ -26,8 +26,8 @@ from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.random_faults import RandomFaults
 from klamm.simulation.workload import Consumer, create_topic
 from klamm.simulation.world import World
-from support.answering_broker import AnsweringBroker
 from support.partition_leader import Leader
+from support.scripted_broker import ScriptedBroker
 
 TOPIC = "events"
 PARTITIONS = 3
@@ -114,7 +114,7 @@ def against(leader, scenario, *, request_timeout_ms=30_000, **changes):
     """Runs `scenario(producer, ledger)` against the leader; returns the ledger."""
 
     async def main():
-        async with AnsweringBroker(leader.answer) as broker:
+        async with ScriptedBroker(leader.answer) as broker:
             leader.node_address = ("127.0.0.1", broker.port)
             connection = ConnectionOptions(request_timeout_ms=request_timeout_ms)
             client = ClusterClient([leader.node_address], connection, RetryPolicy(500, 1, 5))

@@ -19,8 +19,8 @@ from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.random_faults import RandomFaults
 from klamm.simulation.workload import FIRST_TIMESTAMP_MS, Consumer, create_topic
 from klamm.simulation.world import World
-from support.answering_broker import AnsweringBroker
 from support.partition_leader import Leader
+from support.scripted_broker import ScriptedBroker
 
 TOPIC = "events"
 PARTITIONS = 3
@@ -98,7 +98,7 @@ def against(leader, scenario, *, options=OPTIONS, request_timeout_ms=30_000):
     """Runs `scenario(producer, batches)` against the leader."""
 
     async def main():
-        async with AnsweringBroker(leader.answer) as broker:
+        async with ScriptedBroker(leader.answer) as broker:
             leader.node_address = ("127.0.0.1", broker.port)
             connection = ConnectionOptions(request_timeout_ms=request_timeout_ms)
             client = ClusterClient([leader.node_address], connection, RetryPolicy(500, 1, 5))

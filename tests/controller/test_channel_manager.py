@@ -1,4 +1,4 @@
-"""The controller's channels to brokers, against toy brokers that misbehave on command."""
+"""The controller's channels to brokers, against scripted brokers that misbehave on command."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,6 @@ import uvloop
 from klamm.config.broker import BrokerConfig
 from klamm.controller import channel_manager
 from klamm.controller.channel_manager import COALESCE_FROM, RETRY_BACKOFF_MS, ControllerChannelManager
-from klamm.net.framing import FrameReader
 from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.leader_and_isr import (
@@ -28,65 +27,7 @@ from klamm.protocol.update_metadata import (
 )
 from klamm.slices import SLICE
 from klamm.znodes.brokers import BrokerRegistration, Endpoint
-
-
-class ToyConnection(FrameReader):
-    def __init__(self, broker):
-        super().__init__(lambda _: 100_000_000)
-        self.broker = broker
-
-    def connection_made(self, transport):
-        super().connection_made(transport)
-        self.transport = transport
-        self.broker.connections.append((self, asyncio.get_running_loop().time()))
-
-    def connection_lost(self, exc):
-        self.broker.lost.put_nowait(self)
-
-    def frame_error(self, reason):
-        raise AssertionError(reason)
-
-    def frame_received(self, frame):
-        header = messages.parse_request_header(frame)
-        body = messages.decode_request(header.api_key, header.api_version, frame, header.body_position)
-        self.broker.requests.put_nowait((self, header, body))
-
-    def answer(self, header, message):
-        buffers = messages.encode_response(header.api_key, header.api_version, header.correlation_id, message)
-        self.transport.writelines(buffers)
-
-
-class ToyBroker:
-    """Puts what it is sent into `requests`; the test answers."""
-
-    def __init__(self):
-        self.requests = asyncio.Queue()
-        self.lost = asyncio.Queue()
-        self.connections = []
-        self.server = None
-
-    async def start(self, port=0):
-        self.server = await asyncio.get_running_loop().create_server(lambda: ToyConnection(self), "127.0.0.1", port)
-        self.port = self.server.sockets[0].getsockname()[1]
-
-    def stop(self):
-        if self.server is not None:
-            self.server.close()
-        for connection, _ in self.connections:
-            connection.transport.abort()
-
-    def registration(self, broker_id=1):
-        return BrokerRegistration(broker_id, (Endpoint("PLAINTEXT", "127.0.0.1", self.port),))
-
-
-@contextlib.asynccontextmanager
-async def toy_broker():
-    broker = ToyBroker()
-    await broker.start()
-    try:
-        yield broker
-    finally:
-        broker.stop()
+from support.scripted_broker import ScriptedBroker
 
 
 @contextlib.asynccontextmanager
@@ -145,7 +86,7 @@ async def loop_turns():
 
 def test_requests_are_sent_in_order_one_at_a_time():
     async def test():
-        async with toy_broker() as broker, channels() as manager:
+        async with ScriptedBroker() as broker, channels() as manager:
             answers = asyncio.Queue()
             manager.add_broker(broker.registration())
             for number in range(5):
@@ -166,7 +107,7 @@ def test_requests_are_sent_in_order_one_at_a_time():
 
 def test_the_version_follows_the_inter_broker_protocol():
     async def test():
-        async with toy_broker() as broker, channels(inter_broker_protocol_version="2.7") as manager:
+        async with ScriptedBroker() as broker, channels(inter_broker_protocol_version="2.7") as manager:
             manager.add_broker(broker.registration())
             manager.send_request(1, ApiKey.LEADER_AND_ISR, LeaderAndIsrRequest(7, 1, 100))
             connection, header, _ = await broker.requests.get()
@@ -183,7 +124,7 @@ def test_the_version_follows_the_inter_broker_protocol():
 def test_a_failed_request_is_sent_again_on_a_new_connection_after_100_ms(failure):
     async def test():
         async with (
-            toy_broker() as broker,
+            ScriptedBroker() as broker,
             channels(request_timeout_ms="50" if failure == "timeout" else "60000") as manager,
         ):
             answers = asyncio.Queue()
@@ -216,7 +157,7 @@ def test_a_failed_request_is_sent_again_on_a_new_connection_after_100_ms(failure
 
 def test_a_broker_that_is_not_up_yet_gets_its_requests_later():
     async def test():
-        broker = ToyBroker()
+        broker = ScriptedBroker()
         warned = asyncio.Queue()
         with socket.socket() as reserved:
             # Bound but not listening: connections are refused.
@@ -244,7 +185,7 @@ def test_a_broker_that_is_not_up_yet_gets_its_requests_later():
 
 def test_nothing_is_heard_of_a_broker_after_it_was_removed():
     async def test():
-        async with toy_broker() as broker, channels() as manager:
+        async with ScriptedBroker() as broker, channels() as manager:
             answers = []
             manager.add_broker(broker.registration())
             manager.send_request(1, ApiKey.UPDATE_METADATA, update(0), answers.append)
@@ -267,7 +208,7 @@ def test_nothing_is_heard_of_a_broker_after_it_was_removed():
 
 def test_a_response_that_has_arrived_is_dropped_when_the_broker_is_removed_before_it_is_handled():
     async def test():
-        async with toy_broker() as broker, channels() as manager:
+        async with ScriptedBroker() as broker, channels() as manager:
             answers = []
             manager.add_broker(broker.registration())
             manager.send_request(1, ApiKey.UPDATE_METADATA, update(0), answers.append)
@@ -286,7 +227,7 @@ def test_a_removed_broker_that_cannot_be_reached_is_given_up():
     async def test():
         with socket.socket() as reserved:
             reserved.bind(("127.0.0.1", 0))
-            broker = ToyBroker()
+            broker = ScriptedBroker()
             broker.port = reserved.getsockname()[1]
             async with channels() as manager:
                 manager.add_broker(broker.registration())
@@ -303,7 +244,7 @@ def test_a_removed_broker_that_cannot_be_reached_is_given_up():
 def test_a_connection_that_was_closed_while_idle_is_opened_again():
     async def test():
         warned = asyncio.Queue()
-        async with toy_broker() as broker, channels() as manager, warnings_of_channels(warned):
+        async with ScriptedBroker() as broker, channels() as manager, warnings_of_channels(warned):
             answers = asyncio.Queue()
             manager.add_broker(broker.registration())
             for number in range(2):
@@ -322,7 +263,7 @@ def test_a_connection_that_was_closed_while_idle_is_opened_again():
 
 def test_one_broker_does_not_hold_up_another():
     async def test():
-        async with toy_broker() as silent, toy_broker() as prompt, channels() as manager:
+        async with ScriptedBroker() as silent, ScriptedBroker() as prompt, channels() as manager:
             answers = asyncio.Queue()
             manager.add_broker(silent.registration(1))
             manager.add_broker(prompt.registration(2))
@@ -338,7 +279,7 @@ def test_one_broker_does_not_hold_up_another():
 
 def test_a_second_add_keeps_the_channel_and_what_is_queued():
     async def test():
-        async with toy_broker() as broker, channels() as manager:
+        async with ScriptedBroker() as broker, channels() as manager:
             manager.add_broker(broker.registration())
             manager.send_request(1, ApiKey.UPDATE_METADATA, update(0))
             manager.add_broker(broker.registration())
@@ -366,7 +307,7 @@ def test_brokers_without_a_channel_get_nothing(caplog):
 def test_what_waits_for_a_broker_goes_to_the_listener_that_it_gets(caplog):
     async def test():
         caplog.clear()
-        async with toy_broker() as broker, channels() as manager:
+        async with ScriptedBroker() as broker, channels() as manager:
             manager.add_broker(BrokerRegistration(1, (Endpoint("OTHER", "127.0.0.1", 1),)))
             assert (
                 "broker 1 gets no requests of the controller until it has a listener PLAINTEXT: it has only OTHER"
@@ -393,7 +334,7 @@ def test_what_waits_for_a_broker_goes_to_the_listener_that_it_gets(caplog):
 @pytest.mark.parametrize("doing", ["nothing", "cannot connect", "waiting for a response"])
 def test_a_broker_that_moves_gets_everything_at_its_new_address(doing):
     async def test():
-        async with toy_broker() as former, toy_broker() as broker, channels() as manager:
+        async with ScriptedBroker() as former, ScriptedBroker() as broker, channels() as manager:
             answers = asyncio.Queue()
             manager.add_broker(former.registration())
             if doing == "cannot connect":
@@ -431,7 +372,7 @@ def test_a_broker_that_moves_gets_everything_at_its_new_address(doing):
 @pytest.mark.parametrize("turns", range(4))
 def test_a_broker_may_move_twice_in_quick_succession(turns):
     async def test():
-        async with toy_broker() as former, toy_broker() as broker, channels() as manager:
+        async with ScriptedBroker() as former, ScriptedBroker() as broker, channels() as manager:
             answers = asyncio.Queue()
             manager.add_broker(former.registration())
             manager.send_request(1, ApiKey.UPDATE_METADATA, update(0), answers.put_nowait)
@@ -451,7 +392,7 @@ def test_a_broker_may_move_twice_in_quick_succession(turns):
 def test_the_controllers_own_listener_is_used_where_there_is_one():
     async def test():
         async with (
-            toy_broker() as broker,
+            ScriptedBroker() as broker,
             channels(
                 listeners="PLAINTEXT://:9092,CONTROLLER://:9093",
                 listener_security_protocol_map="PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
@@ -471,7 +412,7 @@ def test_a_large_request_is_encoded_in_slices():
         count = 3 * SLICE
         leadership = [LeaderAndIsrPartitionState(i, 1, 1, 0, (1,), 0, (1,)) for i in range(count)]
         metadata = [UpdateMetadataPartitionState(i, 1, 1, 0, (1,), 0, (1,)) for i in range(count)]
-        async with toy_broker() as broker, channels() as manager:
+        async with ScriptedBroker() as broker, channels() as manager:
             manager.add_broker(broker.registration())
             for key, states, request, response in (
                 (
@@ -503,7 +444,7 @@ def test_a_large_request_is_encoded_in_slices():
 def test_a_callback_that_fails_is_a_fault_of_the_program():
     async def test():
         failures = []
-        async with toy_broker() as broker, channels(failures) as manager:
+        async with ScriptedBroker() as broker, channels(failures) as manager:
 
             def fail(response):
                 raise ZeroDivisionError
@@ -531,7 +472,7 @@ def test_what_waits_for_a_broker_that_does_not_answer_is_bounded_and_nothing_is_
     async def test():
         partitions, changes = 50, 30_000
         most = 0
-        async with toy_broker() as broker, channels() as manager:
+        async with ScriptedBroker() as broker, channels() as manager:
             manager.add_broker(broker.registration())
             channel = manager._channels[1]
             manager.send_request(1, ApiKey.UPDATE_METADATA, update(0))
@@ -574,7 +515,7 @@ def test_requests_that_come_while_others_are_coalesced_come_after_them(monkeypat
     monkeypatch.setattr(channel_manager, "COALESCE_FROM", 3)
 
     async def test():
-        async with toy_broker() as broker, channels() as manager:
+        async with ScriptedBroker() as broker, channels() as manager:
             manager.add_broker(broker.registration())
             epochs = []
             for epoch in range(200):
@@ -596,7 +537,7 @@ def test_requests_that_come_while_others_are_coalesced_come_after_them(monkeypat
 
 def test_shutdown_drops_everything():
     async def test():
-        async with toy_broker() as broker, channels() as manager:
+        async with ScriptedBroker() as broker, channels() as manager:
             answers = []
             manager.add_broker(broker.registration())
             manager.send_request(1, ApiKey.UPDATE_METADATA, update(0), answers.append)

@@ -1,4 +1,4 @@
-"""SASL against toy brokers that check it as Kafka does, and against those that lie."""
+"""SASL against scripted brokers that check it as Kafka does, and against those that lie."""
 
 import asyncio
 import base64
@@ -22,7 +22,8 @@ from klamm.net.sasl import authenticator
 from klamm.net.security import SaslOptions
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, response_class
-from support.toy_broker import FAST, heartbeat, heartbeat_response, run, toy
+from support.heartbeats import FAST, heartbeat, heartbeat_response, run
+from support.scripted_broker import ScriptedBroker
 
 SALT = b"salt"
 RANDOM = random.Random(1)
@@ -30,7 +31,7 @@ HASHES = {"SCRAM-SHA-256": "sha256", "SCRAM-SHA-512": "sha512"}
 
 
 class SaslBroker:
-    """Handler of a toy broker that lets in alice with her secret, and answers heartbeats then, and only then."""
+    """Handler of a scripted broker that lets in alice with her secret, and answers heartbeats then, and only then."""
 
     def __init__(self, mechanisms=("PLAIN", *HASHES), session_ms=0, version=2):
         self.mechanisms = mechanisms
@@ -42,7 +43,8 @@ class SaslBroker:
         # Of each connection: what it is expected to send next. None: it may send anything.
         self.steps = {}
 
-    def __call__(self, connection, header, body):
+    def __call__(self, asked):
+        connection, header, body = asked
         if header.api_key == ApiKey.SASL_HANDSHAKE:
             self._handshake(connection, header, body.mechanism)
         elif header.api_key == ApiKey.SASL_AUTHENTICATE:
@@ -119,7 +121,7 @@ def secured(mechanism="SCRAM-SHA-256", password="secret"):
 def test_who_is_let_in(mechanism, version):
     async def test():
         broker = SaslBroker(version=version)
-        async with toy(handler=broker, versions=broker.versions) as listener:
+        async with ScriptedBroker(broker, versions=broker.versions) as listener:
             options = secured(mechanism)
             for _ in range(2):
                 connection = await connect(*listener.address, options)
@@ -132,7 +134,7 @@ def test_who_is_let_in(mechanism, version):
 @pytest.mark.parametrize("mechanism", ["PLAIN", *HASHES])
 def test_who_is_not(mechanism):
     async def test():
-        async with toy(handler=SaslBroker()) as listener:
+        async with ScriptedBroker(SaslBroker()) as listener:
             client = ClusterClient([listener.address], secured(mechanism, "guessed-word"), FAST)
             with pytest.raises(AuthenticationFailed) as caught:
                 await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())
@@ -150,7 +152,7 @@ def test_a_broker_that_does_not_know_the_password_is_not_spoken_to():
     async def test():
         broker = SaslBroker()
         broker.knows_password = False
-        async with toy(handler=broker) as listener:
+        async with ScriptedBroker(broker) as listener:
             with pytest.raises(AuthenticationFailed, match="SCRAM-SHA-256: the server's signature is wrong"):
                 await connect(*listener.address, secured())
 
@@ -159,15 +161,15 @@ def test_a_broker_that_does_not_know_the_password_is_not_spoken_to():
 
 def test_mechanisms_that_the_broker_does_not_have():
     async def test():
-        async with toy(handler=SaslBroker(mechanisms=("PLAIN", "GSSAPI"))) as listener:
+        async with ScriptedBroker(SaslBroker(mechanisms=("PLAIN", "GSSAPI"))) as listener:
             with pytest.raises(
                 AuthenticationFailed, match=r"no SCRAM-SHA-256; see sasl.mechanism, .*'PLAIN', 'GSSAPI'"
             ):
                 await connect(*listener.address, secured())
-        async with toy(handler=SaslBroker(mechanisms=())) as listener:
+        async with ScriptedBroker(SaslBroker(mechanisms=())) as listener:
             with pytest.raises(AuthenticationFailed, match=r"wants no SASL at this port; see security\.protocol"):
                 await connect(*listener.address, secured())
-        async with toy(handler=SaslBroker(), versions={ApiKey.SASL_AUTHENTICATE: (0, -1)}) as listener:
+        async with ScriptedBroker(SaslBroker(), versions={ApiKey.SASL_AUTHENTICATE: (0, -1)}) as listener:
             with pytest.raises(UnsupportedVersion, match=r"SaslAuthenticate \(36\) is not served by this broker"):
                 await connect(*listener.address, secured())
 
@@ -176,14 +178,14 @@ def test_mechanisms_that_the_broker_does_not_have():
 
 def test_a_connection_that_ends_meanwhile_is_worth_another():
     async def test():
-        def hang_up(connection, header, body):
-            connection.transport.close()
-            listener.handler = SaslBroker()
+        def hang_up(asked):
+            asked.connection.transport.close()
+            listener.script = SaslBroker()
 
-        async with toy(handler=hang_up) as listener:
+        async with ScriptedBroker(hang_up) as listener:
             with pytest.raises(ConnectFailed):
                 await connect(*listener.address, secured())
-            listener.handler = hang_up
+            listener.script = hang_up
             client = ClusterClient([listener.address], secured(), FAST)
             assert (await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())).error_code == 0
 
@@ -194,13 +196,13 @@ def test_a_broker_that_wants_sasl_from_a_client_without():
     async def test():
         broker = SaslBroker(mechanisms=("SCRAM-SHA-256",))
 
-        def handler(connection, header, body):
-            if header.api_key == ApiKey.SASL_HANDSHAKE:
-                broker(connection, header, body)
+        def handler(asked):
+            if asked.header.api_key == ApiKey.SASL_HANDSHAKE:
+                broker(asked)
             else:
-                connection.transport.close()
+                asked.connection.transport.close()
 
-        async with toy(handler=handler) as listener:
+        async with ScriptedBroker(handler) as listener:
             client = ClusterClient([listener.address], ConnectionOptions(), FAST)
             told = r"wants SASL at this port; see security\.protocol and sasl\.mechanism, it has: SCRAM-SHA-256"
             with pytest.raises(AuthenticationFailed, match=told):
@@ -226,7 +228,7 @@ def test_a_broker_that_wants_sasl_from_a_client_without():
 def test_a_session_is_renewed_between_requests():
     async def test():
         broker = SaslBroker(session_ms=20)
-        async with toy(handler=broker) as listener:
+        async with ScriptedBroker(broker) as listener:
             connection = await connect(*listener.address, secured())
             while broker.authentications < 5:
                 # Pipelined: the renewal waits for its turn, and the others wait for it.
@@ -240,7 +242,7 @@ def test_a_session_is_renewed_between_requests():
 def test_a_session_that_is_not_renewed_ends_the_connection():
     async def test():
         broker = SaslBroker(session_ms=20)
-        async with toy(handler=broker) as listener:
+        async with ScriptedBroker(broker) as listener:
             connection = await connect(*listener.address, secured())
             await asyncio.sleep(0.02)
             broker.mechanisms = ("PLAIN",)
@@ -260,18 +262,18 @@ def test_a_session_that_is_not_renewed_ends_the_connection():
 def test_a_renewal_that_is_lost_or_broken_off_lost_no_request():
     async def test():
         broker = SaslBroker(session_ms=20)
-        async with toy(handler=broker) as listener:
+        async with ScriptedBroker(broker) as listener:
             connection = await connect(*listener.address, secured())
             await asyncio.sleep(0.02)
-            listener.handler = lambda connection, header, body: connection.transport.close()
+            listener.script = lambda asked: asked.connection.transport.close()
             with pytest.raises(NotSent):
                 await connection.send(ApiKey.HEARTBEAT, heartbeat())
 
-            listener.handler = broker
+            listener.script = broker
             connection = await connect(*listener.address, secured())
             await asyncio.sleep(0.02)
             handshakes = asyncio.Event()
-            listener.handler = lambda connection, header, body: handshakes.set()
+            listener.script = lambda _: handshakes.set()
             sent = [asyncio.create_task(connection.send(ApiKey.HEARTBEAT, heartbeat())) for _ in range(2)]
             await handshakes.wait()
             sent[0].cancel()

@@ -17,7 +17,8 @@ from klamm.protocol.apis.fetch import FetchableTopic, FetchResponse, PartitionDa
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.messages import ApiKey
 from support.certificates import Authority, one_line, openssl
-from support.toy_broker import FAST, echo_group_length, heartbeat, run, toy
+from support.heartbeats import FAST, echo_group_length, heartbeat, run
+from support.scripted_broker import Asked, ScriptedBroker
 
 
 @pytest.fixture(scope="module")
@@ -83,14 +84,14 @@ def fetch_response(records: bytes) -> FetchResponse:
 
 
 def test_messages_of_all_sizes(authority: Authority, stores: dict[str, Path]) -> None:
-    def handler(connection, header, body) -> None:
-        size = len(body.topic_data[0].partition_data[0].records)
+    def accept(asked: Asked) -> ProduceResponse:
+        size = len(asked.body.topic_data[0].partition_data[0].records)
         topic = ProduceResponse.TopicProduceResponse
         result = topic.PartitionProduceResponse(index=0, error_code=0, base_offset=size)
-        connection.answer(header, ProduceResponse(responses=[topic(name="t", partition_responses=[result])]))
+        return ProduceResponse(responses=[topic(name="t", partition_responses=[result])])
 
     async def test() -> None:
-        async with toy(handler=handler, ssl=server_context(stores["broker"])) as broker:
+        async with ScriptedBroker(accept, ssl=server_context(stores["broker"])) as broker:
             connection = await connect(*broker.address, trusting(authority))
             for size in (10, 100_000, 5_000_000):
                 request = ProduceRequest.of(None, 1, 1_000, [("t", [(0, memoryview(bytes(size)))])])
@@ -106,7 +107,7 @@ def test_messages_of_all_sizes(authority: Authority, stores: dict[str, Path]) ->
 def test_who_is_trusted(authority: Authority, stores: dict[str, Path], version: str) -> None:
     async def test() -> None:
         context = server_context(stores["broker"], version=version)
-        async with toy(handler=echo_group_length, ssl=context) as broker:
+        async with ScriptedBroker(echo_group_length, ssl=context) as broker:
             # The one who signed; or the broker's own certificate, as in Java.
             for trusted in (authority.path, stores["broker"]):
                 options = ConnectionOptions(ssl_context=client_context(TlsOptions(str(trusted))))
@@ -118,7 +119,7 @@ def test_who_is_trusted(authority: Authority, stores: dict[str, Path], version: 
                 options = ConnectionOptions(ssl_context=client_context(TlsOptions(trusted)))
                 with pytest.raises(AuthenticationFailed, match=r"certificate is not trusted: .*ssl\.truststore"):
                     await connect(*broker.address, options)
-        async with toy(ssl=server_context(stores["elsewhere"], version=version)) as broker:
+        async with ScriptedBroker(ssl=server_context(stores["elsewhere"], version=version)) as broker:
             with pytest.raises(AuthenticationFailed, match=r"is not of 127\.0\.0\.1: .*identification\.algorithm"):
                 await connect(*broker.address, trusting(authority))
             (await connect(*broker.address, trusting(authority, check_host_name=False))).close()
@@ -172,7 +173,7 @@ def test_who_the_client_is(authority: Authority, stores: dict[str, Path], versio
     assert by_text is not None
 
     async def test() -> None:
-        async with toy(ssl=server_context(stores["broker"], authority, version)) as broker:
+        async with ScriptedBroker(ssl=server_context(stores["broker"], authority, version)) as broker:
             options = [
                 trusting(authority, keystore_path=str(stores["client"])),
                 trusting(authority, keystore_path=str(stores["encrypted"]), key_password="secret"),
@@ -211,7 +212,7 @@ def test_versions(authority: Authority, stores: dict[str, Path]) -> None:
 
 def test_a_broker_without_tls(authority: Authority) -> None:
     async def test() -> None:
-        async with toy() as broker:
+        async with ScriptedBroker() as broker:
             broker.hang_up_on_garbage = True
             client = ClusterClient([broker.address], trusting(authority), FAST)
             with pytest.raises(AuthenticationFailed, match=r"does not speak TLS at this port; see security\.protocol"):
@@ -234,7 +235,7 @@ def test_a_client_without_tls(stores: dict[str, Path]) -> None:
         run(told)
 
     async def not_told() -> None:
-        async with toy(ssl=server_context(stores["broker"])) as broker:
+        async with ScriptedBroker(ssl=server_context(stores["broker"])) as broker:
             with pytest.raises(ConnectFailed, match=r"without an answer \(so do brokers that speak TLS"):
                 await connect(*broker.address)
 

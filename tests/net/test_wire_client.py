@@ -1,4 +1,4 @@
-"""The wire client against toy brokers that misbehave on command."""
+"""Connections of a client, against brokers that misbehave by script."""
 
 import asyncio
 import struct
@@ -22,12 +22,13 @@ from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import PARTITIONS_PER_STEP
 from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
-from support.toy_broker import FAST, echo_group_length, heartbeat, run, toy
+from support.heartbeats import FAST, echo_group_length, heartbeat, run
+from support.scripted_broker import ScriptedBroker
 
 
 def test_versions_are_negotiated_and_requests_answered():
     async def test():
-        async with toy(handler=echo_group_length, versions={ApiKey.HEARTBEAT: (0, 2)}) as broker:
+        async with ScriptedBroker(echo_group_length, versions={ApiKey.HEARTBEAT: (0, 2)}) as broker:
             connection = await connect(*broker.address, ConnectionOptions(client_id="me"))
             response = await connection.send(ApiKey.HEARTBEAT, heartbeat("four"))
             assert response.error_code == 4
@@ -47,7 +48,7 @@ def test_versions_are_negotiated_and_requests_answered():
 def test_a_broker_that_does_not_know_our_api_versions():
     async def test():
         versions = {ApiKey.API_VERSIONS: (0, 1), ApiKey.FETCH: (0, 3)}
-        async with toy(handler=echo_group_length, versions=versions) as broker:
+        async with ScriptedBroker(echo_group_length, versions=versions) as broker:
             connection = await connect(*broker.address)
             assert [header.api_version for header in broker.headers] == [3, 1]
             with pytest.raises(UnsupportedVersion, match=r"Fetch \(1\): the broker has 0 to 3, klamm 4 to 12"):
@@ -59,7 +60,7 @@ def test_a_broker_that_does_not_know_our_api_versions():
 
 def test_without_negotiation_every_request_names_its_version():
     async def test():
-        async with toy(handler=echo_group_length) as broker:
+        async with ScriptedBroker(echo_group_length) as broker:
             connection = await connect(*broker.address, ConnectionOptions(negotiate_versions=False))
             assert (await connection.send(ApiKey.HEARTBEAT, heartbeat("ab"), version=0)).error_code == 2
             with pytest.raises(UnsupportedVersion, match="were not asked for"):
@@ -72,7 +73,7 @@ def test_without_negotiation_every_request_names_its_version():
 
 def test_many_requests_in_flight_are_bounded_ordered_and_answered_in_order():
     async def test():
-        async with toy() as broker:
+        async with ScriptedBroker() as broker:
             connection = await connect(*broker.address, ConnectionOptions(max_in_flight=3))
             tasks = [
                 asyncio.ensure_future(connection.send(ApiKey.HEARTBEAT, heartbeat("x" * count))) for count in range(10)
@@ -81,9 +82,9 @@ def test_many_requests_in_flight_are_bounded_ordered_and_answered_in_order():
             for answered in range(10):
                 # The broker sees three requests, and the next only when it has answered one.
                 assert broker.requests.empty()
-                peer, header, body = waiting.pop(0)
-                assert len(body.group_id) == answered
-                echo_group_length(peer, header, body)
+                asked = waiting.pop(0)
+                assert len(asked.body.group_id) == answered
+                asked.answer(echo_group_length(asked))
                 if answered < 7:
                     waiting.append(await broker.requests.get())
             assert [response.error_code for response in await asyncio.gather(*tasks)] == list(range(10))
@@ -94,7 +95,7 @@ def test_many_requests_in_flight_are_bounded_ordered_and_answered_in_order():
 
 def test_a_disconnection_fails_what_is_in_flight_and_what_waits():
     async def test():
-        async with toy() as broker:
+        async with ScriptedBroker() as broker:
             connection = await connect(*broker.address, ConnectionOptions(max_in_flight=2))
             tasks = [asyncio.ensure_future(connection.send(ApiKey.HEARTBEAT, heartbeat())) for _ in range(4)]
             for _ in range(2):
@@ -112,11 +113,11 @@ def test_a_disconnection_fails_what_is_in_flight_and_what_waits():
 
 def test_a_disconnection_in_the_middle_of_a_response_says_so():
     async def test():
-        def half(connection, header, body):
-            connection.transport.write(b"\0\0\0\x20\0")
-            connection.transport.close()
+        def half(asked):
+            asked.connection.transport.write(b"\0\0\0\x20\0")
+            asked.connection.transport.close()
 
-        async with toy(handler=half) as broker:
+        async with ScriptedBroker(half) as broker:
             connection = await connect(*broker.address)
             with pytest.raises(Disconnected, match="closed the connection in the middle of a response"):
                 await connection.send(ApiKey.HEARTBEAT, heartbeat())
@@ -126,7 +127,7 @@ def test_a_disconnection_in_the_middle_of_a_response_says_so():
 
 def test_a_time_out_closes_the_connection():
     async def test():
-        async with toy() as broker:
+        async with ScriptedBroker() as broker:
             connection = await connect(*broker.address)
             patient = asyncio.ensure_future(connection.send(ApiKey.HEARTBEAT, heartbeat()))
             with pytest.raises(RequestTimedOut, match="no response to Heartbeat within 20 ms"):
@@ -151,7 +152,7 @@ def test_a_time_out_closes_the_connection():
 )
 def test_garbage_closes_the_connection(garbage, complaint):
     async def test():
-        async with toy(handler=lambda connection, header, body: connection.transport.write(garbage)) as broker:
+        async with ScriptedBroker(lambda asked: asked.connection.transport.write(garbage)) as broker:
             connection = await connect(*broker.address)
             with pytest.raises(InvalidResponse, match=complaint):
                 await connection.send(ApiKey.HEARTBEAT, heartbeat())
@@ -166,7 +167,7 @@ def test_a_large_response_is_decoded_while_others_have_the_loop():
     stopped = StopReplicaResponse(0, {"t": [(number, 0) for number in range(count)]})
 
     async def test():
-        async with toy(handler=lambda connection, header, body: connection.answer(header, stopped)) as broker:
+        async with ScriptedBroker(lambda _: stopped) as broker:
             connection = await connect(*broker.address)
             frames = []
             received = connection.frame_received
@@ -184,14 +185,15 @@ def test_a_large_response_is_decoded_while_others_have_the_loop():
 
 
 def test_garbage_in_a_large_response_closes_the_connection():
-    def answer(connection, header, body):
+    def answer(asked):
+        connection, header, _ = asked
         frame = b"".join(messages.encode_response(header.api_key, header.api_version, header.correlation_id, stopped))
         connection.transport.write(struct.pack(">i", len(frame) - 3) + frame[4:] + b"!")
 
     stopped = StopReplicaResponse(0, {"t": [(number, 0) for number in range(2 * PARTITIONS_PER_STEP)]})
 
     async def test():
-        async with toy(handler=answer) as broker:
+        async with ScriptedBroker(answer) as broker:
             connection = await connect(*broker.address)
             with pytest.raises(InvalidResponse, match="StopReplicaResponse: 1 bytes after the end"):
                 await connection.send(ApiKey.STOP_REPLICA, lambda _: StopReplicaRequest(1, 1))
@@ -203,7 +205,7 @@ def test_garbage_in_a_large_response_closes_the_connection():
 
 def test_an_unasked_response_closes_the_connection():
     async def test():
-        async with toy() as broker:
+        async with ScriptedBroker() as broker:
             connection = await connect(*broker.address)
             broker.connections[0].transport.write(struct.pack(">ii", 4, 0))
             await connection.wait_closed()
@@ -215,7 +217,7 @@ def test_an_unasked_response_closes_the_connection():
 
 def test_the_response_to_a_cancelled_request_is_dropped():
     async def test():
-        async with toy() as broker:
+        async with ScriptedBroker() as broker:
             connection = await connect(*broker.address)
             task = asyncio.ensure_future(connection.send(ApiKey.HEARTBEAT, heartbeat()))
             first = await broker.requests.get()
@@ -223,8 +225,9 @@ def test_the_response_to_a_cancelled_request_is_dropped():
             with pytest.raises(asyncio.CancelledError):
                 await task
             other = asyncio.ensure_future(connection.send(ApiKey.HEARTBEAT, heartbeat("abc")))
-            echo_group_length(*first)
-            echo_group_length(*await broker.requests.get())
+            first.answer(echo_group_length(first))
+            asked = await broker.next()
+            asked.answer(echo_group_length(asked))
             assert (await other).error_code == 3
             connection.close()
 
@@ -233,7 +236,7 @@ def test_the_response_to_a_cancelled_request_is_dropped():
 
 def test_a_cancelled_sender_gives_up_its_turn():
     async def test():
-        async with toy() as broker:
+        async with ScriptedBroker() as broker:
             connection = await connect(*broker.address, ConnectionOptions(max_in_flight=1))
             first = asyncio.ensure_future(connection.send(ApiKey.HEARTBEAT, heartbeat("1")))
             held = await broker.requests.get()
@@ -241,8 +244,9 @@ def test_a_cancelled_sender_gives_up_its_turn():
             third = asyncio.ensure_future(connection.send(ApiKey.HEARTBEAT, heartbeat("333")))
             await asyncio.sleep(0)
             second.cancel()
-            echo_group_length(*held)
-            echo_group_length(*await broker.requests.get())
+            held.answer(echo_group_length(held))
+            asked = await broker.next()
+            asked.answer(echo_group_length(asked))
             assert [(await first).error_code, (await third).error_code] == [1, 3]
             connection.close()
 
@@ -254,7 +258,7 @@ def test_requests_without_response_and_a_broker_that_does_not_read():
         def build(version):
             return ProduceRequest.of(None, 0, 1000, [("t", [(0, bytes(1_000_000))])])
 
-        async with toy() as broker:
+        async with ScriptedBroker() as broker:
             connection = await connect(*broker.address)
             assert await connection.send(ApiKey.PRODUCE, build, expect_response=False) is None
             assert (await broker.requests.get())[2].acks == 0
@@ -283,7 +287,7 @@ def test_requests_without_response_and_a_broker_that_does_not_read():
 
 def test_closing_sends_what_was_written():
     async def test():
-        async with toy() as broker:
+        async with ScriptedBroker() as broker:
             connection = await connect(*broker.address)
 
             def build(version):
@@ -299,7 +303,7 @@ def test_closing_sends_what_was_written():
 
 def test_no_connection():
     async def test():
-        async with toy() as broker:
+        async with ScriptedBroker() as broker:
             address = broker.address
         with pytest.raises(ConnectFailed, match=str(address[1])):
             await connect(*address)
@@ -333,7 +337,7 @@ def test_authentication_comes_before_use():
         async def fail(connection):
             raise AuthenticationFailed("no")
 
-        async with toy(handler=echo_group_length) as broker:
+        async with ScriptedBroker(echo_group_length) as broker:
             connection = await connect(*broker.address, ConnectionOptions(authenticate=greet))
             assert connection.connected
             connection.close()

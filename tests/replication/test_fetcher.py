@@ -10,8 +10,6 @@ import uvloop
 
 from klamm.config.broker import BrokerConfig
 from klamm.config.topic import TopicConfig
-from klamm.net.framing import FrameReader
-from klamm.protocol import messages
 from klamm.protocol.apis.fetch import EpochEndOffset, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
@@ -22,6 +20,7 @@ from klamm.replication.fetcher_manager import ReplicaFetcherManager
 from klamm.replication.partition import Partition
 from support.fetch_messages import fetch_response, forgotten_of, wanted_of
 from support.logs import NOW_MS, DiskEnvironment, append, batch, open_log, read_all
+from support.scripted_broker import Asked, ScriptedBroker
 
 LEADER = 2
 FOLLOWER = 1
@@ -34,12 +33,7 @@ def leaders_may_take_their_time(monkeypatch):
     monkeypatch.setattr(fetcher, "LONG_POLL_MS", 60_000)
 
 
-class Asked:
-    """A request that the leader has received, and the way to answer it."""
-
-    def __init__(self, connection, header, body):
-        self.connection, self.header, self.body = connection, header, body
-
+class AskedByFollower(Asked):
     @property
     def wanted(self):
         """(leader epoch, offset, last fetched epoch) by partition."""
@@ -53,62 +47,16 @@ class Asked:
     def session(self):
         return self.body.session_id, self.body.session_epoch
 
-    def answer(self, message):
-        header = self.header
-        self.connection.transport.writelines(
-            messages.encode_response(header.api_key, header.api_version, header.correlation_id, message)
-        )
-
     def answer_fetch(self, results=(), *, session_id=7, error=0):
         """`results`: (partition, PartitionData) pairs."""
         topics = [(topic, [result]) for (topic, _), result in results]
         self.answer(fetch_response(*topics, error_code=error, session_id=session_id))
 
 
-class LeaderConnection(FrameReader):
-    def __init__(self, leader):
-        super().__init__(lambda _: 10_000_000)
-        self.leader = leader
-        self.closed = asyncio.Event()
+class Leader(ScriptedBroker):
+    """The test takes each request from it and answers."""
 
-    def connection_made(self, transport):
-        super().connection_made(transport)
-        self.transport = transport
-        self.leader.connections.append(self)
-
-    def connection_lost(self, exc):
-        self.closed.set()
-
-    def frame_error(self, reason):
-        raise AssertionError(reason)
-
-    def frame_received(self, frame):
-        header = messages.parse_request_header(frame)
-        body = messages.decode_request(header.api_key, header.api_version, frame, header.body_position)
-        self.leader.requests.put_nowait(Asked(self, header, body))
-
-
-class Leader:
-    """A broker that does nothing by itself: the test takes each request from it and answers."""
-
-    def __init__(self):
-        self.requests = asyncio.Queue()
-        self.connections = []
-
-    async def start(self, port=0):
-        self.server = await asyncio.get_running_loop().create_server(lambda: LeaderConnection(self), "127.0.0.1", port)
-        self.address = self.server.sockets[0].getsockname()
-        return self
-
-    async def asked(self, api_key=ApiKey.FETCH):
-        asked = await self.requests.get()
-        assert asked.header.api_key == api_key
-        return asked
-
-    def stop(self):
-        self.server.close()
-        for connection in self.connections:
-            connection.transport.abort()
+    asked_class = AskedByFollower
 
 
 class Isr:
@@ -229,7 +177,7 @@ def test_the_first_fetch_says_who_asks_and_names_everything():
     async def test(follower, leader):
         follower.host(T1, 3, 3)
         follower.follow(T0, T1, U0, epoch=5)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert (asked.header.api_version, asked.header.client_id) == (12, "broker-1-fetcher-0")
         body = asked.body
         assert (body.replica_id, body.max_wait_ms, body.min_bytes, body.max_bytes) == (1, 250, 2, 3_000_000)
@@ -250,21 +198,21 @@ def test_what_arrives_is_appended_and_acknowledged_by_the_next_fetch():
     async def test(follower, leader):
         follower.follow(T0, T1)
         first = records(0, b"a", b"b", epoch=1)
-        (await leader.asked()).answer_fetch([result(T0, first, hw=1), result(T1)])
-        asked = await leader.asked()
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, first, hw=1), result(T1)])
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.session == (7, 1)
         assert asked.wanted == {T0: (1, 2, 1)}
         log = follower.partitions[T0].log
         assert log.high_watermark == 1
         second = records(2, b"c", epoch=1)
         asked.answer_fetch([result(T0, second, hw=2)])
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.session == (7, 2)
         assert asked.wanted == {T0: (1, 3, 1)}
         assert await read_all(log) == [(0, b"a"), (1, b"b"), (2, b"c")]
         # The last bytes may be a part of a batch.
         asked.answer_fetch([result(T0, records(3, b"d") + records(4, b"e")[:30], hw=3)])
-        assert (await leader.asked()).wanted == {T0: (1, 4, 1)}
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (1, 4, 1)}
 
     scenario(test)
 
@@ -274,17 +222,17 @@ def test_the_high_watermark_and_the_log_start_follow_the_leader():
         follower.host(T0, 1, 1, 1)
         follower.follow(T0)
         log = follower.partitions[T0].log
-        (await leader.asked()).answer_fetch([result(T0, hw=9)])
-        asked = await leader.asked()
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, hw=9)])
+        asked = await leader.next(ApiKey.FETCH)
         assert log.high_watermark == 3
         assert asked.wanted == {}
         asked.answer_fetch([result(T0, hw=2, start=1)])
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert (log.high_watermark, log.log_start_offset) == (2, 1)
         assert asked.wanted == {T0: (1, 3, 1)}
         assert asked.body.topics[0].partitions[0].log_start_offset == 1
         asked.answer_fetch([result(T0, hw=3, start=99)])
-        await leader.asked()
+        await leader.next(ApiKey.FETCH)
         assert log.log_start_offset == 3
 
     scenario(test)
@@ -293,20 +241,20 @@ def test_the_high_watermark_and_the_log_start_follow_the_leader():
 def test_partitions_come_and_go_between_fetches():
     async def test(follower, leader):
         follower.follow(T0)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         follower.follow(T1)
         asked.answer_fetch([result(T0)])
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert (asked.session, asked.wanted) == ((7, 1), {T1: (1, 0, -1)})
         follower.manager.remove_fetchers([T0])
         follower.follow(U0)
         asked.answer_fetch([result(T1, records(0, b"a"))])
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.wanted == {T1: (1, 1, 1), U0: (1, 0, -1)}
         assert forgotten_of(asked.body) == [("t", [0])]
         follower.follow(T1, epoch=2)
         asked.answer_fetch()
-        assert (await leader.asked()).wanted == {T1: (2, 1, 1)}
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T1: (2, 1, 1)}
 
     scenario(test)
 
@@ -318,14 +266,14 @@ def test_many_partitions():
         for key in keys[1:]:
             follower.partitions[key] = shared
         follower.follow(*keys)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert list(asked.wanted) == keys
         asked.answer(fetch_response(("m", [result(key)[1] for key in keys]), session_id=7))
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert (asked.session, asked.wanted) == ((7, 1), {})
         follower.manager.remove_fetchers(keys[:600])
         asked.answer_fetch()
-        assert len((await leader.asked()).body.forgotten_topics_data[0].partitions) == 600
+        assert len((await leader.next(ApiKey.FETCH)).body.forgotten_topics_data[0].partitions) == 600
 
     scenario(test)
 
@@ -340,13 +288,13 @@ def test_many_partitions():
 def test_a_lost_session_is_replaced_at_once(error, closed):
     async def test(follower, leader):
         follower.follow(T0, T1)
-        (await leader.asked()).answer_fetch([result(T0, records(0, b"a")), result(T1)])
-        (await leader.asked()).answer_fetch(error=error, session_id=0)
-        asked = await leader.asked()
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, records(0, b"a")), result(T1)])
+        (await leader.next(ApiKey.FETCH)).answer_fetch(error=error, session_id=0)
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.session == (closed, 0)
         assert asked.wanted == {T0: (1, 1, 1), T1: (1, 0, -1)}
         asked.answer_fetch([result(T0), result(T1)], session_id=8)
-        assert (await leader.asked()).session == (8, 1)
+        assert (await leader.next(ApiKey.FETCH)).session == (8, 1)
 
     scenario(test)
 
@@ -354,8 +302,8 @@ def test_a_lost_session_is_replaced_at_once(error, closed):
 def test_a_leader_without_room_for_sessions_gets_full_fetches():
     async def test(follower, leader):
         follower.follow(T0, T1)
-        (await leader.asked()).answer_fetch([result(T0, records(0, b"a")), result(T1)], session_id=0)
-        asked = await leader.asked()
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, records(0, b"a")), result(T1)], session_id=0)
+        asked = await leader.next(ApiKey.FETCH)
         assert (asked.session, asked.wanted) == ((0, 0), {T1: (1, 0, -1), T0: (1, 1, 1)})
 
     scenario(test)
@@ -364,8 +312,8 @@ def test_a_leader_without_room_for_sessions_gets_full_fetches():
 def test_an_answer_that_does_not_fit_changes_nothing():
     async def test(follower, leader):
         follower.follow(T0)
-        (await leader.asked()).answer_fetch([result(T0, records(0, b"a")), result(U0)])
-        assert (await leader.asked()).wanted == {T0: (1, 0, -1)}
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, records(0, b"a")), result(U0)])
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (1, 0, -1)}
         assert follower.partitions[T0].log.log_end_offset == 0
 
     scenario(test)
@@ -378,18 +326,18 @@ def test_what_the_leader_does_not_have_is_cut():
     async def test(follower, leader):
         partition = follower.host(T0, 1, 1, 1, 1)
         follower.follow(T0, epoch=2)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.wanted == {T0: (2, 4, 1)}
         asked.answer_fetch([result(T0, hw=4, diverging=(1, 2))])
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.wanted == {T0: (2, 2, 1)}
         # The leader's high watermark counts once the leader has found the logs to agree, and it will not repeat it.
         assert partition.log.high_watermark == 0
         asked.answer_fetch()
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert partition.log.high_watermark == 2
         asked.answer_fetch([result(T0, records(2, b"n", epoch=2), hw=3)])
-        assert (await leader.asked()).wanted == {T0: (2, 3, 2)}
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (2, 3, 2)}
         assert await read_all(partition.log) == [(0, b"old"), (1, b"old"), (2, b"n")]
 
     scenario(test)
@@ -400,20 +348,20 @@ def test_divergence_in_several_rounds():
         # Here: epoch 1 from 0, 3 from 2, 5 from 4. The leader: 1 from 0, 2 from 1, 4 from 3, 6 from 5.
         partition = follower.host(T0, 1, 1, 3, 3, 5)
         follower.follow(T0, epoch=6)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.wanted == {T0: (6, 5, 5)}
         asked.answer_fetch([result(T0, hw=5, diverging=(4, 5))])
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.wanted == {T0: (6, 4, 3)}  # nothing of epoch 4 here: what is below it goes on to be compared
         asked.answer_fetch([result(T0, hw=5, diverging=(2, 3))])
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.wanted == {T0: (6, 2, 1)}
         asked.answer_fetch([result(T0, hw=5, diverging=(1, 1))])
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.wanted == {T0: (6, 1, 1)}
         assert partition.log.high_watermark == 0
         asked.answer_fetch()
-        await leader.asked()
+        await leader.next(ApiKey.FETCH)
         assert partition.log.high_watermark == 1
 
     scenario(test)
@@ -424,10 +372,10 @@ def test_an_epoch_without_records_is_cut_too():
         partition = follower.host(T0, 1)
         partition.make_leader(state_of(0, FOLLOWER, 4))
         follower.follow(T0, epoch=5)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.wanted == {T0: (5, 1, 4)}
         asked.answer_fetch([result(T0, diverging=(1, 3))])
-        assert (await leader.asked()).wanted == {T0: (5, 1, 1)}
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (5, 1, 1)}
 
     scenario(test)
 
@@ -436,12 +384,12 @@ def test_a_leader_that_names_no_end_within_the_log_is_not_asked_in_a_hot_loop():
     async def test(follower, leader):
         follower.host(T0, 1)
         follower.follow(T0, T1, epoch=5)
-        (await leader.asked()).answer_fetch([result(T0, diverging=(1, 3)), result(T1)])
-        asked = await leader.asked()
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, diverging=(1, 3)), result(T1)])
+        asked = await leader.next(ApiKey.FETCH)
         assert forgotten_of(asked.body) == [("t", [0])]
         assert asked.body.max_wait_ms < 100  # it is back in time for another try
         asked.answer_fetch()
-        while T0 not in (asked := await leader.asked()).wanted:
+        while T0 not in (asked := await leader.next(ApiKey.FETCH)).wanted:
             asked.answer_fetch()
         assert asked.wanted == {T0: (5, 1, 1)}
 
@@ -453,13 +401,13 @@ def test_after_a_truncation_the_disk_is_waited_for_off_the_loop():
         partition = follower.host(T0, 1, 1)
         log = partition.log
         follower.follow(T0, T1, epoch=2)
-        (await leader.asked()).answer_fetch([result(T0, diverging=(1, 1)), result(T1)])
-        asked = await leader.asked()
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, diverging=(1, 1)), result(T1)])
+        asked = await leader.next(ApiKey.FETCH)
         assert log.is_truncation_unsynced
         ends = []
         partition.environment.before_blocking = lambda: ends.append(log.log_end_offset)
         asked.answer_fetch([result(T0, records(1, b"n", epoch=2)), result(T1, records(0, b"x"))])
-        assert (await leader.asked()).wanted == {T1: (2, 1, 1), T0: (2, 2, 2)}
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T1: (2, 1, 1), T0: (2, 2, 2)}
         assert ends == [1]
 
     scenario(test)
@@ -469,11 +417,11 @@ def test_a_partition_that_leaves_while_the_disk_is_waited_for_gets_nothing():
     async def test(follower, leader):
         partition = follower.host(T0, 1, 1)
         follower.follow(T0, T1, epoch=2)
-        (await leader.asked()).answer_fetch([result(T0, diverging=(1, 1)), result(T1)])
-        asked = await leader.asked()
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, diverging=(1, 1)), result(T1)])
+        asked = await leader.next(ApiKey.FETCH)
         partition.environment.before_blocking = lambda: follower.lead(T0, 3)
         asked.answer_fetch([result(T0, records(1, b"n", epoch=2))])
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert forgotten_of(asked.body) == [("t", [0])]
         assert partition.log.log_end_offset == 1
         assert partition.is_leader
@@ -510,7 +458,7 @@ def test_any_two_histories_converge(seed):
         told = None
         rounds = 0
         while mine.log.high_watermark < end or mine.log.log_end_offset != end:
-            asked = await leader.asked()
+            asked = await leader.next(ApiKey.FETCH)
             rounds += 1
             assert rounds < 40
             if T0 in asked.wanted:
@@ -555,7 +503,7 @@ def test_older_clusters_ask_for_the_ends_of_epochs_before_they_fetch():
         partition = follower.host(T0, 1, 1, 3, 3)
         follower.host(T1, 1, 1)
         follower.follow(T0, T1, U0, epoch=6)
-        asked = await leader.asked(ApiKey.OFFSET_FOR_LEADER_EPOCH)
+        asked = await leader.next(ApiKey.OFFSET_FOR_LEADER_EPOCH)
         assert (asked.header.api_version, asked.body.replica_id) == (3, 1)
         assert [
             (topic.topic, want.partition, want.current_leader_epoch, want.leader_epoch)
@@ -563,11 +511,11 @@ def test_older_clusters_ask_for_the_ends_of_epochs_before_they_fetch():
             for want in topic.partitions
         ] == [("t", 0, 6, 3), ("t", 1, 6, 1)]
         asked.answer(end_offsets((T0, 0, 2, 3), (T1, 0, 1, 1)))
-        asked = await leader.asked(ApiKey.OFFSET_FOR_LEADER_EPOCH)
+        asked = await leader.next(ApiKey.OFFSET_FOR_LEADER_EPOCH)
         assert partition.log.log_end_offset == 2
         assert [want.leader_epoch for topic in asked.body.topics for want in topic.partitions] == [1]
         asked.answer(end_offsets((T0, 0, 1, 1)))
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.header.api_version == 11
         assert asked.wanted == {U0: (6, 0, -1), T1: (6, 1, -1), T0: (6, 1, -1)}
 
@@ -580,11 +528,11 @@ def test_a_follower_walks_the_log_that_it_cuts_off_the_loop():
         for i in range(2000):
             append(partition.log, b"x", leader_epoch=1, producer_id=7, producer_epoch=0, base_sequence=i)
         follower.follow(T0, epoch=2)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.wanted == {T0: (2, 2000, 1)}
         before = partition.environment.bytes_read_on_the_loop
         asked.answer_fetch([result(T0, diverging=(1, 1990))])
-        assert (await leader.asked()).wanted == {T0: (2, 1990, 1)}
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (2, 1990, 1)}
         assert partition.environment.bytes_read_on_the_loop - before == 0
         assert partition.log.producer_state.entries[7].last_sequence == 1989
 
@@ -596,11 +544,11 @@ def test_a_partition_that_this_broker_leads_before_its_log_is_walked_is_not_cut(
         partition = follower.host(T0, 1, 1, 1)
         follower.follow(T0, epoch=2)
         partition.environment.before_blocking = lambda: follower.lead(T0, 3)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         asked.answer_fetch([result(T0, diverging=(1, 1))])
         # The next request comes when the answer has been worked off.
         follower.follow(T1)
-        assert list((await leader.asked()).wanted) == [T1]
+        assert list((await leader.next(ApiKey.FETCH)).wanted) == [T1]
         assert partition.is_leader
         assert partition.log.log_end_offset == 3
 
@@ -612,12 +560,12 @@ def test_a_partition_that_follows_anew_before_its_log_is_walked_asks_again():
         partition = follower.host(T0, 1, 1, 1)
         follower.follow(T0, epoch=2)
         partition.environment.before_blocking = lambda: follower.follow(T0, epoch=3)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         asked.answer_fetch([result(T0, diverging=(1, 1))])
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.wanted == {T0: (3, 3, 1)}
         asked.answer_fetch([result(T0, diverging=(1, 2))])
-        assert (await leader.asked()).wanted == {T0: (3, 2, 1)}
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (3, 2, 1)}
 
     scenario(test)
 
@@ -627,10 +575,10 @@ def test_older_clusters_truncate_to_the_high_watermark_when_the_leader_knows_no_
         partition = follower.host(T0, 1, 1, 1)
         partition.log.update_high_watermark(2)
         follower.follow(T0, epoch=2)
-        (await leader.asked(ApiKey.OFFSET_FOR_LEADER_EPOCH)).answer(end_offsets((T0, 75, -1, -1)))  # unknown epoch
-        (await leader.asked(ApiKey.OFFSET_FOR_LEADER_EPOCH)).connection.transport.abort()
-        (await leader.asked(ApiKey.OFFSET_FOR_LEADER_EPOCH)).answer(end_offsets((T0, 0, -1, -1)))
-        assert (await leader.asked()).wanted == {T0: (2, 2, -1)}
+        (await leader.next(ApiKey.OFFSET_FOR_LEADER_EPOCH)).answer(end_offsets((T0, 75, -1, -1)))  # unknown epoch
+        (await leader.next(ApiKey.OFFSET_FOR_LEADER_EPOCH)).connection.transport.abort()
+        (await leader.next(ApiKey.OFFSET_FOR_LEADER_EPOCH)).answer(end_offsets((T0, 0, -1, -1)))
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (2, 2, -1)}
 
     scenario(test, inter_broker_protocol_version="2.7-IV0")
 
@@ -671,12 +619,12 @@ def test_a_leader_whose_log_ends_earlier():
     async def test(follower, leader):
         follower.host(T0, 1, 1, 1)
         follower.follow(T0, T1, epoch=2)
-        (await leader.asked()).answer_fetch([result(T0, error=OUT_OF_RANGE), result(T1)])
-        asked = await leader.asked(ApiKey.LIST_OFFSETS)
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, error=OUT_OF_RANGE), result(T1)])
+        asked = await leader.next(ApiKey.LIST_OFFSETS)
         assert (asked.header.api_version, asked.body.replica_id) == (6, 1)
         assert asked_offsets(asked) == [("t", 0, 2, -1)]
         asked.answer(offsets((T0, 0, 1)))
-        assert (await leader.asked()).wanted == {T0: (2, 1, 1)}
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (2, 1, 1)}
 
     scenario(test)
 
@@ -685,15 +633,15 @@ def test_a_leader_whose_log_begins_later():
     async def test(follower, leader):
         partition = follower.host(T0, 1, 1, 1)
         follower.follow(T0, epoch=2)
-        (await leader.asked()).answer_fetch([result(T0, error=OUT_OF_RANGE)])
-        (await leader.asked(ApiKey.LIST_OFFSETS)).answer(offsets((T0, 0, 30)))
-        asked = await leader.asked(ApiKey.LIST_OFFSETS)
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, error=OUT_OF_RANGE)])
+        (await leader.next(ApiKey.LIST_OFFSETS)).answer(offsets((T0, 0, 30)))
+        asked = await leader.next(ApiKey.LIST_OFFSETS)
         assert asked_offsets(asked) == [("t", 0, 2, -2)]
         asked.answer(offsets((T0, 0, 20)))
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.wanted == {T0: (2, 20, -1)}
         asked.answer_fetch([result(T0, records(20, b"a"), hw=21, start=20)])
-        await leader.asked()
+        await leader.next(ApiKey.FETCH)
         log = partition.log
         assert (log.log_start_offset, log.log_end_offset, log.high_watermark) == (20, 21, 21)
 
@@ -704,23 +652,23 @@ def test_a_leader_that_changes_its_mind_is_asked_again_later():
     async def test(follower, leader):
         follower.host(T0, 1, 1, 1)
         follower.follow(T0, epoch=2)
-        (await leader.asked()).answer_fetch([result(T0, error=OUT_OF_RANGE)])
-        (await leader.asked(ApiKey.LIST_OFFSETS)).answer(offsets((T0, 0, 3)))
-        (await leader.asked(ApiKey.LIST_OFFSETS)).answer(offsets((T0, 0, 0)))
-        asked = await leader.asked()
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, error=OUT_OF_RANGE)])
+        (await leader.next(ApiKey.LIST_OFFSETS)).answer(offsets((T0, 0, 3)))
+        (await leader.next(ApiKey.LIST_OFFSETS)).answer(offsets((T0, 0, 0)))
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.wanted == {T0: (2, 3, 1)}
         asked.answer_fetch([result(T0, error=OUT_OF_RANGE)])
-        (await leader.asked(ApiKey.LIST_OFFSETS)).answer(offsets((T0, ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)))
-        asked = await leader.asked()
+        (await leader.next(ApiKey.LIST_OFFSETS)).answer(offsets((T0, ErrorCode.NOT_LEADER_OR_FOLLOWER, -1)))
+        asked = await leader.next(ApiKey.FETCH)
         asked.answer_fetch([result(T0, error=OUT_OF_RANGE)])
-        (await leader.asked(ApiKey.LIST_OFFSETS)).answer(offsets())
-        (await leader.asked()).answer_fetch([result(T0, error=OUT_OF_RANGE)])
-        (await leader.asked(ApiKey.LIST_OFFSETS)).connection.transport.abort()
-        (await leader.asked()).answer_fetch([result(T0, error=OUT_OF_RANGE)])
-        asked = await leader.asked(ApiKey.LIST_OFFSETS)
+        (await leader.next(ApiKey.LIST_OFFSETS)).answer(offsets())
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, error=OUT_OF_RANGE)])
+        (await leader.next(ApiKey.LIST_OFFSETS)).connection.transport.abort()
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, error=OUT_OF_RANGE)])
+        asked = await leader.next(ApiKey.LIST_OFFSETS)
         follower.follow(T0, epoch=3)
         asked.answer(offsets((T0, 0, 1)))  # of an epoch that is over
-        assert (await leader.asked()).wanted == {T0: (3, 3, 1)}
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (3, 3, 1)}
 
     scenario(test)
 
@@ -731,14 +679,14 @@ def test_a_leader_that_changes_its_mind_is_asked_again_later():
 def test_a_fenced_partition_waits_for_the_controller():
     async def test(follower, leader):
         follower.follow(T0, T1)
-        (await leader.asked()).answer_fetch([result(T0, error=ErrorCode.FENCED_LEADER_EPOCH), result(T1)])
-        asked = await leader.asked()
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, error=ErrorCode.FENCED_LEADER_EPOCH), result(T1)])
+        asked = await leader.next(ApiKey.FETCH)
         assert forgotten_of(asked.body) == [("t", [0])]
         assert follower.manager.failed_partitions == [T0]
         follower.follow(T0, epoch=2)
         assert follower.manager.failed_partitions == []
         asked.answer_fetch()
-        assert (await leader.asked()).wanted == {T0: (2, 0, -1)}
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (2, 0, -1)}
 
     scenario(test)
 
@@ -756,15 +704,15 @@ def test_a_fenced_partition_waits_for_the_controller():
 def test_other_errors_only_delay_the_partition(error):
     async def test(follower, leader):
         follower.follow(T0, T1)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         for _ in range(3):
             asked.answer_fetch([result(T0, error=error)] + [result(T1)] * (asked.session[1] == 0))
-            asked = await leader.asked()
+            asked = await leader.next(ApiKey.FETCH)
             assert forgotten_of(asked.body) == [("t", [0])]
             assert asked.body.max_wait_ms < 100  # it is back in time for another try
             while T0 not in asked.wanted:
                 asked.answer_fetch()
-                asked = await leader.asked()
+                asked = await leader.next(ApiKey.FETCH)
             assert asked.wanted == {T0: (1, 0, -1)}
         assert follower.manager.failed_partitions == []
 
@@ -777,16 +725,16 @@ def test_corrupt_records_are_not_appended_and_asked_for_again():
         good = records(0, b"a", b"b")
         bad = bytearray(good)
         bad[-3] ^= 1
-        (await leader.asked()).answer_fetch([result(T0, bytes(bad), hw=2), result(T1, records(0, b"x"))])
-        asked = await leader.asked()
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, bytes(bad), hw=2), result(T1, records(0, b"x"))])
+        asked = await leader.next(ApiKey.FETCH)
         log = follower.partitions[T0].log
         assert (log.log_end_offset, log.high_watermark) == (0, 0)
         assert asked.wanted == {T1: (1, 1, 1)}
         while T0 not in asked.wanted:
             asked.answer_fetch()
-            asked = await leader.asked()
+            asked = await leader.next(ApiKey.FETCH)
         asked.answer_fetch([result(T0, good, hw=2)])
-        while (asked := await leader.asked()).wanted != {T0: (1, 2, 1)}:
+        while (asked := await leader.next(ApiKey.FETCH)).wanted != {T0: (1, 2, 1)}:
             asked.answer_fetch()
         assert log.high_watermark == 2
 
@@ -797,8 +745,8 @@ def test_records_that_do_not_follow_end_the_fetching():
     async def test(follower, leader):
         follower.host(T0, 1, 1)
         follower.follow(T0, T1)
-        (await leader.asked()).answer_fetch([result(T0, records(0, b"a")), result(T1)])
-        assert forgotten_of((await leader.asked()).body) == [("t", [0])]
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, records(0, b"a")), result(T1)])
+        assert forgotten_of((await leader.next(ApiKey.FETCH)).body) == [("t", [0])]
         assert follower.manager.failed_partitions == [T0]
         assert follower.partitions[T0].log.log_end_offset == 2
 
@@ -810,8 +758,8 @@ def test_a_failing_disk_ends_the_fetching_of_its_partition_only():
         partition = follower.host(T0)
         follower.follow(T0, T1)
         partition.environment.disk.fail("write", "*", errno.EIO)
-        (await leader.asked()).answer_fetch([result(T0, records(0, b"a")), result(T1, records(0, b"x"))])
-        asked = await leader.asked()
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, records(0, b"a")), result(T1, records(0, b"x"))])
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.wanted == {T1: (1, 1, 1)}
         assert forgotten_of(asked.body) == [("t", [0])]
         assert follower.manager.failed_partitions == [T0]
@@ -824,11 +772,11 @@ def test_a_disk_that_fails_while_it_is_synced_after_a_truncation():
     async def test(follower, leader):
         partition = follower.host(T0, 1, 1)
         follower.follow(T0, T1, epoch=2)
-        (await leader.asked()).answer_fetch([result(T0, diverging=(1, 1)), result(T1)])
-        asked = await leader.asked()
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, diverging=(1, 1)), result(T1)])
+        asked = await leader.next(ApiKey.FETCH)
         partition.environment.disk.fail("sync", "*", errno.EIO)
         asked.answer_fetch([result(T0, records(1, b"n", epoch=2)), result(T1, records(0, b"x"))])
-        assert (await leader.asked()).wanted == {T1: (2, 1, 1)}
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T1: (2, 1, 1)}
         assert follower.manager.failed_partitions == [T0]
         assert partition.log.log_end_offset == 1
 
@@ -840,14 +788,14 @@ def test_a_full_disk_is_waited_for():
         partition = follower.host(T0)
         follower.follow(T0, T1)
         partition.environment.disk.fail("write", "*", errno.ENOSPC)
-        (await leader.asked()).answer_fetch([result(T0, records(0, b"a")), result(T1)])
-        asked = await leader.asked()
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, records(0, b"a")), result(T1)])
+        asked = await leader.next(ApiKey.FETCH)
         assert follower.manager.failed_partitions == []
         while T0 not in asked.wanted:
             asked.answer_fetch()
-            asked = await leader.asked()
+            asked = await leader.next(ApiKey.FETCH)
         asked.answer_fetch([result(T0, records(0, b"a"), hw=1)])
-        assert (await leader.asked()).wanted == {T0: (1, 1, 1)}
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (1, 1, 1)}
 
     scenario(test)
 
@@ -858,10 +806,10 @@ def test_a_full_disk_is_waited_for():
 def test_an_answer_for_a_removed_partition_is_dropped():
     async def test(follower, leader):
         follower.follow(T0, T1)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         follower.lead(T0, 2)
         asked.answer_fetch([result(T0, records(0, b"a"), hw=1), result(T1)])
-        await leader.asked()
+        await leader.next(ApiKey.FETCH)
         log = follower.partitions[T0].log
         assert (log.log_end_offset, log.high_watermark) == (0, 0)
 
@@ -873,14 +821,14 @@ def test_an_answer_for_a_partition_that_was_added_anew_is_dropped_but_its_high_w
     async def test(follower, leader):
         partition = follower.host(T0, 1, 1)
         follower.follow(T0)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         follower.follow(T0, epoch=epoch)
         asked.answer_fetch([result(T0, records(2, b"a"), hw=3)])
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.wanted == {T0: (epoch, 2, 1)}
         assert (partition.log.log_end_offset, partition.log.high_watermark) == (2, 0)
         asked.answer_fetch()  # the leader has told its high watermark, so it has no news
-        await leader.asked()
+        await leader.next(ApiKey.FETCH)
         assert partition.log.high_watermark == 2
 
     scenario(test)
@@ -889,10 +837,10 @@ def test_an_answer_for_a_partition_that_was_added_anew_is_dropped_but_its_high_w
 def test_an_error_for_a_partition_that_was_added_anew_is_dropped():
     async def test(follower, leader):
         follower.follow(T0)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         follower.follow(T0, epoch=2)
         asked.answer_fetch([result(T0, error=ErrorCode.FENCED_LEADER_EPOCH)])
-        assert (await leader.asked()).wanted == {T0: (2, 0, -1)}
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (2, 0, -1)}
         assert follower.manager.failed_partitions == []
 
     scenario(test)
@@ -902,10 +850,10 @@ def test_a_partition_that_leads_before_its_fetcher_knows_is_left_alone():
     async def test(follower, leader):
         partition = follower.host(T0, 1, 1)
         follower.follow(T0, T1)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         partition.make_leader(state_of(0, FOLLOWER, 2))
         asked.answer_fetch([result(T0, diverging=(0, 0)), result(T1)])
-        assert forgotten_of((await leader.asked()).body) == [("t", [0])]
+        assert forgotten_of((await leader.next(ApiKey.FETCH)).body) == [("t", [0])]
         assert partition.log.log_end_offset == 2
 
     scenario(test)
@@ -915,10 +863,10 @@ def test_a_partition_that_follows_a_newer_epoch_before_its_fetcher_knows_is_left
     async def test(follower, leader):
         partition = follower.host(T0, 1, 1)
         follower.follow(T0, T1)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         partition.make_follower(state_of(0, LEADER, 2))
         asked.answer_fetch([result(T0, diverging=(1, 1)), result(T1)])
-        assert forgotten_of((await leader.asked()).body) == [("t", [0])]
+        assert forgotten_of((await leader.next(ApiKey.FETCH)).body) == [("t", [0])]
         assert partition.log.log_end_offset == 2
 
     scenario(test)
@@ -927,10 +875,10 @@ def test_a_partition_that_follows_a_newer_epoch_before_its_fetcher_knows_is_left
 def test_adding_a_partition_again_in_the_same_epoch_changes_nothing():
     async def test(follower, leader):
         follower.follow(T0)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         follower.manager.add_fetchers({T0: InitialFetchState(LEADER, *leader.address, 1)})
         asked.answer_fetch([result(T0, records(0, b"a"))])
-        assert (await leader.asked()).wanted == {T0: (1, 1, 1)}
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (1, 1, 1)}
 
     scenario(test)
 
@@ -945,8 +893,8 @@ def test_a_leader_that_cannot_be_reached_is_tried_until_it_can():
         await asyncio.sleep(0.05)
         again = await Leader().start(leader.address[1])
         try:
-            (await again.asked()).answer_fetch([result(T0, records(0, b"a"))])
-            assert (await again.asked()).wanted == {T0: (1, 1, 1)}
+            (await again.next(ApiKey.FETCH)).answer_fetch([result(T0, records(0, b"a"))])
+            assert (await again.next(ApiKey.FETCH)).wanted == {T0: (1, 1, 1)}
         finally:
             again.stop()
 
@@ -956,9 +904,9 @@ def test_a_leader_that_cannot_be_reached_is_tried_until_it_can():
 def test_a_connection_that_breaks_is_made_again_with_a_full_fetch():
     async def test(follower, leader):
         follower.follow(T0, T1)
-        (await leader.asked()).answer_fetch([result(T0), result(T1)])
-        (await leader.asked()).connection.transport.abort()
-        asked = await leader.asked()
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0), result(T1)])
+        (await leader.next(ApiKey.FETCH)).connection.transport.abort()
+        asked = await leader.next(ApiKey.FETCH)
         assert asked.session == (7, 0)
         assert asked.wanted == {T0: (1, 0, -1), T1: (1, 0, -1)}
 
@@ -969,10 +917,10 @@ def test_a_connection_that_breaks_is_made_again_with_a_full_fetch():
 def test_garbage_from_the_leader_breaks_the_connection(garbage):
     async def test(follower, leader):
         follower.follow(T0)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         asked.connection.transport.write(len(garbage).to_bytes(4, "big") + garbage)
         await asked.connection.closed.wait()
-        assert (await leader.asked()).wanted == {T0: (1, 0, -1)}
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (1, 0, -1)}
 
     scenario(test)
 
@@ -980,8 +928,8 @@ def test_garbage_from_the_leader_breaks_the_connection(garbage):
 def test_a_silent_leader_is_given_up():
     async def test(follower, leader):
         follower.follow(T0)
-        first = await leader.asked()
-        second = await leader.asked()
+        first = await leader.next(ApiKey.FETCH)
+        second = await leader.next(ApiKey.FETCH)
         assert second.connection is not first.connection
 
     scenario(test, replica_socket_timeout_ms=50, replica_fetch_wait_max_ms=20)
@@ -990,11 +938,11 @@ def test_a_silent_leader_is_given_up():
 def test_a_leader_at_a_new_address_is_asked_there():
     async def test(follower, leader):
         follower.follow(T0, T1)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         moved = await Leader().start()
         try:
             follower.follow(T0, epoch=2, address=moved.address)
-            assert (await moved.asked()).wanted == {T1: (1, 0, -1), T0: (2, 0, -1)}
+            assert (await moved.next(ApiKey.FETCH)).wanted == {T1: (1, 0, -1), T0: (2, 0, -1)}
             await asked.connection.closed.wait()
         finally:
             moved.stop()
@@ -1007,12 +955,12 @@ def test_a_partition_moves_from_leader_to_leader():
         other = await Leader().start()
         try:
             follower.follow(T0, T1)
-            asked = await leader.asked()
+            asked = await leader.next(ApiKey.FETCH)
             follower.follow(T0, epoch=2, leader_id=3, address=other.address)
             assert sorted(follower.manager.leaders) == [LEADER, 3]
-            assert (await other.asked()).wanted == {T0: (2, 0, -1)}
+            assert (await other.next(ApiKey.FETCH)).wanted == {T0: (2, 0, -1)}
             asked.answer_fetch([result(T0, records(0, b"a")), result(T1)])
-            assert forgotten_of((await leader.asked()).body) == [("t", [0])]
+            assert forgotten_of((await leader.next(ApiKey.FETCH)).body) == [("t", [0])]
             assert follower.partitions[T0].log.log_end_offset == 0
         finally:
             other.stop()
@@ -1025,12 +973,12 @@ def test_a_fetcher_without_partitions_ends_its_connection(monkeypatch):
 
     async def test(follower, leader):
         follower.follow(T0)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         follower.manager.remove_fetchers([T0])
         await asked.connection.closed.wait()
         assert follower.manager.leaders == []
         follower.follow(T0, epoch=2)
-        assert (await leader.asked()).wanted == {T0: (2, 0, -1)}
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T0: (2, 0, -1)}
 
     scenario(test)
 
@@ -1038,13 +986,13 @@ def test_a_fetcher_without_partitions_ends_its_connection(monkeypatch):
 def test_a_fetcher_that_waits_for_partitions_hears_of_them():
     async def test(follower, leader):
         follower.follow(T0)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         follower.manager.remove_fetchers([T0])
         asked.answer_fetch([result(T0)])
         await asyncio.sleep(0.02)  # nothing is wanted: nothing is asked
         assert leader.requests.empty()
         follower.follow(T1)
-        assert (await leader.asked()).wanted == {T1: (1, 0, -1)}
+        assert (await leader.next(ApiKey.FETCH)).wanted == {T1: (1, 0, -1)}
 
     scenario(test)
 
@@ -1054,10 +1002,10 @@ def test_a_new_partition_does_not_wait_for_the_end_of_a_long_poll(monkeypatch):
 
     async def test(follower, leader):
         follower.follow(T0)
-        (await leader.asked()).answer_fetch([result(T0, records(0, b"a"))])
-        waiting = await leader.asked()
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, records(0, b"a"))])
+        waiting = await leader.next(ApiKey.FETCH)
         follower.follow(T1)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         assert (asked.session, asked.wanted) == ((7, 0), {T0: (1, 1, 1), T1: (1, 0, -1)})
         await waiting.connection.closed.wait()
         # With many partitions it does.
@@ -1065,7 +1013,7 @@ def test_a_new_partition_does_not_wait_for_the_end_of_a_long_poll(monkeypatch):
         follower.follow(U0)
         await asyncio.sleep(0.02)
         asked.answer_fetch([result(T0), result(T1)])
-        assert (await leader.asked()).session == (7, 1)
+        assert (await leader.next(ApiKey.FETCH)).session == (7, 1)
 
     scenario(test)
 
@@ -1076,7 +1024,7 @@ def test_a_new_partition_does_not_wait_for_the_end_of_a_long_poll(monkeypatch):
 def test_shutdown_while_the_leader_has_the_fetch():
     async def test(follower, leader):
         follower.follow(T0)
-        asked = await leader.asked()
+        asked = await leader.next(ApiKey.FETCH)
         await follower.manager.shutdown()
         await asked.connection.closed.wait()
         follower.follow(T1)
@@ -1107,8 +1055,8 @@ def test_shutdown_while_the_disk_is_waited_for():
     async def test(follower, leader):
         partition = follower.host(T0, 1, 1)
         follower.follow(T0, epoch=2)
-        (await leader.asked()).answer_fetch([result(T0, diverging=(1, 1))])
-        asked = await leader.asked()
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, diverging=(1, 1))])
+        asked = await leader.next(ApiKey.FETCH)
         reached = asyncio.Event()
 
         async def never_done(function, *arguments):
@@ -1139,7 +1087,7 @@ def test_a_fault_of_the_program_is_heard_of():
 
         partition.append_records_as_follower = broken
         follower.follow(T0)
-        (await leader.asked()).answer_fetch([result(T0, records(0, b"a"))])
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, records(0, b"a"))])
         await failed.wait()
         await follower.manager.shutdown()
         leader.stop()
@@ -1203,7 +1151,7 @@ def test_a_batch_that_begins_before_offset_0_is_no_beginning_of_a_log():
         follower.follow(T0, epoch=2)
         data = bytearray(records(0, b"a", b"b"))
         struct.pack_into(">q", data, 0, -1)
-        (await leader.asked()).answer_fetch([result(T0, bytes(data), hw=1)])
+        (await leader.next(ApiKey.FETCH)).answer_fetch([result(T0, bytes(data), hw=1)])
         assert (await next_request(follower, leader)).wanted == {T0: (2, 0, -1)}
         assert (partition.log.log_start_offset, partition.log.log_end_offset) == (0, 0)
 

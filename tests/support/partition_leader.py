@@ -8,9 +8,9 @@ from klamm.protocol import messages
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.messages import RequestHeader
 from klamm.protocol.record_batch import NO_SEQUENCE, decode_records, parse_header
 from klamm.protocol.vocabulary import ACKS_NONE
+from support.scripted_broker import Asked
 
 Answer = ErrorCode | None
 """NONE: as a leader does. None: no answer, and nothing is appended. Other codes: nothing is appended."""
@@ -42,7 +42,8 @@ class Leader:
             self._asked.clear()
             await self._asked.wait()
 
-    def answer(self, header: RequestHeader, body: Any) -> Any:
+    def answer(self, asked: Asked) -> Any:
+        _, header, body = asked
         if header.api_key is ApiKey.METADATA:
             return metadata_response(self.node_address, [topic.name for topic in body.topics])
         if header.api_key is ApiKey.INIT_PRODUCER_ID:

@@ -31,7 +31,7 @@ from klamm.spark.pipelines.replay import (
     replay,
     translate,
 )
-from support.answering_broker import AnsweringBroker
+from support.scripted_broker import ScriptedBroker
 from support.spark.archiving import OneProcess, in_topic
 from support.spark.producing import numbered, produce
 
@@ -225,8 +225,9 @@ def test_the_end_of_a_broker_that_leads_no_more_does_not_count(replica_id):
     list_offsets, described = messages.response_class(ApiKey.LIST_OFFSETS), messages.response_class(ApiKey.METADATA)
     topic_class = described.MetadataResponseTopic
 
-    def answer(header, body):
+    def answer(asked):
         nonlocal current
+        _, header, body = asked
         if header.api_key is ApiKey.METADATA:
             partition = topic_class.MetadataResponsePartition(
                 error_code=0, partition_index=0, leader_id=0, leader_epoch=current, replica_nodes=[0], isr_nodes=[0]
@@ -239,11 +240,11 @@ def test_the_end_of_a_broker_that_leads_no_more_does_not_count(replica_id):
                 brokers=[described.MetadataResponseBroker(node_id=0, host="127.0.0.1", port=broker.port, rack=None)],
                 topics=[topic_class(error_code=0, name="t", is_internal=False, partitions=[partition])],
             )
-        (asked,) = body.topics[0].partitions
+        (wanted,) = body.topics[0].partitions
         assert body.replica_id == replica_id
-        code = ErrorCode.NONE if asked.current_leader_epoch in (-1, current) else ErrorCode.FENCED_LEADER_EPOCH
+        code = ErrorCode.NONE if wanted.current_leader_epoch in (-1, current) else ErrorCode.FENCED_LEADER_EPOCH
         found = list_offsets.ListOffsetsTopicResponse.ListOffsetsPartitionResponse(
-            partition_index=0, error_code=code, offset=asked.current_leader_epoch
+            partition_index=0, error_code=code, offset=wanted.current_leader_epoch
         )
         return list_offsets(
             topics=[list_offsets.ListOffsetsTopicResponse(name="t", partitions=[found])],
@@ -251,7 +252,7 @@ def test_the_end_of_a_broker_that_leads_no_more_does_not_count(replica_id):
 
     async def main():
         nonlocal broker
-        async with AnsweringBroker(answer) as broker:
+        async with ScriptedBroker(answer) as broker:
             client = ClusterClient([("127.0.0.1", broker.port)])
             try:
                 return await _log_end(client, "t", 0, replica_id)

@@ -1,0 +1,34 @@
+"""Heartbeats: the smallest requests, for tests of connections."""
+
+import asyncio
+
+import uvloop
+
+from klamm.client.cluster import RetryPolicy
+from klamm.protocol.messages import ApiKey, request_class, response_class
+
+FAST = RetryPolicy(deadline_ms=5_000, backoff_ms=1, max_backoff_ms=5)
+
+
+def run(test, timeout_s=60):
+    async def bounded():
+        async with asyncio.timeout(timeout_s):
+            await test()
+
+    # The production loop's transports differ from asyncio's in when they call what.
+    for new_event_loop in (asyncio.new_event_loop, uvloop.new_event_loop):
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            runner.run(bounded())
+
+
+def heartbeat(group="g"):
+    return lambda version: request_class(ApiKey.HEARTBEAT)(group_id=group, generation_id=1, member_id="m")
+
+
+def heartbeat_response(version, error_code=0):
+    return response_class(ApiKey.HEARTBEAT)(throttle_time_ms=0, error_code=error_code)
+
+
+def echo_group_length(asked):
+    """A script: the error code is the length of the group's name."""
+    return heartbeat_response(asked.header.api_version, len(asked.body.group_id))
