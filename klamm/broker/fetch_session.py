@@ -19,15 +19,12 @@ from klamm.environment import Random
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Steps
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import FINAL_EPOCH, INITIAL_EPOCH, INVALID_SESSION_ID, PartitionKey
 from klamm.replication.replica_manager import Wanted
 from klamm.slices import Slices
 
-NO_SESSION = 0
 # For requests that begin or change a session: about a millisecond.
 PARTITIONS_PER_SLICE = 1_000
-INITIAL_EPOCH = 0
-FINAL_EPOCH = -1
 MAX_ID = 2**31 - 1
 # A session unused for this time may be evicted for any other; a younger one only for a more valuable one.
 EVICTION_MS = 120_000
@@ -127,7 +124,7 @@ class FetchSessionCache:
         session = None
         if epoch == INITIAL_EPOCH:
             session = yield from self._create(wanted, is_follower)
-        return FetchExchange(NO_SESSION if session is None else session.id, wanted, session, False)
+        return FetchExchange(INVALID_SESSION_ID if session is None else session.id, wanted, session, False)
 
     def _continue(
         self,
@@ -161,7 +158,7 @@ class FetchSessionCache:
         partitions = [(topic, cached.wanted) for (topic, _), cached in session.partitions.items()]
         if not partitions:
             self._sessions.pop(session_id, None)
-            return FetchExchange(NO_SESSION, partitions, None, False)
+            return FetchExchange(INVALID_SESSION_ID, partitions, None, False)
         return FetchExchange(session_id, partitions, session, True)
 
     def _create(self, wanted: Sequence[Wanted], is_follower: bool) -> Steps[_Session | None]:

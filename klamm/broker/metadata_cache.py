@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
+from klamm.config.listeners import SECURITY_PROTOCOLS
 from klamm.protocol.primitives import Steps, in_one_go
 from klamm.protocol.update_metadata import (
     LEADER_DURING_DELETE,
@@ -24,9 +25,6 @@ from klamm.protocol.update_metadata import (
 )
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import Slices
-from klamm.znodes.brokers import SECURITY_PROTOCOLS
-
-NO_LEADER = -1
 
 # How long the first clients of a starting broker wait for its first metadata from the controller.
 FIRST_UPDATE_TIMEOUT_MS = 3_000

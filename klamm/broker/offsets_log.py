@@ -24,10 +24,10 @@ from klamm.config.current import CurrentConfig
 from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.primitives import Buffer
 from klamm.protocol.record_batch import (
     HEADER_SIZE_BYTES,
     BatchHeader,
-    Buffer,
     CompressionType,
     ControlRecordType,
     Record,

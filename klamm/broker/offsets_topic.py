@@ -13,12 +13,12 @@ import logging
 from collections.abc import Callable
 
 from klamm.broker.auto_topic_creation import AutoTopicCreation
-from klamm.broker.metadata_cache import NO_LEADER, Endpoint, MetadataCache
+from klamm.broker.metadata_cache import Endpoint, MetadataCache
 from klamm.broker.topic_admin import NewTopic
 from klamm.config.current import CurrentConfig
 from klamm.coordinator.group_metadata_manager import UNKNOWN_PARTITION, partition_for
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, NO_LEADER
 from klamm.znodes.store import KafkaZooKeeper
 
 _log = logging.getLogger(__name__)

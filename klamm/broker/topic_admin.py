@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from klamm.broker.metadata_cache import NO_LEADER, MetadataCache
+from klamm.broker.metadata_cache import MetadataCache
 from klamm.broker.replica_assignment import InvalidPartitions, InvalidReplicationFactor, assign_replicas
 from klamm.broker.request_errors import ITEM_ERRORS, as_kafka_error
 from klamm.config.current import CurrentConfig
@@ -23,6 +23,7 @@ from klamm.config.topic import TopicConfig
 from klamm.config.versions import ApiVersion
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import NO_LEADER
 from klamm.purgatory import DelayedOperation, Purgatory
 from klamm.slices import each
 from klamm.znodes.store import KafkaZooKeeper

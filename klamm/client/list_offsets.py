@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 from klamm.client.cluster import PartitionMetadata
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest
-from klamm.protocol.vocabulary import NO_EPOCH, READ_UNCOMMITTED, TopicPartition
-
-CONSUMER = -1
-DEBUGGING_CONSUMER = -2
-"""The replica id of a client that asks for the end of the leader's log, not the high watermark."""
+from klamm.protocol.vocabulary import (
+    CONSUMER_REPLICA_ID,
+    NO_EPOCH,
+    READ_UNCOMMITTED,
+    TopicPartition,
+)
 
 
 class Asked(NamedTuple):
@@ -33,7 +34,7 @@ def list_offsets_request(
     partitions: Mapping[TopicPartition, Asked],
     *,
     isolation_level: int = READ_UNCOMMITTED,
-    replica_id: int = CONSUMER,
+    replica_id: int = CONSUMER_REPLICA_ID,
 ) -> Any:
     """The request for these partitions."""
     topic_class = ListOffsetsRequest.ListOffsetsTopic

@@ -17,21 +17,22 @@ from typing import NamedTuple
 from klamm.client.cluster import ClusterClient
 from klamm.client.options import ProducerOptions
 from klamm.client.partitioner import StickyPartitions, partition_of_key
-from klamm.client.sender import NO_OFFSET, Batch, Identity, PartitionQueue, Sender, TopicPartitions
+from klamm.client.sender import Batch, Identity, PartitionQueue, Sender, TopicPartitions
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.primitives import Buffer
 from klamm.protocol.record_batch import (
     HEADER_SIZE_BYTES,
     LOG_OVERHEAD_BYTES,
     NO_TIMESTAMP,
     BatchHeader,
-    Buffer,
     CompressionType,
     Record,
     compressed_batch,
     encode_record,
     write_header,
 )
+from klamm.protocol.vocabulary import UNKNOWN_OFFSET
 
 # How long what is known of a topic's partitions is used (metadata.max.age.ms).
 TOPIC_MAX_AGE_S = 300.0
@@ -242,7 +243,7 @@ class _ProducerBatch(Batch):
         topic, partition = self.queue.topic, self.queue.number
         for index, (timestamp_ms, on_completion) in enumerate(self._callbacks):
             if on_completion is not None:
-                offset = NO_OFFSET if base_offset == NO_OFFSET else base_offset + index
+                offset = UNKNOWN_OFFSET if base_offset == UNKNOWN_OFFSET else base_offset + index
                 written_ms = timestamp_ms if log_append_time_ms < 0 else log_append_time_ms
                 on_completion(RecordMetadata(topic, partition, offset, written_ms), None)
 

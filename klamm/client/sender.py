@@ -36,11 +36,11 @@ from klamm.protocol.apis.metadata import MetadataRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Buffer
 from klamm.protocol.record_batch import (
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     BatchHeader,
-    Buffer,
     CompressionType,
     Record,
     advance_sequence,
@@ -48,12 +48,11 @@ from klamm.protocol.record_batch import (
     decode_records,
     parse_header,
 )
-from klamm.protocol.vocabulary import ACKS_ALL, ACKS_NONE
+from klamm.protocol.vocabulary import ACKS_ALL, ACKS_NONE, UNKNOWN_OFFSET
 from klamm.tasks import start_task
 
 MAX_IN_FLIGHT = 5
 BACKOFF_S = 0.1
-NO_OFFSET = -1
 Result = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
 
 # With these errors a leader has certainly not appended the batch.
@@ -403,7 +402,7 @@ class PartitionQueue:
             why = str(error)
         else:
             if response is None:
-                self._forget(batch).acknowledged(NO_OFFSET, -1)
+                self._forget(batch).acknowledged(UNKNOWN_OFFSET, -1)
                 return
             if self._settle(batch, _result(response)):
                 return

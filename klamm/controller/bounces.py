@@ -34,10 +34,10 @@ from klamm.controller.leader_election import bounced_replica_leader_election
 from klamm.controller.parts import ControllerParts
 from klamm.controller.state_change_log import NO_REPLICA
 from klamm.controller.states import PartitionState
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.slices import for_slices
 from klamm.znodes.fields import ZnodeError
-from klamm.znodes.topics import NO_LEADER, LeaderAndIsr
+from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.errors import BadVersion, NoNode, ZooKeeperError
 
 Bounced = Mapping[PartitionKey, Collection[int]]

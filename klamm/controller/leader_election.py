@@ -20,8 +20,7 @@ from enum import Enum, IntEnum
 from typing import NamedTuple
 
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.vocabulary import PartitionKey
-from klamm.znodes.topics import NO_LEADER
+from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 
 
 class ElectionStrategy(Enum):

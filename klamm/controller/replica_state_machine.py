@@ -41,10 +41,10 @@ from klamm.controller.states import (
     log_illegal_transition,
 )
 from klamm.controller.turns import Turns
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.slices import CHEAP_SLICE, for_slices, slices
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.znodes.topics import NO_LEADER, LeaderAndIsr
+from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.errors import BadVersion, ZooKeeperError
 
 logger = logging.getLogger(__name__)

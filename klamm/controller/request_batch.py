@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from klamm.config.broker import BrokerConfig
+from klamm.config.listeners import SECURITY_PROTOCOLS
 from klamm.controller.context import ControllerContext, ReplicaAssignment
 from klamm.controller.state_change_log import SentStates
 from klamm.protocol.api_keys import ApiKey
@@ -45,7 +46,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataTopic,
 )
 from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
-from klamm.znodes.brokers import SECURITY_PROTOCOLS, BrokerRegistration
+from klamm.znodes.brokers import BrokerRegistration
 from klamm.znodes.topics import LeaderAndIsr
 
 logger = logging.getLogger(__name__)

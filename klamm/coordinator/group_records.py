@@ -30,6 +30,7 @@ from typing import NamedTuple, TypeVar
 
 from klamm.coordinator.group import Group, Member, OffsetAndMetadata
 from klamm.protocol.primitives import MAX_STRING_BYTES, InvalidFrame, read_nullable_string, read_string
+from klamm.protocol.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import PartitionKey
 
 OFFSET_KEY_VERSION = 1
@@ -37,7 +38,6 @@ GROUP_KEY_VERSION = 2
 OFFSET_VALUE_VERSION = 3
 EXPIRING_OFFSET_VALUE_VERSION = 1
 GROUP_VALUE_VERSION = 3
-NO_TIMESTAMP = -1
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")

@@ -13,10 +13,10 @@ Source: org.apache.kafka.common.config.SslConfigs, SaslConfigs; DefaultSslEngine
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from klamm.config.listeners import SECURITY_PROTOCOLS
 from klamm.net.jaas import JaasError, parse_login_module
 from klamm.net.pem import certificates, private_keys
 
-PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 TLS_VERSIONS = ("TLSv1.2", "TLSv1.3")
 
 # The Java class that `sasl.jaas.config` names, without its package, which differs in some distributions.
@@ -125,8 +125,8 @@ PLAINTEXT = SecurityOptions()
 def security_options(properties: Mapping[str, str]) -> SecurityOptions:
     """The options for these properties, which are all in PROPERTIES. Raises SecurityError."""
     protocol = properties.get("security.protocol", "PLAINTEXT").upper()
-    if protocol not in PROTOCOLS:
-        raise SecurityError(f"security.protocol is {protocol!r}; allowed: {', '.join(PROTOCOLS)}")
+    if protocol not in SECURITY_PROTOCOLS:
+        raise SecurityError(f"security.protocol is {protocol!r}; allowed: {', '.join(SECURITY_PROTOCOLS)}")
     with_tls, with_sasl = protocol.endswith("SSL"), protocol.startswith("SASL")
     for name in properties:
         if (name.startswith("ssl.") and not with_tls) or (name.startswith("sasl.") and not with_sasl):

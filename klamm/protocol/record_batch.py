@@ -23,9 +23,8 @@ import cramjam
 
 from klamm.checksum import crc32c
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.primitives import in_one_go
+from klamm.protocol.primitives import Buffer, in_one_go
 
-Buffer = bytes | bytearray | memoryview
 T = TypeVar("T")
 
 HEADER_SIZE_BYTES = 61
@@ -59,7 +58,7 @@ _TRANSACTIONAL_FLAG = 0x10
 _CONTROL_FLAG = 0x20
 
 _MIN_RECORD_SIZE_BYTES = 7  # seven fields of at least one byte each
-_MAX_SEQUENCE = 2**31 - 1
+MAX_SEQUENCE = 2**31 - 1
 # The offset after the last record must also fit into 63 bits.
 _MAX_OFFSET = 2**63 - 1
 
@@ -163,7 +162,7 @@ class EndTransactionMarker(NamedTuple):
 
 def advance_sequence(sequence: int, by: int) -> int:
     """The sequence number `by` records later (or, when negative, earlier), wrapping at 2^31."""
-    return (sequence + by) & _MAX_SEQUENCE
+    return (sequence + by) & MAX_SEQUENCE
 
 
 def wrapped_int64(value: int) -> int:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
+from klamm.config.listeners import SECURITY_PROTOCOLS
 from klamm.protocol.api_keys import CONTROLLER_MAX_ELEMENTS, ApiKey
 from klamm.protocol.control_topics import SHORT_ARRAY, ControlTopic, ControlTopics, complaints_about
 from klamm.protocol.primitives import (
@@ -58,9 +59,8 @@ _HEAD_V0 = struct.Struct(">ii")
 _HEAD_V5 = struct.Struct(">iiq")
 _STATE_HEAD = struct.Struct(">iiii")
 
-# What a listener is called where the version has no names for listeners, by the number of its security protocol.
-_LISTENER_NAMES = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-_PLAINTEXT = 0
+# Where the version has no names for listeners, a listener has the name of its security protocol.
+_PLAINTEXT = SECURITY_PROTOCOLS.index("PLAINTEXT")
 
 
 @dataclass(slots=True)
@@ -249,7 +249,7 @@ def _read_broker(version: int, frame: Buffer, position: int, elements: list[int]
     if version < ENDPOINTS_FROM:
         host, position = read_string(frame, position)
         (port,) = _INT32.unpack_from(frame, position)
-        endpoint = UpdateMetadataEndpoint(port, host, _LISTENER_NAMES[_PLAINTEXT], _PLAINTEXT)
+        endpoint = UpdateMetadataEndpoint(port, host, SECURITY_PROTOCOLS[_PLAINTEXT], _PLAINTEXT)
         return UpdateMetadataBroker(broker_id, (endpoint,)), position + 4
     endpoints = []
     count, position = read_count(frame, position, flexible)
@@ -277,9 +277,9 @@ def _read_endpoint(
         listener, position = read_text(frame, position)
     (security_protocol,) = _INT16.unpack_from(frame, position)
     if version < LISTENER_NAMES_FROM:
-        if not 0 <= security_protocol < len(_LISTENER_NAMES):
+        if not 0 <= security_protocol < len(SECURITY_PROTOCOLS):
             raise InvalidFrame(f"security protocol {security_protocol}, allowed are 0 to 3", position)
-        listener = _LISTENER_NAMES[security_protocol]
+        listener = SECURITY_PROTOCOLS[security_protocol]
     position += 2
     if flexible:
         position = skip_tagged_fields(frame, position, elements)

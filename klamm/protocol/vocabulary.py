@@ -37,6 +37,22 @@ ACKS_LEADER: Final = 1
 NO_EPOCH: Final = -1
 """An epoch of a leader, a broker or a feature that nobody knows or asks for."""
 
+NO_LEADER: Final = -1
+"""In place of the broker id of a leader (`LeaderAndIsr.NoLeader`)."""
+
+# In place of the broker id of a follower (`ListOffsetsRequest`).
+CONSUMER_REPLICA_ID: Final = -1
+DEBUGGING_REPLICA_ID: Final = -2
+"""A client that asks for the end of the leader's log, not the high watermark."""
+
+UNKNOWN_OFFSET: Final = -1
+"""In place of an offset: there is none, or it is not known (`ListOffsetsResponse`)."""
+
+# Fetch sessions (`FetchMetadata`).
+INVALID_SESSION_ID: Final = 0
+INITIAL_EPOCH: Final = 0
+FINAL_EPOCH: Final = -1
+
 GROUP_METADATA_TOPIC_NAME: Final = "__consumer_offsets"
 TRANSACTION_STATE_TOPIC_NAME: Final = "__transaction_state"
 INTERNAL_TOPICS: Final = (GROUP_METADATA_TOPIC_NAME, TRANSACTION_STATE_TOPIC_NAME)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from klamm.protocol.apis.fetch import EpochEndOffset, FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import READ_COMMITTED, PartitionKey
+from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, READ_COMMITTED, PartitionKey
 from klamm.purgatory import DelayedOperation
 from klamm.replication.partition import Partition
 
@@ -18,8 +18,6 @@ Wanted = tuple[str, FetchPartition]
 
 # The hosted partition, or KafkaError.
 FindPartition = Callable[[str, int], Partition]
-
-CONSUMER = -1
 
 
 @dataclass(slots=True)
@@ -190,7 +188,7 @@ class DelayedFetch(DelayedOperation):
         log, offset = partition.log, want.fetch_offset
         if not log.log_start_offset <= offset <= log.log_end_offset:
             raise KafkaError(ErrorCode.OFFSET_OUT_OF_RANGE)
-        if self._replica_id > CONSUMER:
+        if self._replica_id > CONSUMER_REPLICA_ID:
             partition.require_replica(self._replica_id)
             if follower_now_ms is not None:
                 partition.update_follower_fetch_state(self._replica_id, offset, want.log_start_offset, follower_now_ms)

@@ -15,10 +15,8 @@ from typing import TypeVar
 
 from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import INITIAL_EPOCH, INVALID_SESSION_ID, PartitionKey
 
-NO_SESSION = 0
-INITIAL_EPOCH = 0
 MAX_EPOCH = 2**31 - 1
 
 T = TypeVar("T")
@@ -28,7 +26,7 @@ class FetchSessionClient:
     """What one fetcher wants from one leader, and how much of that the leader already knows."""
 
     def __init__(self) -> None:
-        self._session_id = NO_SESSION
+        self._session_id = INVALID_SESSION_ID
         self._epoch = INITIAL_EPOCH
         self._wanted: dict[PartitionKey, FetchPartition] = {}
         self._known: dict[PartitionKey, None] = {}
@@ -76,13 +74,13 @@ class FetchSessionClient:
     def accept(self, response: FetchResponse) -> bool:
         """Takes note of the answer to the last request. Returns whether the caller may use its partitions."""
         if response.error_code == ErrorCode.FETCH_SESSION_ID_NOT_FOUND:
-            self._begin(NO_SESSION)
+            self._begin(INVALID_SESSION_ID)
             return False
         if response.error_code != ErrorCode.NONE or not self._fits(response):
             self._begin(self._session_id)
             return False
-        if response.session_id == NO_SESSION:
-            self._begin(NO_SESSION)
+        if response.session_id == INVALID_SESSION_ID:
+            self._begin(INVALID_SESSION_ID)
         elif self._epoch == INITIAL_EPOCH:
             self._session_id, self._epoch = response.session_id, INITIAL_EPOCH + 1
         else:

@@ -35,8 +35,8 @@ from klamm.config.broker import BrokerConfig
 from klamm.net.client import ClientError
 from klamm.protocol.apis.fetch import EpochEndOffset, FetchPartition, FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
-from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, NO_EPOCH, PartitionKey
-from klamm.replication.fetch_session_client import INITIAL_EPOCH, FetchSessionClient
+from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, INITIAL_EPOCH, LATEST_TIMESTAMP, NO_EPOCH, PartitionKey
+from klamm.replication.fetch_session_client import FetchSessionClient
 from klamm.replication.fetch_state import FollowerPartition, PartitionFetch, truncation_offset
 from klamm.replication.leader_endpoint import Interrupted, LeaderEndpoint, LeaderOffset
 from klamm.slices import Slices, slices

@@ -19,8 +19,9 @@ from klamm.config.safest import ALL_REPLICAS
 from klamm.config.topic import TopicConfig
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
-from klamm.protocol.record_batch import Buffer, iterate_batches
-from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, NO_EPOCH, READ_COMMITTED
+from klamm.protocol.primitives import Buffer
+from klamm.protocol.record_batch import iterate_batches
+from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, NO_EPOCH, NO_LEADER, READ_COMMITTED
 from klamm.replication.isr import (
     CommittedIsr,
     IsrState,
@@ -36,7 +37,6 @@ from klamm.replication.replica import NEVER_MS, Replica
 from klamm.storage.batch_inspection import Inspected
 from klamm.storage.log import AppendInfo, AppendOrigin, Log
 from klamm.storage.truncation import Truncation
-from klamm.znodes.topics import NO_LEADER
 
 _log = logging.getLogger(__name__)
 

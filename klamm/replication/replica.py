@@ -5,7 +5,8 @@ Times are milliseconds of the loop's clock.
 Source: kafka.cluster.Replica.
 """
 
-UNKNOWN_OFFSET = -1
+from klamm.protocol.vocabulary import UNKNOWN_OFFSET
+
 NEVER_MS = float("-inf")
 
 

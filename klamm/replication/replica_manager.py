@@ -25,17 +25,9 @@ from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrRespo
 from klamm.protocol.primitives import Steps
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, PartitionKey
 from klamm.purgatory import Purgatory, Watch
-from klamm.replication.delayed_operations import (
-    CONSUMER,
-    Appended,
-    DelayedFetch,
-    DelayedProduce,
-    ProduceResult,
-    Readable,
-    Wanted,
-)
+from klamm.replication.delayed_operations import Appended, DelayedFetch, DelayedProduce, ProduceResult, Readable, Wanted
 from klamm.replication.hosted_partitions import HostedPartitions, log_config
 from klamm.replication.partition import Partition
 from klamm.replication.ports import (
@@ -56,7 +48,7 @@ from klamm.storage.log_validator import RecordsRefused
 from klamm.storage.producer_state import AppendOrigin
 from klamm.tasks import OnFailure, start_task
 
-__all__ = ["CONSUMER", "ProduceResult", "ReplicaManager", "Wanted", "log_config"]
+__all__ = ["ProduceResult", "ReplicaManager", "Wanted", "log_config"]
 
 T = TypeVar("T")
 
@@ -292,7 +284,7 @@ class ReplicaManager:
         self,
         wanted: Sequence[Wanted],
         *,
-        replica_id: int = CONSUMER,
+        replica_id: int = CONSUMER_REPLICA_ID,
         isolation_level: int,
         max_wait_ms: int,
         min_bytes: int,
@@ -305,7 +297,7 @@ class ReplicaManager:
         one batch, so that a batch larger than the limits can still be consumed (KIP-74). A fetch never waits for more
         than `max_bytes`, and reads less when the broker's memory for responses is short.
         """
-        is_follower = replica_id > CONSUMER
+        is_follower = replica_id > CONSUMER_REPLICA_ID
         delayed = DelayedFetch(
             self.partition, wanted, replica_id, isolation_level, min(min_bytes, max_bytes), self._clock_ms()
         )

@@ -44,7 +44,7 @@ from klamm.protocol.leader_and_isr import (
 from klamm.protocol.primitives import Steps
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import LEADER_DURING_DELETE, UpdateMetadataPartitionState, UpdateMetadataRequest
-from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
+from klamm.protocol.vocabulary import NO_EPOCH, NO_LEADER, PartitionKey
 from klamm.replication.fetch_state import InitialFetchState
 from klamm.replication.hosted_partitions import HostedPartitions, WantedLog
 from klamm.replication.partition import Partition
@@ -52,7 +52,7 @@ from klamm.replication.ports import FollowerFetchers, LiveBroker, TopicConfigSou
 from klamm.replication.state_change_lines import LeaderAndIsrLines, Origin, StateChangeLines, StopReplicaLines
 from klamm.slices import SLICE, Slices, in_slices
 from klamm.storage.log_manager import LogManager
-from klamm.znodes.topics import NO_LEADER, is_legal_topic_name
+from klamm.znodes.topics import is_legal_topic_name
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from klamm.broker.services import Services
 from klamm.config.topic import TopicConfig, TopicKeys
 from klamm.controller.context import ControllerContext
 from klamm.controller.controller import KafkaController
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.replication.isr import CommittedIsr
 from klamm.replication.partition import Partition
 from klamm.replication.replica_manager import log_config
@@ -38,7 +38,7 @@ from klamm.znodes.requests import (
     PREFERRED_REPLICA_ELECTION_PATH,
     REASSIGN_PARTITIONS_PATH,
 )
-from klamm.znodes.topics import NO_LEADER, LeaderAndIsr
+from klamm.znodes.topics import LeaderAndIsr
 
 # Znodes of requests and notifications that the controller has not handled yet.
 REQUEST_PATHS = (DELETE_TOPICS_PATH, ISR_CHANGES_PATH, LOG_DIR_EVENTS_PATH)

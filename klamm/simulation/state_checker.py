@@ -14,12 +14,12 @@ A ZooKeeper that dies may forget only transactions that no client has seen yet (
 import re
 from dataclasses import dataclass
 
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.simulation.process import SimulationFailure
 from klamm.znodes.brokers import BROKER_IDS_PATH
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller, decode_controller_epoch
 from klamm.znodes.configs import config_path, decode_config, topic_entity
-from klamm.znodes.topics import NO_LEADER, TOPICS_PATH, LeaderAndIsr, TopicAssignment, partition_state_path, topic_path
+from klamm.znodes.topics import TOPICS_PATH, LeaderAndIsr, TopicAssignment, partition_state_path, topic_path
 from klamm.zookeeper.errors import NoNode
 from klamm.zookeeper.server.access_control import Caller
 from klamm.zookeeper.server.tree import ZnodeTree

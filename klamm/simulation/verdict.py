@@ -14,14 +14,13 @@ from klamm.protocol.apis.metadata import MetadataRequest
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import Record, decode_records, iterate_batches
-from klamm.protocol.vocabulary import ACKS_ALL, PartitionKey
+from klamm.protocol.vocabulary import ACKS_ALL, NO_LEADER, PartitionKey
 from klamm.simulation.agreement import disagreements, hosted_partition, leftovers, uncommitted
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
 from klamm.simulation.disk import SimulatedFileSystem
 from klamm.simulation.process import Process, SimulationFailure
 from klamm.simulation.trace import checksum
 from klamm.simulation.workload import Producer, Workload
-from klamm.znodes.topics import NO_LEADER
 
 CONVERGENCE_TIMEOUT_S = 180.0
 CHECK_INTERVAL_S = 1.0

@@ -18,11 +18,10 @@ from typing import NamedTuple
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fast_walk import advance_fast
-from klamm.protocol.primitives import in_one_go
+from klamm.protocol.primitives import Buffer, in_one_go
 from klamm.protocol.record_batch import (
     HEADER_SIZE_BYTES,
     BatchHeader,
-    Buffer,
     CompressionType,
     compressed_batch,
     decompress,

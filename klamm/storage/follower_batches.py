@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.primitives import Buffer
 from klamm.protocol.record_batch import (
     BatchHeader,
-    Buffer,
     EndTransactionMarker,
     check_crc,
     decode_end_transaction_marker,

@@ -25,11 +25,11 @@ from uuid import UUID
 
 from klamm.environment import Environment, File
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.primitives import Buffer
 from klamm.protocol.record_batch import (
     NO_PRODUCER_ID,
     NO_TIMESTAMP,
     BatchHeader,
-    Buffer,
     decode_end_transaction_marker,
     parse_header,
     set_log_append_time,

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from klamm.checksum import crc32c
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.record_batch import (
+    MAX_SEQUENCE,
     NO_PRODUCER_ID,
     NO_SEQUENCE,
     BatchHeader,
@@ -33,7 +34,6 @@ from klamm.protocol.record_batch import (
 NO_PRODUCER_EPOCH = -1
 NO_OFFSET = -1
 BATCHES_TO_RETAIN = 5
-_MAX_SEQUENCE = 2**31 - 1
 
 _SNAPSHOT_VERSION = 1
 _SNAPSHOT_HEADER = struct.Struct(">hIi")
@@ -316,7 +316,7 @@ def _check_sequence(header: BatchHeader, entry: ProducerEntry) -> None:
         in_order, expected = sequence == 0 or entry.producer_epoch == NO_PRODUCER_EPOCH, 0
     else:
         last = entry.last_sequence
-        expected = 0 if last == _MAX_SEQUENCE else last + 1
+        expected = 0 if last == MAX_SEQUENCE else last + 1
         in_order = sequence == expected
     if not in_order:
         raise KafkaError(

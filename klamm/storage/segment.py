@@ -15,12 +15,12 @@ from collections.abc import Callable
 
 from klamm.environment import Buffer, File, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader, parse_header
+from klamm.protocol.record_batch import HEADER_SIZE_BYTES, NO_TIMESTAMP, BatchHeader, parse_header
 from klamm.storage import batch_scan
 from klamm.storage.disk_errors import PASSING
 from klamm.storage.index_file import CorruptIndexError
 from klamm.storage.offset_index import OffsetIndex
-from klamm.storage.time_index import NO_TIMESTAMP, TimeEntry, TimeIndex
+from klamm.storage.time_index import TimeEntry, TimeIndex
 from klamm.storage.transaction_index import TransactionIndex
 from klamm.storage.unsynced_files import UnsyncedFiles
 

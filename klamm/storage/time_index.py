@@ -12,11 +12,11 @@ from bisect import bisect_left, bisect_right
 from itertools import pairwise
 
 from klamm.environment import FileSystem
+from klamm.protocol.record_batch import NO_TIMESTAMP
 from klamm.storage.index_file import CorruptIndexError, IndexFile
 from klamm.storage.unsynced_files import UnsyncedFiles
 
 ENTRY_SIZE_BYTES = 12
-NO_TIMESTAMP = -1
 _ENTRY = struct.Struct(">qi")
 
 TimeEntry = tuple[int, int]

@@ -26,12 +26,12 @@ from klamm.processes.helper import Helper
 from klamm.processes.local_cluster import HOST, broker_arguments, broker_properties
 from klamm.processes.readiness import NotReady, wait_for_no_topic, wait_for_topic, wait_until_ready
 from klamm.processes.supervisor import BROKER, EMBEDDED_ZOOKEEPER, Processes, ServerFailed, ServerProcess
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.testing.conditions import Wait, note
 from klamm.testing.errors import ClusterError
 from klamm.testing.observer import LoopThread, Observer, create_topic, delete_topic, load_messages
 from klamm.testing.ports import ReservedPort
-from klamm.znodes.topics import NO_LEADER, LeaderAndIsr
+from klamm.znodes.topics import LeaderAndIsr
 
 if TYPE_CHECKING:
     from klamm.testing.async_cluster import AsyncCluster

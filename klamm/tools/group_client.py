@@ -19,7 +19,6 @@ from klamm.processes.errors import ToolError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.tools.clients import explain_code
 
-UNKNOWN_OFFSET: Final = -1
 CONSUMER_PROTOCOL: Final = "consumer"
 UNKNOWN_TOPIC_OR_PARTITION: Final = 3
 GROUP_ID_NOT_FOUND: Final = 69

@@ -17,8 +17,7 @@ from typing import Final, Protocol
 import typer
 
 from klamm.processes.errors import ToolError
-from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
-from klamm.tools.group_client import UNKNOWN_OFFSET
+from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, UNKNOWN_OFFSET, TopicPartition
 
 # Kafka's CSV library quotes every longer text, and shorter texts that have a character up to the comma.
 MAX_UNQUOTED_LENGTH: Final = 24

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 import orjson
 
+from klamm.config.listeners import SECURITY_PROTOCOLS
 from klamm.znodes.fields import INT32_MAX, Fields
 
 BROKER_IDS_PATH = "/brokers/ids"
 FEATURES_SINCE = 5
 # The longest string that fits into Kafka's requests. A controller cannot send the metadata of a longer rack.
 MAX_TEXT_BYTES = 2**15 - 1
-SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
 
 _ENDPOINT = re.compile(r"(.+)://\[?([0-9a-zA-Z\-%._:]*)\]?:(-?[0-9]{1,10})", re.ASCII)
 

@@ -12,10 +12,10 @@ from uuid import UUID
 
 import orjson
 
+from klamm.protocol.vocabulary import NO_LEADER
 from klamm.znodes.fields import INT32_MAX, Fields
 
 TOPICS_PATH = "/brokers/topics"
-NO_LEADER = -1
 
 Replicas = Mapping[int, Sequence[int]]
 """Partition -> broker ids."""

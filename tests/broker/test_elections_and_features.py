@@ -21,11 +21,11 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopic,
 )
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 from klamm.znodes.brokers import SupportedVersions
 from klamm.znodes.cluster import FEATURE_PATH, Features, FeatureStatus, FinalizedVersions
 from klamm.znodes.store import KafkaZooKeeper
-from klamm.znodes.topics import NO_LEADER, LeaderAndIsr
+from klamm.znodes.topics import LeaderAndIsr
 from support.one_broker import Client, OneBroker, run, until
 
 NONE = ErrorCode.NONE

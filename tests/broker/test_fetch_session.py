@@ -4,10 +4,11 @@ import random
 
 import pytest
 
-from klamm.broker.fetch_session import EVICTION_MS, FINAL_EPOCH, INITIAL_EPOCH, MAX_ID, NO_SESSION, FetchSessionCache
+from klamm.broker.fetch_session import EVICTION_MS, MAX_ID, FetchSessionCache
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import in_one_go
+from klamm.protocol.vocabulary import FINAL_EPOCH, INITIAL_EPOCH, INVALID_SESSION_ID
 from support.fetch_messages import to_fetch
 
 
@@ -57,15 +58,15 @@ def answered(exchange, results):
 
 def test_a_sessionless_fetch_answers_everything_and_makes_no_session() -> None:
     sessions, _ = cache()
-    exchange = begin(sessions, NO_SESSION, FINAL_EPOCH, [want(0), want(1)])
-    assert exchange.session_id == NO_SESSION
+    exchange = begin(sessions, INVALID_SESSION_ID, FINAL_EPOCH, [want(0), want(1)])
+    assert exchange.session_id == INVALID_SESSION_ID
     assert answered(exchange, [empty(), empty()]) == [0, 1]
     assert len(sessions) == 0
 
 
 def test_a_session_answers_only_news() -> None:
     sessions, _ = cache()
-    first = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0), want(1), want(2)])
+    first = begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(0), want(1), want(2)])
     assert first.session_id > 0
     assert answered(first, [empty(), empty(), empty()]) == [0, 1, 2]
     second = begin(sessions, first.session_id, 1)
@@ -79,7 +80,7 @@ def test_a_session_answers_only_news() -> None:
 
 def test_an_error_is_told_and_afterwards_the_recovery_is() -> None:
     sessions, _ = cache()
-    first = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0)])
+    first = begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(0)])
     answered(first, [empty()])
     assert answered(begin(sessions, first.session_id, 1), [FAILED]) == [0]
     assert answered(begin(sessions, first.session_id, 2), [empty()]) == [0]
@@ -88,12 +89,12 @@ def test_an_error_is_told_and_afterwards_the_recovery_is() -> None:
 
 def test_partitions_come_and_go() -> None:
     sessions, _ = cache()
-    first = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0), want(1)])
+    first = begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(0), want(1)])
     answered(first, [empty(), empty()])
     second = begin(sessions, first.session_id, 1, [want(5)], [("t", 0)])
     assert [one.partition for _, one in second.wanted] == [1, 5]
     closing = begin(sessions, first.session_id, 2, [], [("t", 1), ("t", 5)])
-    assert closing.session_id == NO_SESSION
+    assert closing.session_id == INVALID_SESSION_ID
     assert len(sessions) == 0
 
 
@@ -102,7 +103,7 @@ def test_unknown_session_and_wrong_epoch() -> None:
     with pytest.raises(KafkaError) as unknown:
         begin(sessions, 99, 1)
     assert unknown.value.code is ErrorCode.FETCH_SESSION_ID_NOT_FOUND
-    first = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0)])
+    first = begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(0)])
     for epoch in (2, MAX_ID):
         with pytest.raises(KafkaError) as wrong:
             begin(sessions, first.session_id, epoch)
@@ -112,7 +113,7 @@ def test_unknown_session_and_wrong_epoch() -> None:
 
 def test_the_epoch_wraps_to_one() -> None:
     sessions, _ = cache()
-    first = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0)])
+    first = begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(0)])
     sessions._sessions[first.session_id].epoch = MAX_ID
     begin(sessions, first.session_id, MAX_ID)
     begin(sessions, first.session_id, 1)
@@ -120,33 +121,37 @@ def test_the_epoch_wraps_to_one() -> None:
 
 def test_a_full_fetch_closes_the_session_it_names() -> None:
     sessions, _ = cache()
-    first = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0)])
+    first = begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(0)])
     begin(sessions, first.session_id, FINAL_EPOCH, [want(0)])
     assert len(sessions) == 0
 
 
 def test_eviction_stale_first_then_less_valuable() -> None:
     sessions, clock = cache(slots=2)
-    begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0)])
-    begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0), want(1)])
+    begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(0)])
+    begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(0), want(1)])
     # All young: another consumer gets none, a follower displaces the smallest consumer.
-    assert begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(i) for i in range(9)]).session_id == NO_SESSION
-    follower = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0)], is_follower=True)
-    assert follower.session_id != NO_SESSION
+    assert (
+        begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(i) for i in range(9)]).session_id == INVALID_SESSION_ID
+    )
+    follower = begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(0)], is_follower=True)
+    assert follower.session_id != INVALID_SESSION_ID
     assert len(sessions) == 2
     # Stale ones go for anybody.
     clock.now_ms = EVICTION_MS + 1
     begin(sessions, follower.session_id, 1)
-    fresh = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0)])
-    assert fresh.session_id != NO_SESSION
+    fresh = begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(0)])
+    assert fresh.session_id != INVALID_SESSION_ID
     begin(sessions, follower.session_id, 2)
 
 
 def test_an_old_larger_consumer_is_not_evicted_for_a_smaller_one() -> None:
     sessions, clock = cache(slots=1)
-    large = begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0), want(1)])
+    large = begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(0), want(1)])
     clock.now_ms = EVICTION_MS
     begin(sessions, large.session_id, 1)
     clock.now_ms = EVICTION_MS + 10
-    assert begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(0)]).session_id == NO_SESSION
-    assert begin(sessions, NO_SESSION, INITIAL_EPOCH, [want(i) for i in range(3)]).session_id != NO_SESSION
+    assert begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(0)]).session_id == INVALID_SESSION_ID
+    assert (
+        begin(sessions, INVALID_SESSION_ID, INITIAL_EPOCH, [want(i) for i in range(3)]).session_id != INVALID_SESSION_ID
+    )

@@ -14,7 +14,8 @@ from klamm.environment import SystemEnvironment
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.znodes.topics import NO_LEADER, LeaderAndIsr
+from klamm.protocol.vocabulary import NO_LEADER
+from klamm.znodes.topics import LeaderAndIsr
 from klamm.zookeeper.client import ZooKeeperClient
 from klamm.zookeeper.errors import ConnectionLoss, SessionExpired
 from support.fetch_messages import fetch_request, result_of, to_fetch

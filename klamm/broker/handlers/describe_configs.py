@@ -16,17 +16,13 @@ from klamm.protocol.apis.describe_configs import DescribeConfigsRequest, Describ
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
-from klamm.protocol.vocabulary import ResourceType
+from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
 from klamm.slices import Slices
 
 Result = DescribeConfigsResponse.DescribeConfigsResult
 Entry = Result.DescribeConfigsResourceResult
 Synonym = Entry.DescribeConfigsSynonym
 Resource = DescribeConfigsRequest.DescribeConfigsResource
-
-# `ConfigResource.Type`, which differs from an authorizer's resource types.
-TOPIC = 2
-BROKER = 4
 
 # The number of resources that are described in one slice: about three milliseconds.
 RESOURCES_PER_SLICE = 10
@@ -70,7 +66,11 @@ def _results(
         if slices.is_over():
             yield
         try:
-            if unread is not None and resource.resource_type == TOPIC and resource.resource_name in topics:
+            if (
+                unread is not None
+                and resource.resource_type == ConfigResourceType.TOPIC
+                and resource.resource_name in topics
+            ):
                 raise unread
             entries = _entries(request, resource.configuration_keys, _describe(request, resource, configs))
         except KafkaError as error:
@@ -90,7 +90,9 @@ def _results(
 
 def _topics(request: Request[DescribeConfigsRequest]) -> dict[str, None]:
     """The requested topics that exist."""
-    names = dict.fromkeys(one.resource_name for one in request.body.resources if one.resource_type == TOPIC)
+    names = dict.fromkeys(
+        one.resource_name for one in request.body.resources if one.resource_type == ConfigResourceType.TOPIC
+    )
     return {name: None for name in names if name in request.services.metadata_cache.snapshot.topics}
 
 
@@ -98,14 +100,14 @@ def _describe(
     request: Request[DescribeConfigsRequest], resource: Resource, configs: Mapping[str, TopicConfig]
 ) -> Sequence[DescribedConfig]:
     services, name = request.services, resource.resource_name
-    if resource.resource_type == TOPIC:
+    if resource.resource_type == ConfigResourceType.TOPIC:
         if not request.allows(name):
             raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
         validate_topic_name(name)
         if name not in configs:
             raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
         return describe_topic(configs[name])
-    if resource.resource_type == BROKER:
+    if resource.resource_type == ConfigResourceType.BROKER:
         if not request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER):
             raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
         if name == "":
@@ -117,7 +119,7 @@ def _describe(
         return describe_broker(services.config.current)
     raise KafkaError(
         ErrorCode.INVALID_REQUEST,
-        f"resource type {resource.resource_type}: allowed are {TOPIC} (topic) and {BROKER} (broker)",
+        f"resource type {resource.resource_type}: allowed are 2 (topic) and 4 (broker)",
     )
 
 

@@ -11,8 +11,7 @@ from klamm.broker.security import Operation
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest, ListOffsetsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, ResourceType
-from klamm.replication.replica_manager import CONSUMER
+from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, ResourceType
 from klamm.slices import Slices
 
 Topic = ListOffsetsResponse.ListOffsetsTopicResponse
@@ -70,7 +69,7 @@ async def _list(request: Request[ListOffsetsRequest], topic: str, wanted: Wanted
     partition.require_leader(wanted.current_leader_epoch)
     if timestamp < 0 and timestamp not in (EARLIEST_TIMESTAMP, LATEST_TIMESTAMP):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"timestamp {timestamp}: allowed are -1, -2 and those from 0 on")
-    is_consumer = request.body.replica_id == CONSUMER
+    is_consumer = request.body.replica_id == CONSUMER_REPLICA_ID
     try:
         found = await partition.list_offset(timestamp, request.body.isolation_level if is_consumer else None)
     except KafkaError as error:

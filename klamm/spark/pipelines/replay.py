@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
-from klamm.client.list_offsets import CONSUMER, DEBUGGING_CONSUMER, asked_at, list_offsets_request
+from klamm.client.list_offsets import asked_at, list_offsets_request
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.sender import Identity, Sender
 from klamm.client.threads import call
@@ -43,7 +43,7 @@ from klamm.net.client import ClientError, Disconnected, NotSent
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import advance_sequence
-from klamm.protocol.vocabulary import LATEST_TIMESTAMP, TopicPartition
+from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, DEBUGGING_REPLICA_ID, LATEST_TIMESTAMP, TopicPartition
 from klamm.spark.offset_commits import commit_once
 from klamm.spark.options import OptionError, WriteOptions, write_options
 from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, Snapshot, TopicSnapshot
@@ -257,7 +257,7 @@ async def _begins(
     count = len(client.metadata.topics[target].partitions)
     if count and count <= numbers[-1]:
         raise OptionError(f"topic {target} has {count} partitions; the archive has records of partition {numbers[-1]}")
-    return {number: await _log_end(client, target, number, DEBUGGING_CONSUMER) for number in numbers}
+    return {number: await _log_end(client, target, number, DEBUGGING_REPLICA_ID) for number in numbers}
 
 
 def _newest(ranges: Iterable[ArchivedRange]) -> dict[str, list[ArchivedRange]]:
@@ -407,8 +407,8 @@ async def _end(client: ClusterClient, *, piece: _Piece) -> int:
     """The end of a partition when all in-sync replicas have it and, where somebody has begun the file, it stays."""
     began, quiet_since, last = await _now(client), 0.0, -1
     while True:
-        end = await _log_end(client, piece.topic, piece.partition, DEBUGGING_CONSUMER)
-        committed = await _log_end(client, piece.topic, piece.partition, CONSUMER)
+        end = await _log_end(client, piece.topic, piece.partition, DEBUGGING_REPLICA_ID)
+        committed = await _log_end(client, piece.topic, piece.partition, CONSUMER_REPLICA_ID)
         now = await _now(client)
         if end != last:
             quiet_since, last = now, end

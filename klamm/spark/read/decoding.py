@@ -23,7 +23,8 @@ import pyarrow as pa
 from klamm.checksum import crc32c
 from klamm.protocol import record_batch
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import Buffer, ControlRecordType
+from klamm.protocol.primitives import Buffer
+from klamm.protocol.record_batch import ControlRecordType
 from klamm.spark.schema import HEADERS, LEADER_EPOCH, schema
 
 if TYPE_CHECKING:

@@ -22,13 +22,14 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata
-from klamm.client.list_offsets import CONSUMER, asked_at, list_offsets_request
+from klamm.client.list_offsets import asked_at, list_offsets_request
 from klamm.client.threads import Work, start
 from klamm.net.client import Connection, Disconnected, NotSent
 from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import (
+    CONSUMER_REPLICA_ID,
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
     READ_COMMITTED,
@@ -271,7 +272,7 @@ class _Fetcher:
             partition_max_bytes=max_bytes,
         )
         return FetchRequest(
-            replica_id=CONSUMER,
+            replica_id=CONSUMER_REPLICA_ID,
             max_wait_ms=self._options.fetch_max_wait_ms,
             min_bytes=1,
             max_bytes=max_bytes,

@@ -33,6 +33,7 @@ from klamm.protocol.vocabulary import (
     LATEST_TIMESTAMP,
     READ_COMMITTED,
     READ_UNCOMMITTED,
+    UNKNOWN_OFFSET,
     TopicPartition,
 )
 from klamm.spark.options import Bound, Limit, OptionError, ReadOptions, Topics
@@ -46,7 +47,6 @@ Offsets = dict[TopicPartition, int]
 # missing is believed after this time, not before.
 MISSING_TIMEOUT_MS = 5_000
 BACKOFF_MS = 50
-NO_OFFSET = -1
 
 # No topic can have these names.
 _TOPIC_IDS = "$topicIds"
@@ -445,7 +445,7 @@ async def _resolve(
         }
         return {**wanted, **await _list_offsets(client, options, words)}
     found = await _list_offsets(client, options, wanted)
-    late = [partition for partition in partitions if found[partition] == NO_OFFSET]
+    late = [partition for partition in partitions if found[partition] == UNKNOWN_OFFSET]
     if late and not is_end and not options.no_match_is_latest:
         raise OptionError(
             f"option {limit.option}: {late[0]} has no record at or after {wanted[late[0]]};"
@@ -455,7 +455,7 @@ async def _resolve(
 
 
 async def _list_offsets(client: ClusterClient, options: ReadOptions, wanted: Mapping[TopicPartition, int]) -> Offsets:
-    """For each partition the first offset at or after a timestamp (NO_OFFSET if there is none), EARLIEST_TIMESTAMP
+    """For each partition the first offset at or after a timestamp (UNKNOWN_OFFSET if there is none), EARLIEST_TIMESTAMP
     or LATEST_TIMESTAMP.
 
     Asks again while leaders change, until the client's time for retries is over. Raises KafkaError
