@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import random
-import uuid
 
 import pytest
 from hypothesis import given, settings
@@ -13,60 +12,14 @@ from klamm.protocol import apis, compiler, messages, primitives
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis import ADVERTISED_MAX, ADVERTISED_MIN, HAND_WRITTEN, api_of
 from klamm.protocol.messages import InvalidFrame
-from klamm.protocol.schema import fields_of
 from support.message_oracle import body_of, in_library, library_class
+from support.random_messages import is_flexible, message_class, random_message
 
 ADVERTISED = [
     (key, version) for key in ADVERTISED_MAX for version in range(ADVERTISED_MIN[key], ADVERTISED_MAX[key] + 1)
 ]
 COMPILED = [(key, version) for key in apis.KEYS if key not in HAND_WRITTEN for version in api_of(key).known]
 SERVED = [what for what in COMPILED if what in ADVERTISED]
-BITS = {"Int8": 8, "Int16": 16, "Int32": 32, "Int64": 64}
-VALUES = {
-    "Uint16": lambda rng: rng.getrandbits(16),
-    "Float64": lambda rng: rng.choice([0.0, -1.5, 1e300]),
-    "Bool": lambda rng: rng.random() < 0.5,
-    "String": lambda rng: "".join(rng.choices("abc.-_é漢🙂", k=rng.choice([0, 1, 5, 200]))),
-    "Records": lambda rng: rng.randbytes(rng.choice([0, 1, 300, 10_000])),
-    "Bytes": lambda rng: rng.randbytes(rng.choice([0, 1, 10, 300])),
-    "Uuid": lambda rng: rng.choice([None, uuid.UUID(int=rng.getrandbits(128) | 1)]),
-    "BitField": lambda rng: rng.choice([None, set(), {0, 5, 30}]),
-}
-
-
-def random_value(rng, kind, version):
-    if kind in BITS:
-        bits = BITS[kind]
-        return rng.choice([0, 1, -1, 2 ** (bits - 1) - 1, -(2 ** (bits - 1)), rng.getrandbits(bits - 1)])
-    return VALUES[kind](rng) if isinstance(kind, str) else random_struct(rng, kind, version)
-
-
-def random_field(rng, field, version):
-    if version in field.nullable and rng.random() < 0.3:
-        return None
-    if field.is_array:
-        count = rng.choice([0, 1, 3, 3, 200 if isinstance(field.kind, str) else 3])
-        return [random_value(rng, field.kind, version) for _ in range(count)]
-    return random_value(rng, field.kind, version)
-
-
-def random_struct(rng, struct_class, version):
-    """Fields that the version lacks have their defaults, and so have some of the tagged ones."""
-    fields = [one for one in fields_of(struct_class) if version in one.versions]
-    present = [one for one in fields if not (one.is_tagged_in(version) and rng.random() < 0.5)]
-    return struct_class(**{one.name: random_field(rng, one, version) for one in present})
-
-
-def message_class(api_key, kind):
-    return apis.request_class(api_key) if kind == "Request" else apis.response_class(api_key)
-
-
-def random_message(rng, api_key, kind, version):
-    return random_struct(rng, message_class(api_key, kind), version)
-
-
-def is_flexible(api_key, version):
-    return version >= apis.FLEXIBLE_FROM[api_key]
 
 
 def decoder(api_key, kind, version):

@@ -1,0 +1,53 @@
+"""Random messages, made from their notation."""
+
+import uuid
+
+from klamm.protocol import apis
+from klamm.protocol.schema import fields_of
+
+BITS = {"Int8": 8, "Int16": 16, "Int32": 32, "Int64": 64}
+VALUES = {
+    "Uint16": lambda rng: rng.getrandbits(16),
+    "Float64": lambda rng: rng.choice([0.0, -1.5, 1e300]),
+    "Bool": lambda rng: rng.random() < 0.5,
+    "String": lambda rng: "".join(rng.choices("abc.-_é漢🙂", k=rng.choice([0, 1, 5, 200]))),
+    "Records": lambda rng: rng.randbytes(rng.choice([0, 1, 300, 10_000])),
+    "Bytes": lambda rng: rng.randbytes(rng.choice([0, 1, 10, 300])),
+    "Uuid": lambda rng: rng.choice([None, uuid.UUID(int=rng.getrandbits(128) | 1)]),
+    "BitField": lambda rng: rng.choice([None, set(), {0, 5, 30}]),
+}
+
+
+def random_value(rng, kind, version):
+    if kind in BITS:
+        bits = BITS[kind]
+        return rng.choice([0, 1, -1, 2 ** (bits - 1) - 1, -(2 ** (bits - 1)), rng.getrandbits(bits - 1)])
+    return VALUES[kind](rng) if isinstance(kind, str) else random_struct(rng, kind, version)
+
+
+def random_field(rng, field, version):
+    if version in field.nullable and rng.random() < 0.3:
+        return None
+    if field.is_array:
+        count = rng.choice([0, 1, 3, 3, 200 if isinstance(field.kind, str) else 3])
+        return [random_value(rng, field.kind, version) for _ in range(count)]
+    return random_value(rng, field.kind, version)
+
+
+def random_struct(rng, struct_class, version):
+    """Fields that the version lacks have their defaults, and so have some of the tagged ones."""
+    fields = [one for one in fields_of(struct_class) if version in one.versions]
+    present = [one for one in fields if not (one.is_tagged_in(version) and rng.random() < 0.5)]
+    return struct_class(**{one.name: random_field(rng, one, version) for one in present})
+
+
+def message_class(api_key, kind):
+    return apis.request_class(api_key) if kind == "Request" else apis.response_class(api_key)
+
+
+def random_message(rng, api_key, kind, version):
+    return random_struct(rng, message_class(api_key, kind), version)
+
+
+def is_flexible(api_key, version):
+    return version >= apis.FLEXIBLE_FROM[api_key]
