@@ -43,7 +43,7 @@ from klamm.protocol.apis.metadata import MetadataRequest
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.records import Record, build_batch
 
 PARTITIONS_PER_TOPIC = 100
 TARGET_MS = 20

@@ -23,19 +23,16 @@ from typing import NamedTuple
 from klamm.config.current import CurrentConfig
 from klamm.coordinator.ports import Appended, KeyAndValue, LogBatch
 from klamm.environment import Environment
+from klamm.protocol.compression import CompressionType, decompress
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.record_batch import (
-    HEADER_SIZE_BYTES,
-    BatchHeader,
-    CompressionType,
+from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader, iterate_batches
+from klamm.protocol.records import (
     ControlRecordType,
     Record,
     build_batch,
     decode_end_transaction_marker,
     decode_keys_and_values,
-    decompress,
-    iterate_batches,
 )
 from klamm.protocol.vocabulary import ACKS_ALL, ACKS_NONE, GROUP_METADATA_TOPIC_NAME, NO_EPOCH
 from klamm.replication.partition import Partition

@@ -19,6 +19,7 @@ from klamm.client.options import ProducerOptions
 from klamm.client.partitioner import StickyPartitions, partition_of_key
 from klamm.client.sender import Batch, Identity, PartitionQueue, Sender, TopicPartitions
 from klamm.environment import Environment
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record_batch import (
@@ -26,12 +27,10 @@ from klamm.protocol.record_batch import (
     LOG_OVERHEAD_BYTES,
     NO_TIMESTAMP,
     BatchHeader,
-    CompressionType,
-    Record,
     compressed_batch,
-    encode_record,
     write_header,
 )
+from klamm.protocol.records import Record, encode_record
 from klamm.protocol.vocabulary import UNKNOWN_OFFSET
 
 # How long what is known of a topic's partitions is used (metadata.max.age.ms).

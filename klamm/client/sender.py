@@ -34,20 +34,12 @@ from klamm.net.client import BuildRequest, Disconnected, NotSent
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
 from klamm.protocol.apis.metadata import MetadataRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.record_batch import (
-    NO_PRODUCER_ID,
-    NO_SEQUENCE,
-    BatchHeader,
-    CompressionType,
-    Record,
-    advance_sequence,
-    build_batch,
-    decode_records,
-    parse_header,
-)
+from klamm.protocol.record_batch import NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader, advance_sequence, parse_header
+from klamm.protocol.records import Record, build_batch, decode_records
 from klamm.protocol.vocabulary import ACKS_ALL, ACKS_NONE, UNKNOWN_OFFSET
 from klamm.tasks import start_task
 

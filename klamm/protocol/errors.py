@@ -151,3 +151,8 @@ class KafkaError(Exception):
     def __reduce__(self) -> tuple[type["KafkaError"], tuple[ErrorCode, str]]:
         """Makes the error picklable, so that it can come from another process."""
         return KafkaError, (self.code, self.message)
+
+
+def corrupt_message(message: str) -> KafkaError:
+    """The error for bytes that are not a valid batch."""
+    return KafkaError(ErrorCode.CORRUPT_MESSAGE, message)

@@ -16,8 +16,9 @@ Source: org.apache.kafka.common.record.DefaultRecord (readPartiallyFrom), kafka.
 from enum import IntEnum
 from typing import NamedTuple
 
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import NO_TIMESTAMP, BatchHeader, wrapped_int64
+from klamm.protocol.errors import corrupt_message
+from klamm.protocol.record_batch import NO_TIMESTAMP, BatchHeader
+from klamm.protocol.records import wrapped_int64
 
 # Refused records above this number are only counted, so that the response is not much larger than the request.
 MAX_NAMED_RECORDS = 10_000
@@ -116,7 +117,7 @@ class RecordWalk:
                     length, position = _varint(body, self.position)
                     end = position + length
                     if length < 0 or end > size:
-                        raise _corrupt(f"record {self.index} does not fit into its batch")
+                        raise corrupt_message(f"record {self.index} does not fit into its batch")
                     delta, position = _varlong(body, position + 1)  # after the attributes, of which there are none
                     offset_delta, position = _varint(body, position)
                     key_length, position = _skip(body, position)
@@ -124,7 +125,7 @@ class RecordWalk:
                     _, position = _skip(body, position)
                     headers, position = _varint(body, position)
                     if not 0 <= headers <= (end - position) // 2:
-                        raise _corrupt(f"record {self.index} cannot have {headers} headers")
+                        raise corrupt_message(f"record {self.index} cannot have {headers} headers")
                 else:
                     position = self.position
                     end, headers, has_key, delta, offset_delta = self.begun
@@ -138,7 +139,7 @@ class RecordWalk:
                         self.begun = Begun(end, headers - passed, has_key, delta, offset_delta)
                         return False
                 if position != end:
-                    raise _corrupt(f"the fields of record {self.index} do not end where its length says")
+                    raise corrupt_message(f"the fields of record {self.index} do not end where its length says")
                 self.position = position
                 timestamp_ms = append_time
                 if timestamp_ms is None:
@@ -146,9 +147,9 @@ class RecordWalk:
                 if self._is_over_after(has_key, timestamp_ms, offset_delta):
                     return True
         except IndexError:
-            raise _corrupt("the records end within a number") from None
+            raise corrupt_message("the records end within a number") from None
         if self.position != size:
-            raise _corrupt(f"{size - self.position} bytes follow the last record")
+            raise corrupt_message(f"{size - self.position} bytes follow the last record")
         return True
 
     def _pass_headers(self, position: int, count: int) -> int:
@@ -156,7 +157,7 @@ class RecordWalk:
         for _ in range(count):
             name_length, position = _skip(body, position)
             if name_length < 0:
-                raise _corrupt(f"a header of record {self.index} has no name")
+                raise corrupt_message(f"a header of record {self.index} has no name")
             _, position = _skip(body, position)
         return position
 
@@ -211,16 +212,12 @@ def _long_number(data: bytes | memoryview, position: int, max_size_bytes: int) -
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             return value, position
-    raise _corrupt(f"a number has more than {max_size_bytes} bytes")
+    raise corrupt_message(f"a number has more than {max_size_bytes} bytes")
 
 
 def _skip(data: bytes | memoryview, position: int) -> tuple[int, int]:
     """(length, -1 for null; position after the field). It may lie behind the end, where nothing can be read."""
     length, position = _varint(data, position)
     if length < -1:
-        raise _corrupt(f"a field has {length} bytes")
+        raise corrupt_message(f"a field has {length} bytes")
     return length, position + max(length, 0)
-
-
-def _corrupt(message: str) -> KafkaError:
-    return KafkaError(ErrorCode.CORRUPT_MESSAGE, message)

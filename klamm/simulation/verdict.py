@@ -13,7 +13,8 @@ from klamm.net.client import ClientError
 from klamm.protocol.apis.metadata import MetadataRequest
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.record_batch import Record, decode_records, iterate_batches
+from klamm.protocol.record_batch import iterate_batches
+from klamm.protocol.records import Record, decode_records
 from klamm.protocol.vocabulary import ACKS_ALL, NO_LEADER, PartitionKey
 from klamm.simulation.agreement import disagreements, hosted_partition, leftovers, uncommitted
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster

@@ -24,7 +24,8 @@ from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
+from klamm.protocol.record_batch import iterate_batches
+from klamm.protocol.records import Record, build_batch, decode_records
 from klamm.protocol.vocabulary import ACKS_ALL, ACKS_LEADER, PartitionKey
 from klamm.simulation.world import World
 

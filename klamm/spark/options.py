@@ -230,7 +230,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """The options of a writer. Raises OptionError."""
     # This import loads checksums and codecs, which a reader's options do not need.
-    from klamm.protocol.record_batch import CompressionType
+    from klamm.protocol.compression import CompressionType
 
     given = _Given(options)
     topic = given.text("topic")

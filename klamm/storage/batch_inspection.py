@@ -16,15 +16,14 @@ Source: kafka.log.LogValidator.
 from collections.abc import Callable, Generator
 from typing import NamedTuple
 
+from klamm.protocol.compression import CompressionType, decompress
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fast_walk import advance_fast
 from klamm.protocol.primitives import Buffer, in_one_go
 from klamm.protocol.record_batch import (
     HEADER_SIZE_BYTES,
     BatchHeader,
-    CompressionType,
     compressed_batch,
-    decompress,
     max_decompressed_bytes,
     parse_header,
 )

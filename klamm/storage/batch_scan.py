@@ -9,13 +9,7 @@ from itertools import islice
 
 from klamm.environment import File
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import (
-    HEADER_SIZE_BYTES,
-    NO_TIMESTAMP,
-    BatchHeader,
-    check_crc,
-    parse_header,
-)
+from klamm.protocol.record_batch import HEADER_SIZE_BYTES, NO_TIMESTAMP, BatchHeader, check_crc, parse_header
 
 Read = Callable[[int, int], bytearray]
 

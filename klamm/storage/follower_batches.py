@@ -12,13 +12,8 @@ from typing import NamedTuple
 
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.record_batch import (
-    BatchHeader,
-    EndTransactionMarker,
-    check_crc,
-    decode_end_transaction_marker,
-    iterate_batches,
-)
+from klamm.protocol.record_batch import BatchHeader, check_crc, iterate_batches
+from klamm.protocol.records import EndTransactionMarker, decode_end_transaction_marker
 from klamm.storage.segment import LogSegment
 
 

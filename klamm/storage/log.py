@@ -30,11 +30,11 @@ from klamm.protocol.record_batch import (
     NO_PRODUCER_ID,
     NO_TIMESTAMP,
     BatchHeader,
-    decode_end_transaction_marker,
     parse_header,
     set_log_append_time,
     set_offset_and_epoch,
 )
+from klamm.protocol.records import decode_end_transaction_marker
 from klamm.storage.batch_inspection import Inspected
 from klamm.storage.checkpoints import LEADER_EPOCH_CHECKPOINT, format_leader_epoch_checkpoint
 from klamm.storage.disk_errors import NO_DESCRIPTORS, PASSING, SHORTAGES

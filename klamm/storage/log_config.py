@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from klamm.protocol.record_batch import CompressionType
+from klamm.protocol.compression import CompressionType
 
 _MAX_LONG = 2**63 - 1
 _CODECS = {

@@ -19,7 +19,8 @@ from uuid import UUID
 
 from klamm.environment import FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import BatchHeader, decode_end_transaction_marker
+from klamm.protocol.record_batch import BatchHeader
+from klamm.protocol.records import decode_end_transaction_marker
 from klamm.storage import batch_scan
 from klamm.storage.checkpoints import (
     LEADER_EPOCH_CHECKPOINT,

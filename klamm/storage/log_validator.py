@@ -9,12 +9,12 @@ Source: kafka.log.LogValidator, kafka.log.Log (analyzeAndValidateRecords).
 
 from collections.abc import Sequence
 
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer, in_one_go
 from klamm.protocol.record_batch import (
     NO_PRODUCER_ID,
     BatchHeader,
-    CompressionType,
     check_crc,
     most_records,
     parse_header,

@@ -21,15 +21,8 @@ from typing import NamedTuple
 
 from klamm.checksum import crc32c
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import (
-    MAX_SEQUENCE,
-    NO_PRODUCER_ID,
-    NO_SEQUENCE,
-    BatchHeader,
-    ControlRecordType,
-    EndTransactionMarker,
-    advance_sequence,
-)
+from klamm.protocol.record_batch import MAX_SEQUENCE, NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader, advance_sequence
+from klamm.protocol.records import ControlRecordType, EndTransactionMarker
 
 NO_PRODUCER_EPOCH = -1
 NO_OFFSET = -1

@@ -16,10 +16,11 @@ from collections.abc import Callable, Coroutine, Generator, Mapping
 from typing import Any, NamedTuple
 
 from klamm.environment import Environment, File, WorkerFailed
+from klamm.protocol.compression import decompress
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.fast_walk import advance_fast
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader, decompress, max_decompressed_bytes, parse_header
+from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader, max_decompressed_bytes, parse_header
 from klamm.protocol.record_walk import RecordWalk, Wanted
 from klamm.storage import batch_scan
 from klamm.storage.batch_inspection import AT_ONCE_BYTES, AT_ONCE_STEPS, STEPS_PER_SLICE

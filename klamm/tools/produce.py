@@ -121,7 +121,7 @@ def _producer_options(
     from dataclasses import replace
 
     from klamm.client.options import ProducerOptions
-    from klamm.protocol.record_batch import CompressionType
+    from klamm.protocol.compression import CompressionType
 
     return ProducerOptions(
         replace(client, retry_timeout_ms=min(client.retry_timeout_ms, MAX_BLOCK_MS)),

@@ -13,7 +13,7 @@ from klamm.coordinator.group_records import (
 from klamm.protocol import messages
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.records import Record, build_batch
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from support.group_wire import find_coordinator, join, sync
 from support.hostile_bytes import Hostile, seeds

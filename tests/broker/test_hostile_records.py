@@ -11,6 +11,7 @@ from klamm.protocol import messages
 from klamm.protocol import record_batch as rb
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import BatchHeader
+from klamm.protocol.records import _encode_varint, _varint
 from support.hostile_bytes import Hostile, seeds
 from support.one_broker import Client, OneBroker, run
 
@@ -45,9 +46,9 @@ async def lookup(client: Client, topic: str, timestamp_ms: int) -> tuple[int, in
 STRANGE_TIMES = [
     (bytes([0x80] * 9 + [0x02]), 0, 0),  # 2^64, of which 64 bits are 0
     (bytes([0xFF] * 9 + [0x7F]), 0, -(2**63)),  # 70 bits
-    (rb._encode_varint(2**63 - 1), 1, -(2**63)),
-    (rb._encode_varint(-(2**63)), -1, 2**63 - 1),
-    (rb._encode_varint(2**63), 0, 0),
+    (_encode_varint(2**63 - 1), 1, -(2**63)),
+    (_encode_varint(-(2**63)), -1, 2**63 - 1),
+    (_encode_varint(2**63), 0, 0),
 ]
 
 
@@ -56,7 +57,7 @@ def test_a_timestamp_that_no_number_holds_stops_nobody(
     tmp_path: Path, delta: bytes, base_timestamp: int, timestamp_ms: int
 ) -> None:
     body = b"\0" + delta + b"\0\1\1\0"
-    data = batch_of(rb._varint(len(body)) + body, base_timestamp=base_timestamp, max_timestamp=2**63 - 1)
+    data = batch_of(_varint(len(body)) + body, base_timestamp=base_timestamp, max_timestamp=2**63 - 1)
 
     async def scenario(cluster: OneBroker, client: Client) -> None:
         await client.create_topic("t")

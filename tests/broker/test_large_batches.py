@@ -12,11 +12,13 @@ from klamm.environment import SystemEnvironment, WorkerFailed
 from klamm.protocol import messages
 from klamm.protocol import record_batch as rb
 from klamm.protocol.apis.produce import ProduceRequest
+from klamm.protocol.compression import CompressionType, compress
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import in_one_go
-from klamm.protocol.record_batch import BatchHeader, CompressionType, Record, build_batch
+from klamm.protocol.record_batch import BatchHeader
 from klamm.protocol.record_walk import Wanted
+from klamm.protocol.records import Record, build_batch
 from klamm.storage.batch_inspection import Demands, inspect
 from klamm.storage.log_config import LogConfig
 from support.one_broker import Client, OneBroker, batch, run, until, values
@@ -55,7 +57,7 @@ def large(**header: Any) -> bytearray:
 def bomb(count: int) -> bytearray:
     """Very many records with keys in very few bytes."""
     record = b"\x0c\0\0\0\0\1\0"
-    body = rb._compress(CompressionType.ZSTD, bytearray(record * count))
+    body = compress(CompressionType.ZSTD, bytearray(record * count))
     header = BatchHeader(0, 49 + len(body), -1, 2, 0, CompressionType.ZSTD, count - 1, 0, 0, -1, -1, -1, count)
     data = bytearray(61) + body
     rb.write_header(data, 0, header)

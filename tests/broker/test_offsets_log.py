@@ -7,15 +7,15 @@ import pytest
 
 from klamm.broker.offsets_log import OffsetsLog
 from klamm.coordinator.ports import Appended
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import (
-    CompressionType,
+from klamm.protocol.record_batch import iterate_batches
+from klamm.protocol.records import (
     ControlRecordType,
     EndTransactionMarker,
     Record,
     build_batch,
     build_end_transaction_marker,
-    iterate_batches,
 )
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from support.group_wire import find_coordinator

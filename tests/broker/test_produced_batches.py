@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, decode_response, encode_request
-from klamm.protocol.record_batch import CompressionType, Record, build_batch, crc_matches, iterate_batches
+from klamm.protocol.record_batch import crc_matches, iterate_batches
+from klamm.protocol.records import Record, build_batch
 from klamm.storage.log import Log
 from support.one_broker import Client, OneBroker, run
 from support.produced_batches import HEADERS, NOT_AUTHORIZED, RECORDS, Case, changed, keyed, send_all, topic_of

@@ -14,10 +14,11 @@ from klamm.broker.security import Operation
 from klamm.protocol import messages
 from klamm.protocol.apis.fetch import EpochEndOffset
 from klamm.protocol.apis.produce import ProduceRequest
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.record_batch import CompressionType, Record, build_batch
+from klamm.protocol.records import Record, build_batch
 from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import ResourceType

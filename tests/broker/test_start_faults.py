@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import check_crc, decode_records, iterate_batches
+from klamm.protocol.record_batch import check_crc, iterate_batches
+from klamm.protocol.records import decode_records
 from support.one_broker import Client, OneBroker, batch, run, values
 
 NONE = ErrorCode.NONE

@@ -18,8 +18,9 @@ from klamm.client.partitioner import StickyPartitions, murmur2, partition_of_key
 from klamm.client.producer import Producer, ProducerRecord
 from klamm.environment import SystemEnvironment
 from klamm.net.client import ConnectionOptions
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import CompressionType, parse_header
+from klamm.protocol.record_batch import parse_header
 from klamm.protocol.vocabulary import ACKS_LEADER, ACKS_NONE
 from klamm.simulation.administration import Administrator
 from klamm.simulation.cluster import SimulatedCluster

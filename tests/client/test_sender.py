@@ -12,8 +12,9 @@ from klamm.client.cluster import ClusterClient, RetryPolicy
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.sender import MAX_IN_FLIGHT, PartitionBatch, Sender
 from klamm.net.client import ConnectionOptions
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import CompressionType, Record, build_batch
+from klamm.protocol.records import Record, build_batch
 from klamm.simulation.administration import Administrator
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.random_faults import RandomFaults

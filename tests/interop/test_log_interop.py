@@ -12,7 +12,15 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from klamm.environment import SystemEnvironment
 from klamm.protocol import record_batch as rb
-from klamm.protocol.record_batch import CompressionType, ControlRecordType, EndTransactionMarker, Record, build_batch
+from klamm.protocol.compression import CompressionType
+from klamm.protocol.records import (
+    ControlRecordType,
+    EndTransactionMarker,
+    Record,
+    build_batch,
+    build_end_transaction_marker,
+    decode_records,
+)
 from klamm.storage.log import AppendOrigin, Log
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import MetaProperties, read_meta_properties
@@ -69,7 +77,7 @@ def fill(log: Log, count: int) -> list[tuple[int, bytes | None, bytes | None]]:
         info = log.append_as_leader(batch, i // 40, now_ms=NOW_MS)
         written += [(info.first_offset + j, record.key, record.value) for j, record in enumerate(records)]
         if i % 3 == 2:
-            marker = rb.build_end_transaction_marker(
+            marker = build_end_transaction_marker(
                 EndTransactionMarker(ControlRecordType(i % 2), 1),
                 producer_id=5000 + i,
                 producer_epoch=0,
@@ -94,7 +102,7 @@ async def read_data(log: Log, *, committed: bool) -> list[tuple[int, bytes | Non
                 if committed:
                     open_aborted.discard(header.producer_id)
             elif not (header.is_transactional and header.producer_id in open_aborted):
-                found += [(r.offset, r.key, r.value) for r in rb.decode_records(fetched.data, at, header)]
+                found += [(r.offset, r.key, r.value) for r in decode_records(fetched.data, at, header)]
         position = fetched.next_offset
     return found
 

@@ -10,8 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.protocol import record_batch as rb
+from klamm.protocol.compression import CompressionType, decompress, decompress_into
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import CompressionType, ControlRecordType, EndTransactionMarker, Record
+from klamm.protocol.records import (
+    ControlRecordType,
+    EndTransactionMarker,
+    Record,
+    build_batch,
+    build_end_transaction_marker,
+    decode_end_transaction_marker,
+    decode_keys_and_values,
+    decode_records,
+)
 
 RECORDS = [
     Record(b"key", b"value", 1_600_000_000_000, (("h", b"1"), ("", None), ("h", b"2"))),
@@ -23,7 +33,7 @@ RECORDS = [
 
 def decode(batch, position=0):
     header = rb.parse_header(batch, position)
-    return list(rb.decode_records(batch, position, header))
+    return list(decode_records(batch, position, header))
 
 
 def placed(records, base_offset=0):
@@ -61,7 +71,7 @@ def test_sequences_wrap():
 
 @pytest.mark.parametrize("codec", list(CompressionType))
 def test_what_is_built_is_decoded(codec):
-    batch = rb.build_batch(RECORDS, base_offset=42, codec=codec, producer_id=9, producer_epoch=1, base_sequence=0)
+    batch = build_batch(RECORDS, base_offset=42, codec=codec, producer_id=9, producer_epoch=1, base_sequence=0)
     header = rb.parse_header(batch)
     assert rb.crc_matches(batch, 0, header)
     assert header.codec == codec
@@ -71,7 +81,7 @@ def test_what_is_built_is_decoded(codec):
 
 @pytest.mark.parametrize("codec", list(CompressionType))
 def test_aiokafka_reads_what_we_build(codec):
-    batch = rb.build_batch(RECORDS, base_offset=42, codec=codec)
+    batch = build_batch(RECORDS, base_offset=42, codec=codec)
     read = MemoryRecords(bytes(batch)).next_batch()
     assert read.validate_crc()
     got = [(r.key, r.value, r.timestamp, tuple(r.headers), r.offset) for r in read]
@@ -91,7 +101,7 @@ def test_we_read_what_aiokafka_builds(codec):
 
 def with_payload(payload, codec, records=RECORDS):
     """A batch whose record bytes are replaced, with a CRC that matches."""
-    batch = rb.build_batch(records, codec=CompressionType.NONE)[:61] + bytes(payload)
+    batch = build_batch(records, codec=CompressionType.NONE)[:61] + bytes(payload)
     struct.pack_into(">i", batch, 8, len(batch) - 12)
     struct.pack_into(">h", batch, 21, int(codec))
     struct.pack_into(">I", batch, 17, rb._crc(batch, 0, len(batch)))
@@ -99,33 +109,33 @@ def with_payload(payload, codec, records=RECORDS):
 
 
 def test_snappy_without_framing_is_read_too():
-    body = bytes(rb.build_batch(RECORDS)[61:])
+    body = bytes(build_batch(RECORDS)[61:])
     assert decode(with_payload(cramjam.snappy.compress_raw(body), CompressionType.SNAPPY)) == placed(RECORDS)
 
 
 def test_large_batches_decompress_through_several_buffer_sizes():
     records = [Record(None, b"x" * 3_000_000, 1)]
     for codec in CompressionType:
-        assert decode(rb.build_batch(records, codec=codec)) == placed(records)
+        assert decode(build_batch(records, codec=codec)) == placed(records)
 
 
 @pytest.mark.parametrize("codec", list(CompressionType)[1:])
 def test_a_bomb_gets_an_error(codec):
-    bomb = rb.build_batch([Record(None, bytes(1_000_000), 1)], codec=codec)
+    bomb = build_batch([Record(None, bytes(1_000_000), 1)], codec=codec)
     header = rb.parse_header(bomb)
-    assert error_of(lambda: list(rb.decode_records(bomb, 0, header, max_bytes=999_999))) == ErrorCode.MESSAGE_TOO_LARGE
+    assert error_of(lambda: list(decode_records(bomb, 0, header, max_bytes=999_999))) == ErrorCode.MESSAGE_TOO_LARGE
 
 
 def test_a_snappy_block_may_not_claim_more_than_it_is_allowed():
     claim = b"\xff\xff\xff\xff\x0f" + b"\x00" * 20
-    assert error_of(rb.decompress, CompressionType.SNAPPY, claim) in (
+    assert error_of(decompress, CompressionType.SNAPPY, claim) in (
         ErrorCode.MESSAGE_TOO_LARGE,
         ErrorCode.CORRUPT_MESSAGE,
     )
 
 
 def test_setting_offset_and_epoch_keeps_the_checksum():
-    batch = rb.build_batch(RECORDS)
+    batch = build_batch(RECORDS)
     buffer = bytearray(b"xx") + batch
     rb.set_offset_and_epoch(memoryview(buffer), 2, rb.parse_header(buffer, 2), 2**40, 17)
     header = rb.parse_header(buffer, 2)
@@ -135,7 +145,7 @@ def test_setting_offset_and_epoch_keeps_the_checksum():
 
 
 def test_log_append_time_replaces_every_timestamp_and_renews_the_checksum():
-    batch = rb.build_batch(RECORDS, codec=CompressionType.ZSTD)
+    batch = build_batch(RECORDS, codec=CompressionType.ZSTD)
     rb.set_log_append_time(batch, 0, rb.parse_header(batch), 5_000)
     header = rb.parse_header(batch)
     assert rb.crc_matches(batch, 0, header)
@@ -145,7 +155,7 @@ def test_log_append_time_replaces_every_timestamp_and_renews_the_checksum():
 
 
 def test_a_changed_byte_fails_the_checksum():
-    batch = rb.build_batch(RECORDS)
+    batch = build_batch(RECORDS)
     for position in (*range(17, 23), 60, 61, len(batch) - 1):
         changed = bytearray(batch)
         changed[position] ^= 1
@@ -153,7 +163,7 @@ def test_a_changed_byte_fails_the_checksum():
 
 
 def test_iterating_over_batches():
-    first, second = rb.build_batch(RECORDS), rb.build_batch(RECORDS[:1], base_offset=4)
+    first, second = build_batch(RECORDS), build_batch(RECORDS[:1], base_offset=4)
     both = first + second
     assert [(p, h.base_offset, h.record_count) for p, h in rb.iterate_batches(both)] == [
         (0, 0, 4),
@@ -168,7 +178,7 @@ def test_iterating_over_batches():
 
 @pytest.mark.parametrize("length", [-1, -(2**31), 0, 48, 2**31 - 1])
 def test_impossible_lengths(length):
-    batch = rb.build_batch(RECORDS)
+    batch = build_batch(RECORDS)
     struct.pack_into(">i", batch, 8, length)
     assert error_of(rb.parse_header, batch) == ErrorCode.CORRUPT_MESSAGE
 
@@ -183,7 +193,7 @@ def test_impossible_lengths(length):
     ],
 )
 def test_other_message_formats(magic, code):
-    batch = rb.build_batch(RECORDS)
+    batch = build_batch(RECORDS)
     batch[16] = magic
     assert error_of(rb.parse_header, batch) == code
     # An old message may be smaller than a v2 header.
@@ -196,34 +206,34 @@ def test_unknown_codec():
 
 @pytest.mark.parametrize("count", [-1, 5, 2**31 - 1])
 def test_a_count_that_the_bytes_do_not_hold(count):
-    batch = rb.build_batch(RECORDS)
+    batch = build_batch(RECORDS)
     struct.pack_into(">i", batch, 57, count)
     assert error_of(decode, batch) == ErrorCode.CORRUPT_MESSAGE
 
 
 def test_bytes_after_the_last_record():
-    batch = rb.build_batch(RECORDS)
+    batch = build_batch(RECORDS)
     struct.pack_into(">i", batch, 57, 3)
     assert error_of(decode, batch) == ErrorCode.CORRUPT_MESSAGE
 
 
 def test_end_transaction_markers():
     for kind in ControlRecordType:
-        batch = rb.build_end_transaction_marker(
+        batch = build_end_transaction_marker(
             EndTransactionMarker(kind, 12), producer_id=5, producer_epoch=2, timestamp_ms=99, base_offset=8
         )
         header = rb.parse_header(batch)
         assert (header.is_control, header.is_transactional, header.base_sequence) == (True, True, -1)
         assert (header.producer_id, header.producer_epoch, header.base_offset) == (5, 2, 8)
-        assert rb.decode_end_transaction_marker(batch, 0, header) == EndTransactionMarker(kind, 12)
+        assert decode_end_transaction_marker(batch, 0, header) == EndTransactionMarker(kind, 12)
 
 
 def test_control_records_that_end_no_transaction():
-    leader_change = rb.build_batch([Record(struct.pack(">hh", 0, 2), b"", 1)], is_control=True)
-    assert rb.decode_end_transaction_marker(leader_change, 0, rb.parse_header(leader_change)) is None
+    leader_change = build_batch([Record(struct.pack(">hh", 0, 2), b"", 1)], is_control=True)
+    assert decode_end_transaction_marker(leader_change, 0, rb.parse_header(leader_change)) is None
     for key, value in ((b"\0", b"\0" * 6), (None, b"\0" * 6), (b"\0\0\0\1", b"\0")):
-        batch = rb.build_batch([Record(key, value, 1)], is_control=True)
-        assert error_of(rb.decode_end_transaction_marker, batch, 0, rb.parse_header(batch)) == ErrorCode.CORRUPT_MESSAGE
+        batch = build_batch([Record(key, value, 1)], is_control=True)
+        assert error_of(decode_end_transaction_marker, batch, 0, rb.parse_header(batch)) == ErrorCode.CORRUPT_MESSAGE
 
 
 keys = st.none() | st.binary(max_size=20)
@@ -243,7 +253,7 @@ records = st.lists(
 
 @given(records, st.sampled_from(CompressionType), st.integers(0, 2**62))
 def test_any_records_survive(some, codec, base_offset):
-    batch = rb.build_batch(some, base_offset=base_offset, codec=codec)
+    batch = build_batch(some, base_offset=base_offset, codec=codec)
     assert decode(batch) == placed(some, base_offset)
 
 
@@ -275,7 +285,7 @@ def test_garbage_in_place_of_records(codec, payload, count):
 @settings(max_examples=300)
 @given(st.sampled_from(CompressionType), st.data())
 def test_a_valid_batch_with_one_changed_byte_never_breaks_the_decoder(codec, data):
-    batch = rb.build_batch(RECORDS, codec=codec)
+    batch = build_batch(RECORDS, codec=codec)
     batch[data.draw(st.integers(61, len(batch) - 1))] = data.draw(st.integers(0, 255))
     try:
         decode(batch)
@@ -284,12 +294,12 @@ def test_a_valid_batch_with_one_changed_byte_never_breaks_the_decoder(codec, dat
 
 
 def whole_records(batch):
-    return rb.decode_records(batch, 0, rb.parse_header(batch))
+    return decode_records(batch, 0, rb.parse_header(batch))
 
 
 def keys_and_values(batch):
     header = rb.parse_header(batch)
-    return [one for part in rb.decode_keys_and_values(rb.decompress(header.codec, batch[61:]), header) for one in part]
+    return [one for part in decode_keys_and_values(decompress(header.codec, batch[61:]), header) for one in part]
 
 
 def outcome(read, batch):
@@ -305,7 +315,7 @@ def outcome(read, batch):
 
 @given(records, st.sampled_from(CompressionType), st.integers(0, 2**62), st.data())
 def test_keys_and_values_are_read_as_whole_records_are(some, codec, base_offset, data):
-    batch = rb.build_batch(some, base_offset=base_offset, codec=codec)
+    batch = build_batch(some, base_offset=base_offset, codec=codec)
     assert outcome(keys_and_values, batch) == outcome(whole_records, batch)
     batch[data.draw(st.integers(61, len(batch) - 1))] = data.draw(st.integers(0, 255))
     assert outcome(keys_and_values, batch) == outcome(whole_records, batch)
@@ -313,8 +323,8 @@ def test_keys_and_values_are_read_as_whole_records_are(some, codec, base_offset,
 
 def test_keys_and_values_come_in_parts():
     sizes = [100] * 2_000 + [100_000] + [100] * 2_000
-    batch = rb.build_batch([Record(b"%d" % number, bytes(size)) for number, size in enumerate(sizes)])
-    parts = list(rb.decode_keys_and_values(memoryview(batch)[61:], rb.parse_header(batch)))
+    batch = build_batch([Record(b"%d" % number, bytes(size)) for number, size in enumerate(sizes)])
+    parts = list(decode_keys_and_values(memoryview(batch)[61:], rb.parse_header(batch)))
     assert max(map(len, parts)) < 500
     assert [(offset, key, len(value)) for part in parts for offset, key, value in part] == [
         (number, b"%d" % number, size) for number, size in enumerate(sizes)
@@ -331,12 +341,12 @@ def test_garbage_in_place_of_keys_and_values(payload, count):
 
 @pytest.mark.parametrize("codec", CompressionType)
 def test_room_for_what_is_decompressed(codec):
-    compressed = rb.build_batch([Record(b"key", bytes(range(256)) * 3)] * 5, codec=codec)[61:]
-    body = bytes(rb.decompress(codec, compressed))
+    compressed = build_batch([Record(b"key", bytes(range(256)) * 3)] * 5, codec=codec)[61:]
+    body = bytes(decompress(codec, compressed))
     assert len(body) > 3500
     for size_bytes in (0, 1, 7, 100, len(body) - 1):
-        assert rb.decompress_into(codec, compressed, memoryview(bytearray(size_bytes))) is None
+        assert decompress_into(codec, compressed, memoryview(bytearray(size_bytes))) is None
     for spare_bytes in (0, 1, 1000):
         out = bytearray(len(body) + spare_bytes)
-        assert rb.decompress_into(codec, compressed, memoryview(out)) == len(body)
+        assert decompress_into(codec, compressed, memoryview(out)) == len(body)
         assert out == body + bytes(spare_bytes)

@@ -8,9 +8,10 @@ import pytest
 
 from klamm.protocol import fast_walk, record_kernels
 from klamm.protocol import record_batch as rb
+from klamm.protocol.compression import decompress
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.record_batch import Record, build_batch
 from klamm.protocol.record_walk import RecordWalk, Refusal, RefusedRecord, Wanted
+from klamm.protocol.records import Record, build_batch, decode_records
 from support.hostile_bytes import Hostile, seeds
 
 
@@ -32,11 +33,11 @@ def test_hostile_batches_are_walked_as_they_are_decoded(advance) -> None:
         data = Hostile(seed).batch(is_client=False)
         try:
             header = rb.parse_header(data)
-            body = rb.decompress(header.codec, memoryview(data)[rb.HEADER_SIZE_BYTES :])
+            body = decompress(header.codec, memoryview(data)[rb.HEADER_SIZE_BYTES :])
         except KafkaError:
             continue
         try:
-            records = list(rb.decode_records(data, 0, header))
+            records = list(decode_records(data, 0, header))
         except KafkaError as error:
             # A walk does not read the names of headers, and a count below 0 is what is checked before it.
             if "UTF-8" in error.message or header.record_count < 0:

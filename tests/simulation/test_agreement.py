@@ -16,7 +16,7 @@ from klamm.coordinator.group_metadata_manager import GroupMetadataManager
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, request_class
-from klamm.protocol.record_batch import Record
+from klamm.protocol.records import Record
 from klamm.purgatory import DelayedOperation
 from klamm.replication.partition import Partition
 from klamm.replication.state_changes import StateChanges

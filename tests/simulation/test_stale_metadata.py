@@ -20,7 +20,7 @@ from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, request_class
-from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.records import Record, build_batch
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
 from klamm.replication.partition import Partition
 from klamm.simulation.cluster import BROKER_PORT, CLIENT_OPTIONS, SimulatedCluster

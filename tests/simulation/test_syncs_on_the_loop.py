@@ -16,7 +16,7 @@ from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, request_class
-from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.records import Record, build_batch
 from klamm.protocol.vocabulary import ACKS_LEADER
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.group_workload import GROUP_KEY_TYPE

@@ -13,7 +13,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 
 from klamm.processes.helper import Helper
-from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.records import Record, build_batch
 from klamm.spark.read.decoding import Decoder
 from klamm.testing.cluster import Cluster
 from support.spark.faults import Gate, revive, stopping_source, take_leaders_away, three_brokers

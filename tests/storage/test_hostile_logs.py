@@ -6,8 +6,15 @@ import struct
 import pytest
 
 from klamm.protocol import record_batch as rb
+from klamm.protocol.compression import decompress
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import ControlRecordType
+from klamm.protocol.records import (
+    ControlRecordType,
+    KeyAndValueAt,
+    decode_end_transaction_marker,
+    decode_keys_and_values,
+    decode_records,
+)
 from klamm.storage.checkpoints import parse_leader_epoch_checkpoint, parse_offset_checkpoint
 from klamm.storage.log import AppendOrigin, Log
 from klamm.storage.log_config import LogConfig
@@ -148,9 +155,9 @@ def test_logs_of_hostile_batches(damage: bool) -> None:
             raise
 
 
-def read_keys_and_values(data: bytearray, header: rb.BatchHeader) -> list[rb.KeyAndValueAt]:
-    body = rb.decompress(header.codec, memoryview(data)[rb.HEADER_SIZE_BYTES : header.size_bytes])
-    return [one for part in rb.decode_keys_and_values(body, header) for one in part]
+def read_keys_and_values(data: bytearray, header: rb.BatchHeader) -> list[KeyAndValueAt]:
+    body = decompress(header.codec, memoryview(data)[rb.HEADER_SIZE_BYTES : header.size_bytes])
+    return [one for part in decode_keys_and_values(body, header) for one in part]
 
 
 def test_records_are_read_or_refused() -> None:
@@ -160,9 +167,9 @@ def test_records_are_read_or_refused() -> None:
         if header is None:
             continue
         try:
-            records = maybe(list, rb.decode_records(data, 0, header))
+            records = maybe(list, decode_records(data, 0, header))
             keys_and_values = maybe(read_keys_and_values, data, header)
-            maybe(rb.decode_end_transaction_marker, data, 0, header)
+            maybe(decode_end_transaction_marker, data, 0, header)
             for record in records or ():
                 ANSWER.pack(record.timestamp_ms, record.offset, 0)
             if records is not None:

@@ -6,8 +6,9 @@ import errno
 import pytest
 
 from klamm.protocol import record_batch as rb
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import CompressionType, ControlRecordType, Record, build_batch
+from klamm.protocol.records import ControlRecordType, Record, build_batch, decode_records
 from klamm.storage.log import AppendOrigin
 from klamm.storage.log_config import LogConfig
 from support.logs import (
@@ -163,7 +164,7 @@ def test_log_append_time(environment):
     fetched = asyncio.run(log.read(0, 1000, max_offset=2, minimum_one_batch=True))
     header = rb.parse_header(fetched.data)
     assert rb.crc_matches(fetched.data, 0, header)
-    assert {r.timestamp_ms for r in rb.decode_records(fetched.data, 0, header)} == {NOW_MS + 7}
+    assert {r.timestamp_ms for r in decode_records(fetched.data, 0, header)} == {NOW_MS + 7}
 
 
 def test_compacted_topics_need_keys(environment):

@@ -5,8 +5,9 @@ import contextlib
 
 import pytest
 
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import CompressionType, ControlRecordType, Record, build_batch
+from klamm.protocol.records import ControlRecordType, Record, build_batch
 from klamm.simulation import disk
 from klamm.storage.log import AppendOrigin
 from klamm.storage.log_config import LogConfig

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import ControlRecordType
+from klamm.protocol.records import ControlRecordType
 from klamm.storage.log import AppendOrigin
 from klamm.storage.log_config import LogConfig
 from klamm.storage.producer_state import ProducerState

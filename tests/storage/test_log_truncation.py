@@ -7,7 +7,7 @@ from uuid import UUID
 import pytest
 
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import ControlRecordType
+from klamm.protocol.records import ControlRecordType
 from klamm.storage import truncation
 from klamm.storage.log import AppendOrigin
 from klamm.storage.log_config import LogConfig

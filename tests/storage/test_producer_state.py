@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import BatchHeader, ControlRecordType, EndTransactionMarker
+from klamm.protocol.record_batch import BatchHeader
+from klamm.protocol.records import ControlRecordType, EndTransactionMarker
 from klamm.storage.producer_state import AppendOrigin, ProducerState
 
 MAX = 2**31 - 1

@@ -9,7 +9,7 @@ from klamm.environment import WorkerFailed
 from klamm.protocol import record_batch as rb
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import in_one_go
-from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.records import Record, build_batch
 from klamm.storage.timestamp_lookup import MAX_LOOKS
 from support.logs import DiskEnvironment, append, open_log
 from support.one_broker import until

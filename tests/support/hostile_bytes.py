@@ -11,7 +11,9 @@ import struct
 from collections.abc import Iterator
 
 from klamm.protocol import record_batch as rb
-from klamm.protocol.record_batch import BatchHeader, CompressionType
+from klamm.protocol.compression import CompressionType, compress
+from klamm.protocol.record_batch import BatchHeader
+from klamm.protocol.records import _encode_varint, _varint
 
 NUMBERS = [
     *(sign * 2**bits + by for bits in (7, 8, 15, 16, 31, 32, 62, 63) for by in (-1, 0, 1) for sign in (1, -1)),
@@ -45,9 +47,9 @@ class Hostile:
         """As record fields have it: the usual number, another, or bytes that are no number."""
         kind = self.chance.random()
         if usual is not None and kind < 0.93:
-            return rb._encode_varint(usual)
+            return _encode_varint(usual)
         if kind < 0.97:
-            return rb._encode_varint(self.number(bits))
+            return _encode_varint(self.number(bits))
         length = self.chance.randrange(1, 13)
         return bytes([self.chance.choice([0x80, 0xFF, self.chance.randrange(128, 256)]) for _ in range(length - 1)]) + (
             bytes([self.chance.choice([0x01, 0x7F, 0x80, self.chance.randrange(256)])])
@@ -86,7 +88,7 @@ class Hostile:
         count = chance.choice([1, 1, 2, 5, 20])
         codec = chance.choice([0, 0, *CompressionType])
         records = self.control_record() if not is_client and chance.random() < 0.2 else self.records(count)
-        body = bytes(rb._compress(CompressionType(codec), bytearray(records)))
+        body = bytes(compress(CompressionType(codec), bytearray(records)))
         if chance.random() < 0.05:
             body = self.mutated(body)
         flags = 0x30 if records[:1] == b"\x20" and not is_client else chance.choice([0, 0, 0, 0x08, 0x10, 0x20, 0x30])
@@ -115,8 +117,8 @@ class Hostile:
         value = struct.pack(">hi", self.sometimes(0, 16), self.sometimes(0, 32))
         if self.chance.random() < 0.2:
             key, value = self.mutated(key), self.mutated(value)
-        body = b"\0\0\0" + rb._varint(len(key)) + key + rb._varint(len(value)) + value + b"\0"
-        return rb._varint(len(body)) + body
+        body = b"\0\0\0" + _varint(len(key)) + key + _varint(len(value)) + value + b"\0"
+        return _varint(len(body)) + body
 
     def sometimes(self, usual: int, bits: int, chance: float = 0.1) -> int:
         """The usual number, and now and then a hostile one."""

@@ -5,16 +5,16 @@ import struct
 
 from klamm.environment import Environment
 from klamm.protocol import record_batch as rb
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.primitives import in_one_go
-from klamm.protocol.record_batch import (
-    CompressionType,
+from klamm.protocol.record_batch import iterate_batches
+from klamm.protocol.records import (
     ControlRecordType,
     EndTransactionMarker,
     Record,
     build_batch,
     build_end_transaction_marker,
     decode_records,
-    iterate_batches,
 )
 from klamm.simulation.disk import Disk, SimulatedFileSystem
 from klamm.simulation.process import Process

@@ -18,7 +18,8 @@ from klamm.protocol.apis.fetch import PartitionData
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState, LeaderAndIsrRequest, LeaderAndIsrTopic, LiveLeader
 from klamm.protocol.messages import ADVERTISED_MAX, ApiKey
-from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
+from klamm.protocol.record_batch import iterate_batches
+from klamm.protocol.records import Record, build_batch, decode_records
 from klamm.zookeeper.client import State
 from klamm.zookeeper.server import ZooKeeperServer
 from support.fetch_messages import fetch_request, result_of, to_fetch

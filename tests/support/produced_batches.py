@@ -11,9 +11,10 @@ from typing import Any
 
 from klamm.protocol import record_batch as rb
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.record_batch import CompressionType, Record, build_batch
+from klamm.protocol.records import Record, build_batch
 from support.one_broker import Client
 
 Make = Callable[[int], Sequence[bytearray]]

@@ -17,7 +17,8 @@ from klamm.protocol.leader_and_isr import (
     LeaderAndIsrTopic,
     LiveLeader,
 )
-from klamm.protocol.record_batch import Record, build_batch, decode_records, iterate_batches
+from klamm.protocol.record_batch import iterate_batches
+from klamm.protocol.records import Record, build_batch, decode_records
 from klamm.replication.partition import Partition
 from klamm.replication.replica_manager import ReplicaManager, log_config
 from klamm.simulation.loop import simulated_loop

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation
 from klamm.protocol.apis.fetch import FetchableTopic, FetchRequest, FetchResponse, PartitionData
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.record_batch import CompressionType
 from klamm.protocol.vocabulary import ResourceType
 from klamm.replication.replica_manager import PARTITIONS_PER_SLICE, Wanted
 from klamm.slices import Slices, in_slices

@@ -6,7 +6,7 @@ then run while `decode` builds the columns.
 What must stay true:
 - For any bytes, the result is records or a `KafkaError` that names topic, partition and offset; never a crash of the
   process. No batch is returned or skipped before its checksum has been compared.
-- The decoded records equal those of `klamm.protocol.record_batch.decode_records` for the same batch.
+- The decoded records equal those of `klamm.protocol.records.decode_records` for the same batch.
 - A column that is not requested is not built.
 - numba is imported when the first bytes are there, never by importing this module.
 
@@ -22,9 +22,10 @@ import pyarrow as pa
 
 from klamm.checksum import crc32c
 from klamm.protocol import record_batch
+from klamm.protocol.compression import MAX_DECOMPRESSED_BYTES, decompress_into
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Buffer
-from klamm.protocol.record_batch import ControlRecordType
+from klamm.protocol.records import ControlRecordType, decode_end_transaction_marker, decode_records
 from klamm.spark.schema import HEADERS, LEADER_EPOCH, schema
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class Decoder:
     def _is_abort_marker(self, records: memoryview, batch: list[int]) -> bool:
         position = batch[_kernels().POSITION]
         header = record_batch.parse_header(records, position)
-        marker = self._at(header.base_offset, record_batch.decode_end_transaction_marker, records, position, header)
+        marker = self._at(header.base_offset, decode_end_transaction_marker, records, position, header)
         return marker is not None and marker.type is ControlRecordType.ABORT
 
     def _uncompressed(self, records: memoryview, table: "Table") -> "Iterator[tuple[NDArray[np.uint8], Table]]":
@@ -180,7 +181,7 @@ class Decoder:
                     yield self._scratch[:filled_bytes], bodies[first:number]
                     filled_bytes, first = 0, number
                 room = self._scratch[filled_bytes:].data
-                size_bytes = self._at(offset, record_batch.decompress_into, codec, compressed, room)
+                size_bytes = self._at(offset, decompress_into, codec, compressed, room)
                 if size_bytes is not None:
                     break
                 fits = False
@@ -194,7 +195,7 @@ class Decoder:
 
     def _make_room(self) -> None:
         """Larger scratch memory. Raises KafkaError(MESSAGE_TOO_LARGE) when it is as large as a batch may become."""
-        most_bytes = record_batch.MAX_DECOMPRESSED_BYTES
+        most_bytes = MAX_DECOMPRESSED_BYTES
         if len(self._scratch) == most_bytes:
             raise KafkaError(ErrorCode.MESSAGE_TOO_LARGE, f"the records decompress to more than {most_bytes} bytes")
         self._scratch = np.empty(min(most_bytes, 4 * len(self._scratch)), np.uint8)
@@ -314,9 +315,7 @@ class Decoder:
             record_count=int(body[kernels.COUNT]),
         )
         try:
-            for _ in record_batch.decode_records(
-                bytes(record_batch.HEADER_SIZE_BYTES) + bytes(data[start:end]), 0, header
-            ):
+            for _ in decode_records(bytes(record_batch.HEADER_SIZE_BYTES) + bytes(data[start:end]), 0, header):
                 pass
         except KafkaError as error:
             return self._located(error, base_offset)

@@ -12,8 +12,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from klamm.protocol import record_batch
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import CompressionType, ControlRecordType, EndTransactionMarker, Record, build_batch
+from klamm.protocol.records import (
+    ControlRecordType,
+    EndTransactionMarker,
+    Record,
+    build_batch,
+    build_end_transaction_marker,
+    decode_records,
+)
 from klamm.spark.read import decoding
 from klamm.spark.read.decoding import Decoder
 from klamm.spark.schema import ALL_COLUMNS, COLUMNS, HEADERS, LEADER_EPOCH, columns, schema
@@ -50,7 +58,7 @@ def batches(draw: st.DrawFn) -> bytearray:
 def expected_rows(fetched: bytes | bytearray, start: int, end: int, partition: int = 3) -> list[dict]:
     rows = []
     for position, header in record_batch.iterate_batches(fetched, allow_partial_end=True):
-        for record in record_batch.decode_records(fetched, position, header):
+        for record in decode_records(fetched, position, header):
             if start <= record.offset < end:
                 rows.append(
                     {
@@ -287,7 +295,7 @@ def transactional(producer_id: int, offsets: list[int]) -> bytearray:
 
 
 def marker(kind: ControlRecordType, producer_id: int, offset: int) -> bytearray:
-    return record_batch.build_end_transaction_marker(
+    return build_end_transaction_marker(
         EndTransactionMarker(kind, 0), producer_id=producer_id, producer_epoch=0, timestamp_ms=1, base_offset=offset
     )
 
@@ -350,7 +358,7 @@ from random import Random
 from klamm.spark.read import decoding
 from klamm.spark.read.decoding import Decoder
 from klamm.spark.schema import columns
-from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.records import Record, build_batch
 decoder = Decoder("t", 0, columns(include_headers=True), 1000)
 batch = build_batch([Record(b"key", b"value", 1, (("a", b"b"),))])
 assert [each.num_rows for each in decoder.decode(decoder.scan(batch), 0, 1)] == [1]
@@ -365,7 +373,7 @@ from numba.core import caching
 caching.CompileResultCacheImpl._locator_classes = []
 from klamm.spark.read import decoding
 from klamm.spark.read.decoding import Decoder
-from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.records import Record, build_batch
 decoder = Decoder("t", 0, ("value",), 1000)
 (batch,) = decoder.decode(decoder.scan(build_batch([Record(None, b"found")])), 0, 1)
 print(batch.to_pylist())

@@ -14,7 +14,7 @@ from klamm.net.client import Disconnected, UnsupportedVersion
 from klamm.protocol.apis.fetch import FetchRequest, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
-from klamm.protocol.record_batch import Record, build_batch
+from klamm.protocol.records import Record, build_batch
 from klamm.spark.read import partition_reader
 from klamm.spark.read.partition_reader import Loss, _Fetcher, read_range
 from klamm.spark.settings import DataLoss, FetchOptions, PartitionRange

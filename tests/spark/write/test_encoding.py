@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.record_batch import CompressionType, Record, check_crc, decode_records, parse_header
+from klamm.protocol.record_batch import check_crc, parse_header
+from klamm.protocol.records import Record, decode_records
 from klamm.spark.write.columns import Columns
 from klamm.spark.write.encoding import encode, record_sizes
 
