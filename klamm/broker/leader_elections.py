@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 
 from klamm.broker.metadata_cache import MetadataCache
 from klamm.controller.controller import KafkaController
-from klamm.controller.leader_election import ElectionType
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import ElectionType, PartitionKey
 from klamm.purgatory import DelayedOperation, Purgatory
 
 

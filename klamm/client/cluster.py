@@ -89,6 +89,7 @@ class TopicMetadata:
     error_code: int
     partitions: dict[int, PartitionMetadata]
     topic_id: UUID | None = None
+    is_internal: bool = False
 
 
 @dataclass(slots=True)
@@ -108,6 +109,26 @@ class RetryPolicy:
     deadline_ms: int = 30_000
     backoff_ms: int = 50
     max_backoff_ms: int = 1_000
+
+
+class Attempts:
+    """The attempts of one call under a policy: waits between them, and says which one is the last."""
+
+    def __init__(self, policy: RetryPolicy) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._deadline_s = self._loop.time() + policy.deadline_ms / 1000
+        self._backoff_s = policy.backoff_ms / 1000
+        self._max_backoff_s = policy.max_backoff_ms / 1000
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no time is left for another attempt after the one that begins now."""
+        return self._loop.time() + self._backoff_s >= self._deadline_s
+
+    async def pause(self) -> None:
+        """Waits before the next attempt."""
+        await asyncio.sleep(self._backoff_s)
+        self._backoff_s = min(2 * self._backoff_s, self._max_backoff_s)
 
 
 class _NobodyToAsk(KafkaError):
@@ -136,9 +157,11 @@ class ClusterClient:
         if not bootstrap:
             raise ValueError("no bootstrap address")
         self.metadata = ClusterMetadata()
+        # The coordinators of groups, by broker id, as far as they were asked for and not found wrong.
+        self.coordinators: dict[str, int] = {}
         self._bootstrap = list(bootstrap)
         self._options = options or ConnectionOptions()
-        self._retry = retry or RetryPolicy()
+        self.retry = retry or RetryPolicy()
         self._receive_buffer = ReceiveBuffer()
         self._connections: dict[Address, Connection] = {}
         self._connecting: dict[Address, asyncio.Lock] = {}
@@ -234,7 +257,7 @@ class ClusterClient:
                 raise final[0]
             if loop.time() >= deadline:
                 raise ConnectFailed("; ".join(map(str, errors)))
-            await asyncio.sleep(self._retry.backoff_ms / 1000)
+            await asyncio.sleep(self.retry.backoff_ms / 1000)
 
     async def refresh_metadata(
         self, topics: Iterable[str] | None = None, *, elsewhere: bool = False
@@ -246,6 +269,14 @@ class ClusterClient:
         names = None if topics is None else list(topics)
         await self._repeat(lambda: self._refresh(names, elsewhere=elsewhere), _no_errors)
         return self.metadata
+
+    async def refresh_metadata_once(self, topics: Iterable[str] | None = None, *, elsewhere: bool = False) -> None:
+        """As `refresh_metadata`, in one attempt, for callers that retry themselves. Raises ClientError."""
+        await self._refresh(None if topics is None else list(topics), elsewhere=elsewhere)
+
+    async def send_to_any_once(self, api_key: ApiKey, build: BuildRequest[Response]) -> Response:
+        """As `send_to_any`, in one attempt, for callers that retry themselves. Raises ClientError."""
+        return await self._send_any(api_key, build, self._addresses())
 
     async def connection_to(self, broker_id: int) -> Connection:
         """The connection to a broker of the metadata, opened if necessary. Raises ConnectFailed, KafkaError."""
@@ -280,10 +311,24 @@ class ClusterClient:
         A broker answers the requests of a connection in order, so a request that waits there, as a Fetch or a JoinGroup
         does, would hold up those behind it.
         """
-        client = ClusterClient(self._bootstrap, self._options, self._retry)
+        client = ClusterClient(self._bootstrap, self._options, self.retry)
         client.metadata = copy.copy(self.metadata)
         client.metadata.topics = dict(self.metadata.topics)
         return client
+
+    def brokers_to_ask(self) -> list[int]:
+        """The brokers of the metadata, those with an open connection first."""
+
+        def is_closed(broker_id: int) -> bool:
+            connection = self._connections.get(self.metadata.brokers[broker_id])
+            return connection is None or not connection.connected
+
+        return sorted(self.metadata.brokers, key=is_closed)
+
+    @property
+    def request_timeout_ms(self) -> int:
+        """How long a broker may take to answer."""
+        return self._options.request_timeout_ms
 
     async def close(self) -> None:
         """Closes all connections; pending requests fail with Disconnected."""
@@ -300,23 +345,20 @@ class ClusterClient:
     async def _repeat(
         self, attempt: Callable[[], Awaitable[T]], errors_of: Callable[[T], Iterable[int]], repeatable: bool = True
     ) -> T:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._retry.deadline_ms / 1000
-        backoff_s = self._retry.backoff_ms / 1000
+        attempts = Attempts(self.retry)
         while True:
-            over = loop.time() + backoff_s >= deadline
+            is_last = attempts.is_last
             try:
                 result = await attempt()
-                if over or not any(code in RETRIABLE_ERRORS for code in errors_of(result)):
+                if is_last or not any(code in RETRIABLE_ERRORS for code in errors_of(result)):
                     return result
             except (NotSent, _NobodyToAsk):
-                if over or self._closed:
+                if is_last or self._closed:
                     raise
             except Disconnected:
-                if over or self._closed or not repeatable:
+                if is_last or self._closed or not repeatable:
                     raise
-            await asyncio.sleep(backoff_s)
-            backoff_s = min(2 * backoff_s, self._retry.max_backoff_ms / 1000)
+            await attempts.pause()
 
     async def _connection(self, address: Address, options: ConnectionOptions | None = None) -> Connection:
         connecting = self._connecting.setdefault(address, asyncio.Lock())
@@ -475,7 +517,7 @@ def _topic_metadata(topic: MetadataResponse.MetadataResponseTopic, known: TopicM
             before = known.partitions.get(number)
             if before is not None and before.leader_epoch > state.leader_epoch:
                 partitions[number] = before
-    return TopicMetadata(topic.error_code, partitions, topic.topic_id)
+    return TopicMetadata(topic.error_code, partitions, topic.topic_id, topic.is_internal)
 
 
 def _metadata_request(version: int, names: Sequence[str] | None) -> MetadataRequest:

@@ -29,6 +29,18 @@ class ConfigError(ValueError):
         self.problems = tuple(problems)
 
 
+class ConfigSource(IntEnum):
+    """The source of a value. The number is the protocol's config_source."""
+
+    UNKNOWN = 0
+    DYNAMIC_TOPIC_CONFIG = 1
+    DYNAMIC_BROKER_CONFIG = 2
+    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
+    STATIC_BROKER_CONFIG = 4
+    DEFAULT_CONFIG = 5
+    DYNAMIC_BROKER_LOGGER_CONFIG = 6
+
+
 class ConfigType(IntEnum):
     """A key's type; the number is DescribeConfigs' config_type."""
 

@@ -6,23 +6,10 @@ Each key has its value, the source of the value, and the other sources that woul
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 
 from klamm.config.broker import BROKER_CONFIG_DEF, FAMILIES, BrokerConfig, config_key
-from klamm.config.definition import ConfigKey, ConfigType, UpdateMode, attribute, format_value
+from klamm.config.definition import ConfigKey, ConfigSource, ConfigType, UpdateMode, attribute, format_value
 from klamm.config.topic import BROKER_KEY, TOPIC_CONFIG_DEF, TopicConfig
-
-
-class ConfigSource(IntEnum):
-    """The source of a value. The number is the protocol's config_source."""
-
-    UNKNOWN = 0
-    DYNAMIC_TOPIC_CONFIG = 1
-    DYNAMIC_BROKER_CONFIG = 2
-    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
-    STATIC_BROKER_CONFIG = 4
-    DEFAULT_CONFIG = 5
-    DYNAMIC_BROKER_LOGGER_CONFIG = 6
 
 
 @dataclass(frozen=True, slots=True)

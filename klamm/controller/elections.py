@@ -25,14 +25,13 @@ from klamm.controller.context import ControllerContext
 from klamm.controller.leader_election import (
     ElectionResults,
     ElectionStrategy,
-    ElectionType,
     preferred_replica_partition_leader_election,
 )
 from klamm.controller.parts import ControllerParts
 from klamm.controller.reassignment import complete_reassignments
 from klamm.controller.states import PartitionState
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import ElectionType, PartitionKey
 from klamm.slices import slices
 from klamm.znodes.topics import LeaderAndIsr
 

@@ -16,7 +16,7 @@ bounced is no strategy that anybody asks for; its table stands in bounces.py.
 """
 
 from collections.abc import Collection, Sequence
-from enum import Enum, IntEnum
+from enum import Enum
 from typing import NamedTuple
 
 from klamm.protocol.errors import KafkaError
@@ -31,13 +31,6 @@ class ElectionStrategy(Enum):
     REASSIGN = "ReassignPartitionLeaderElectionStrategy"
     PREFERRED_REPLICA = "PreferredReplicaPartitionLeaderElectionStrategy"
     CONTROLLED_SHUTDOWN = "ControlledShutdownPartitionLeaderElectionStrategy"
-
-
-class ElectionType(IntEnum):
-    """What an ElectLeaders request asks for, with its numbers."""
-
-    PREFERRED = 0
-    UNCLEAN = 1
 
 
 ElectionResults = dict[PartitionKey, int | KafkaError]

@@ -23,10 +23,10 @@ from klamm.controller.events import (
     UpdateFeatures,
 )
 from klamm.controller.feature_updates import FeatureResults, FeatureUpdate
-from klamm.controller.leader_election import ElectionResults, ElectionType
+from klamm.controller.leader_election import ElectionResults
 from klamm.protocol.apis.alter_isr import AlterIsrRequest, AlterIsrResponse
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import ElectionType, PartitionKey
 
 _log = logging.getLogger(__name__)
 

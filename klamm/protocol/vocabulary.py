@@ -66,6 +66,33 @@ class ConfigResourceType(IntEnum):
     BROKER_LOGGER = 8
 
 
+class OpType(IntEnum):
+    """`AlterConfigOp.OpType`, with its codes on the wire. The last two are for lists."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class AlterConfigOp(NamedTuple):
+    """One change of a config, in an IncrementalAlterConfigs request; a deletion has no value.
+
+    `op_type` is an OpType, or another number that a client has sent.
+    """
+
+    name: str
+    value: str | None
+    op_type: int
+
+
+class ElectionType(IntEnum):
+    """`org.apache.kafka.common.ElectionType`: which replicas an ElectLeaders request lets lead."""
+
+    PREFERRED = 0
+    UNCLEAN = 1
+
+
 class ResourceType(IntEnum):
     """`org.apache.kafka.common.resource.ResourceType`, with its codes on the wire."""
 

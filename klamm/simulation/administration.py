@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from klamm.client.cluster import RETRIABLE_ERRORS, RetryPolicy
-from klamm.controller.leader_election import ElectionType
 from klamm.net.client import ClientError
 from klamm.protocol.apis.alter_partition_reassignments import AlterPartitionReassignmentsRequest
 from klamm.protocol.apis.create_partitions import CreatePartitionsRequest
@@ -25,7 +24,7 @@ from klamm.protocol.apis.incremental_alter_configs import IncrementalAlterConfig
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.messages import ApiKey, request_class
-from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, ConfigResourceType
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, ConfigResourceType, ElectionType
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.workload import create_topic, delete_topic
 from klamm.znodes.topics import TopicAssignment

@@ -9,64 +9,41 @@ offsets. An unreachable coordinator does not stop a query; a coordinator that re
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
 from klamm.client.options import ClientOptions
 from klamm.client.threads import call
 from klamm.net.client import Disconnected, NotSent
-from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
-from klamm.protocol.apis.offset_commit import OffsetCommitRequest
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
+from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 
 logger = logging.getLogger(__name__)
 
 TIMEOUT_MS = 5_000
-BACKOFF_MS = 100
+# The time of retries; what is left of TIMEOUT_MS is for the last attempt.
+RETRY_MS = 4_000
 
 
 def commit_offsets(options: ClientOptions, group: str, offsets: Mapping[TopicPartition, int]) -> None:
     """Commits the next offset of each partition. Raises KafkaError or ClientError when the coordinator refuses."""
+    wanted = {partition: OffsetAndMetadata(offset) for partition, offset in offsets.items()}
 
     async def commit(client: ClusterClient) -> None:
         failed: Exception | None = None
         try:
             async with asyncio.timeout(TIMEOUT_MS / 1000):
-                while True:
-                    try:
-                        return await commit_once(client, group, offsets)
-                    except (NotSent, Disconnected, KafkaError) as error:
-                        if isinstance(error, KafkaError) and error.code not in RETRIABLE_ERRORS:
-                            raise
-                        failed = error
-                    await asyncio.sleep(BACKOFF_MS / 1000)
-        except TimeoutError:
-            logger.warning("group %s is not told how far the query has come: %s", group, failed or "no answer in time")
+                retry = replace(client.retry, deadline_ms=RETRY_MS)
+                results = await alter_consumer_group_offsets(client, group, wanted, retry=retry)
+        except (NotSent, Disconnected, TimeoutError) as error:
+            failed = error
+        else:
+            failed = next((error for error in results.values() if error is not None), None)
+        if isinstance(failed, KafkaError) and failed.code not in RETRIABLE_ERRORS:
+            raise failed
+        if failed is not None:
+            reason = "no answer in time" if isinstance(failed, TimeoutError) else failed
+            logger.warning("group %s is not told how far the query has come: %s", group, reason)
 
     call(options, commit)
-
-
-async def commit_once(client: ClusterClient, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-    """One attempt. Raises KafkaError and ClientError, also for what may be gone at the next attempt."""
-    found = await client.send_to_any(ApiKey.FIND_COORDINATOR, lambda version: _find_coordinator(version, group))
-    _check(found.error_code, f"the coordinator of group {group}")
-    await client.refresh_metadata(list(dict.fromkeys(partition.topic for partition in sorted(offsets))))
-    if found.node_id not in client.metadata.brokers:
-        # It has died meanwhile, or one of the two brokers that were asked knows less than the other.
-        raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"the coordinator of group {group}, {found.node_id}")
-    connection = await client.connection_to(found.node_id)
-    request = OffsetCommitRequest.of(group, {(one.topic, one.partition): offsets[one] for one in sorted(offsets)})
-    response = await connection.send(ApiKey.OFFSET_COMMIT, lambda _: request)
-    for (topic, number), code in response.error_codes().items():
-        _check(code, f"the offset of {topic}-{number} for group {group}")
-
-
-def _find_coordinator(version: int, group: str) -> Any:
-    return FindCoordinatorRequest(key=group, key_type=0)
-
-
-def _check(code: int, what: str) -> None:
-    if code != ErrorCode.NONE:
-        raise KafkaError(ErrorCode(code), what)

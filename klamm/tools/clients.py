@@ -6,7 +6,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec, TypeVar
 
 import typer
 
@@ -14,11 +14,14 @@ from klamm.processes.errors import ToolError
 from klamm.tools.properties import read_properties
 
 if TYPE_CHECKING:
+    from typing import Concatenate
+
     from klamm.client.cluster import ClusterClient
     from klamm.client.options import ClientOptions
     from klamm.protocol.errors import KafkaError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def _check_topic_name(name: str) -> str:
@@ -56,6 +59,18 @@ BOOTSTRAP_TIMEOUT_MS: Final = 10_000
 LOOK_MS: Final = 1_000
 LOOK_EVERY_S: Final = 0.1
 
+# What codes mean that brokers send without a message.
+_MEANINGS: Final = {
+    3: "There is no such topic or partition, or it may not be described.",
+    22: "The group has begun another generation.",
+    24: "The group's id is not valid.",
+    25: "The group has members, and this client is not one of them.",
+    30: "The group may not be accessed.",
+    68: "The group is not empty.",
+    69: "There is no such group.",
+    86: "The group consumes this topic.",
+}
+
 # Kafka's client properties, and kafka-python's name for each.
 _OPTIONS: Final[Mapping[str, tuple[str, type]]] = {
     "client.id": ("client_id", str),
@@ -78,16 +93,9 @@ def run_with_client(
     *,
     timeout_ms: int | None = None,
 ) -> T:
-    """Runs `work(client)` on an event loop of its own, and returns its result.
-
-    `timeout_ms` replaces default.api.timeout.ms, within which the client retries. Raises ToolError when no broker can
-    be reached, and for the client's and the cluster's errors.
-    """
-    import asyncio
-
-    options = command_options(bootstrap_server, command_config, timeout_ms)
-    with cluster_errors():
-        return asyncio.run(_with_client(options, work))
+    """The result of `work(client)`, for commands that do one thing. Raises ToolError as `client_in_thread`."""
+    with client_in_thread(command_options(bootstrap_server, command_config, timeout_ms)) as client:
+        return client.call(work)
 
 
 @contextmanager
@@ -107,9 +115,9 @@ def cluster_errors() -> Iterator[None]:
 
 @contextmanager
 def client_in_thread(options: "ClientOptions") -> Iterator["ClientInThread"]:
-    """A client whose event loop runs in another thread, for commands that read or write files meanwhile.
+    """A client whose event loop runs in another thread, for commands that wait for input or print meanwhile.
 
-    Raises ToolError as `run_with_client`.
+    Raises ToolError, within about two seconds when no broker can be reached, and for errors of the cluster.
     """
     from klamm.client import threads
 
@@ -127,17 +135,23 @@ def client_in_thread(options: "ClientOptions") -> Iterator["ClientInThread"]:
 
 
 class ClientInThread:
-    """Runs coroutines on the loop of a client. What they do is done when a method returns."""
+    """Runs coroutines on the loop of a client. What they do is done when `call` returns."""
 
     def __init__(self, options: "ClientOptions", client: "ClusterClient") -> None:
         self._options = options
         self._client = client
 
-    def call(self, work: "Callable[[ClusterClient], Awaitable[T]]") -> T:
-        """Runs `work(client)`, and returns or raises its result. An interrupt of the caller cancels the work."""
+    def call(
+        self,
+        request: "Callable[Concatenate[ClusterClient, P], Awaitable[T]]",
+        *arguments: "P.args",
+        **named: "P.kwargs",
+    ) -> T:
+        """The result of `request(client, ...)`. Raises ToolError. An interrupt of the caller cancels the request."""
         from klamm.client import threads
 
-        return threads.call(self._options, lambda _: work(self._client))
+        with cluster_errors():
+            return threads.call(self._options, lambda _: request(self._client, *arguments, **named))
 
 
 def command_options(
@@ -160,22 +174,22 @@ def command_options(
     )
 
 
+def succeeded(result: "T | KafkaError") -> T:
+    """The value of a result. Raises ToolError for an error of the cluster."""
+    from klamm.protocol.errors import KafkaError
+
+    if isinstance(result, KafkaError):
+        raise ToolError(error_line(result)) from result
+    return result
+
+
 def error_line(error: "KafkaError") -> str:
-    """One line for an error of the cluster: Kafka's name and code, and the message if there is one."""
-    name = f"{error.code.name} ({int(error.code)})"
-    return f"{name}: {error.message}" if error.message else name
+    """One line for an error of the cluster: Kafka's name and code, and what is known beside them."""
+    from klamm.protocol.errors import error_name
 
-
-async def _with_client(options: "ClientOptions", work: "Callable[[ClusterClient], Awaitable[T]]") -> T:
-    from klamm.client.cluster import make_client
-    from klamm.environment import SystemEnvironment
-
-    client = make_client(options, SystemEnvironment().random)
-    try:
-        await _reach(client, options)
-        return await work(client)
-    finally:
-        await client.close()
+    name = error_name(error.code)
+    text = error.message or _MEANINGS.get(error.code, "")
+    return f"{name}: {text}" if text else name
 
 
 async def _reach(client: "ClusterClient", options: "ClientOptions") -> None:

@@ -11,12 +11,15 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from klamm.processes.errors import ToolError, describe_os_error
-from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
+from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig, run_with_client
+
+if TYPE_CHECKING:
+    from klamm.client.cluster import ClusterClient
 
 app = typer.Typer(help="Watch the controller, or move it.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -281,36 +284,32 @@ def _zookeeper(zookeeper: str | None, bootstrap_server: str, command_config: Any
     """ZooKeeper's connect string: the option's value, or the brokers' own."""
     if zookeeper is not None:
         return zookeeper
-    from klamm.tools.topics import connect
-
-    with connect(bootstrap_server, command_config) as admin:
-        return zookeeper_of_brokers(admin)
+    return run_with_client(bootstrap_server, command_config, zookeeper_of_brokers)
 
 
-def zookeeper_of_brokers(admin: Any) -> str:
+async def zookeeper_of_brokers(client: "ClusterClient") -> str:
     """zookeeper.connect of the first broker that answers.
 
     Raises KafkaError when no broker answers, and ToolError when no broker is known or it has no zookeeper.connect.
     """
-    from kafka.admin import ConfigResource, ConfigResourceType
-    from kafka.errors import KafkaError
+    from klamm.client.cluster import RetryPolicy
+    from klamm.client.configs import ConfigResource, describe_configs
+    from klamm.protocol.errors import KafkaError
+    from klamm.protocol.vocabulary import ConfigResourceType
 
-    # kafka-python's describe_cluster fails on answers without endpoint types, as brokers of 2.8 send them.
-    metadata = admin._manager.run(admin._get_cluster_metadata, [])
+    await client.refresh_metadata(())
     failures: list[KafkaError] = []
-    for broker in metadata["brokers"]:
-        broker_id = str(broker["node_id"])
-        try:
-            configs = admin.describe_configs(
-                [ConfigResource(ConfigResourceType.BROKER, broker_id)], config_filter="all"
-            )
-        except KafkaError as error:  # This broker hangs or has just died; another one may answer.
-            failures.append(error)
+    for broker_id in sorted(client.metadata.brokers):
+        resource = ConfigResource(ConfigResourceType.BROKER, str(broker_id))
+        # A broker that hangs or has just died is not asked again: another one may answer.
+        found = (await describe_configs(client, [resource], ["zookeeper.connect"], retry=RetryPolicy(0)))[resource]
+        if isinstance(found, KafkaError):
+            failures.append(found)
             continue
-        found = next(iter(configs.values()))[broker_id].get("zookeeper.connect")
-        if not found or not found["value"]:
+        address = found.get("zookeeper.connect")
+        if address is None or not address.value:
             raise ToolError(f"broker {broker_id} has no zookeeper.connect: this command is for clusters with ZooKeeper")
-        return str(found["value"])
+        return address.value
     raise failures[0] if failures else ToolError("the cluster's metadata names no live broker")
 
 

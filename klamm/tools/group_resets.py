@@ -64,7 +64,7 @@ class Offsets(Protocol):
     def committed(self, group: str) -> Mapping[TopicPartition, int]: ...
 
     def at(self, partitions: Sequence[TopicPartition], timestamp: int) -> Mapping[TopicPartition, int]:
-        """As GroupClient.list_offsets, for all of the partitions."""
+        """The first offset at or after this time of each partition, or UNKNOWN_OFFSET; or an end of its log."""
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
 from itertools import groupby
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tools.group_client import GroupDescription, GroupListing, Member
+
+if TYPE_CHECKING:
+    from klamm.client.groups import GroupDescription, GroupListing, Member
 
 MISSING: Final = "-"
 MIN_WIDTH: Final = 15
@@ -53,7 +55,7 @@ def error(text: str) -> Line:
 
 
 def partition_rows(
-    group: GroupDescription, committed: Mapping[TopicPartition, int], log_end: Mapping[TopicPartition, int]
+    group: "GroupDescription", committed: Mapping[TopicPartition, int], log_end: Mapping[TopicPartition, int]
 ) -> list[PartitionRow]:
     """The partitions of each member, members with many partitions first; then committed partitions without a member."""
     members = sorted(group.members, key=lambda member: -len(member.assignment))
@@ -71,7 +73,7 @@ def partition_rows(
     return rows
 
 
-def _partition_row(key: TopicPartition, current: int | None, end: int | None, member: Member | None) -> PartitionRow:
+def _partition_row(key: TopicPartition, current: int | None, end: int | None, member: "Member | None") -> PartitionRow:
     lag = None if current is None or end is None else end - current
     if member is None:
         return PartitionRow(*key, current, end, lag, None, None, None)
@@ -81,7 +83,7 @@ def _partition_row(key: TopicPartition, current: int | None, end: int | None, me
 # -- lines ------------------------------------------------------------------------------------------------------------
 
 
-def list_lines(listings: Iterable[GroupListing], *, with_state: bool) -> Iterator[Line]:
+def list_lines(listings: "Iterable[GroupListing]", *, with_state: bool) -> Iterator[Line]:
     """--list, and --list --state."""
     if not with_state:
         for listing in listings:
@@ -91,7 +93,7 @@ def list_lines(listings: Iterable[GroupListing], *, with_state: bool) -> Iterato
     yield from _table(rows, (MIN_WIDTH, None))
 
 
-def offset_lines(group: GroupDescription, rows: Sequence[PartitionRow]) -> Iterator[Line]:
+def offset_lines(group: "GroupDescription", rows: Sequence[PartitionRow]) -> Iterator[Line]:
     """--describe --offsets."""
     yield from _state_notes(group)
     if not rows:
@@ -116,7 +118,7 @@ def offset_lines(group: GroupDescription, rows: Sequence[PartitionRow]) -> Itera
     yield from _table([(*titles, "CLIENT-ID"), *table], widths)
 
 
-def member_lines(group: GroupDescription, *, verbose: bool) -> Iterator[Line]:
+def member_lines(group: "GroupDescription", *, verbose: bool) -> Iterator[Line]:
     """--describe --members, and with --verbose."""
     yield from _state_notes(group)
     if not group.members:
@@ -148,7 +150,7 @@ def assignment_text(partitions: Iterable[TopicPartition]) -> str:
     return ", ".join(texts) or MISSING
 
 
-def state_lines(group: GroupDescription) -> Iterator[Line]:
+def state_lines(group: "GroupDescription") -> Iterator[Line]:
     """--describe --state."""
     yield from _state_notes(group)
     if group.state == "Dead":
@@ -215,7 +217,7 @@ def reset_lines(plans: Mapping[str, Mapping[TopicPartition, int]]) -> Iterator[L
             yield Line(f"{group:<30} {topic:<30} {partition:<10} {offset:<15}")
 
 
-def _state_notes(group: GroupDescription) -> Iterator[Line]:
+def _state_notes(group: "GroupDescription") -> Iterator[Line]:
     match group.state:
         case "Dead":
             yield error(f"Consumer group '{group.group}' does not exist.")
@@ -242,20 +244,20 @@ def _or_missing(value: object) -> object:
 # -- plain values -----------------------------------------------------------------------------------------------------
 
 
-def list_value(listings: Iterable[GroupListing]) -> list[dict[str, Any]]:
+def list_value(listings: "Iterable[GroupListing]") -> list[dict[str, Any]]:
     return [asdict(listing) for listing in listings]
 
 
-def offsets_value(group: GroupDescription, rows: Iterable[PartitionRow]) -> dict[str, Any]:
+def offsets_value(group: "GroupDescription", rows: Iterable[PartitionRow]) -> dict[str, Any]:
     return {"group": group.group, "state": group.state, "partitions": [asdict(row) for row in rows]}
 
 
-def members_value(group: GroupDescription) -> dict[str, Any]:
+def members_value(group: "GroupDescription") -> dict[str, Any]:
     members = [{**asdict(member), "assignment": _partitions_value(member.assignment)} for member in group.members]
     return {"group": group.group, "state": group.state, "members": members}
 
 
-def state_value(group: GroupDescription) -> dict[str, Any]:
+def state_value(group: "GroupDescription") -> dict[str, Any]:
     return {
         "group": group.group,
         "state": group.state,

@@ -1,6 +1,6 @@
 """`klamm groups`: kafka-consumer-groups' work over the wire protocol, for any Kafka cluster.
 
-Each command asks the cluster (see `group_client`), prints, and ends. Pure functions turn the answers into output (see
+Each command asks the cluster, prints, and ends. Pure functions turn the answers into output (see
 `group_views`, and `group_resets` for the new offsets). The lines are those of Kafka's tool. Errors go to stderr, with
 exit code 1.
 """
@@ -8,20 +8,29 @@ exit code 1.
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand
 
 from klamm.processes.errors import EXIT_FAILED, ToolError
+from klamm.protocol.errors import KafkaError, error_name
 from klamm.protocol.vocabulary import LATEST_TIMESTAMP, TopicPartition
 from klamm.tools import group_views as views
-from klamm.tools.clients import DEFAULT_BOOTSTRAP, AsJson, BootstrapServer, CommandConfig
-from klamm.tools.group_client import GroupClient, GroupDescription
+from klamm.tools.clients import (
+    DEFAULT_BOOTSTRAP,
+    AsJson,
+    BootstrapServer,
+    ClientInThread,
+    CommandConfig,
+    client_in_thread,
+    command_options,
+    error_line,
+    succeeded,
+)
 from klamm.tools.group_resets import (
     MAX_OFFSET,
     Plan,
@@ -36,7 +45,9 @@ from klamm.tools.group_resets import (
 )
 from klamm.tools.group_views import Kind, Line
 from klamm.tools.live import watch as watch_live
-from klamm.tools.topics import connect
+
+if TYPE_CHECKING:
+    from klamm.client.groups import GroupDescription, GroupListing
 
 app = typer.Typer(
     help="List, describe and delete consumer groups, and reset their offsets.",
@@ -91,9 +102,9 @@ def list_groups(
 ) -> None:
     """List consumer groups."""
     states = parse_states(state) if state else []
-    with client(bootstrap_server, command_config, timeout) as groups:
+    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
         show(
-            lambda: groups.list_groups(states),
+            lambda: consumer_groups(client, states),
             lambda listings: views.list_lines(listings, with_state=state is not None),
             views.list_value,
             watch=watch,
@@ -119,15 +130,15 @@ def describe(
     check_scope(group, all_groups)
     if offsets + members + state > 1:
         raise typer.BadParameter("give only one of --offsets, --members and --state", param_hint="describe")
-    with client(bootstrap_server, command_config, timeout) as groups:
+    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
 
-        def look() -> list[GroupDescription]:
-            return groups.describe(chosen(groups, group, all_groups))
+        def look() -> "list[GroupDescription]":
+            return described(client, chosen(client, group, all_groups))
 
-        def describe_members(found: list[GroupDescription]) -> Iterator[Line]:
+        def describe_members(found: "list[GroupDescription]") -> Iterator[Line]:
             return (line for each in found for line in views.member_lines(each, verbose=verbose))
 
-        def describe_state(found: list[GroupDescription]) -> Iterator[Line]:
+        def describe_state(found: "list[GroupDescription]") -> Iterator[Line]:
             return (line for each in found for line in views.state_lines(each))
 
         options = {"watch": watch, "as_json": as_json}
@@ -136,7 +147,7 @@ def describe(
         elif state:
             show(look, describe_state, lambda found: list(map(views.state_value, found)), **options)
         else:
-            show(lambda: positions(groups, look()), _position_lines, _positions_value, **options)
+            show(lambda: positions(client, look()), _position_lines, _positions_value, **options)
 
 
 @app.command()
@@ -149,9 +160,12 @@ def delete(
     as_json: AsJson = False,
 ) -> None:
     """Delete consumer groups and their offsets. The groups must have no members."""
+    from klamm.client.groups import delete_groups
+
     check_scope(group, all_groups)
-    with client(bootstrap_server, command_config, timeout) as groups:
-        results = groups.delete_groups(chosen(groups, group, all_groups))
+    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
+        deleted = client.call(delete_groups, chosen(client, group, all_groups))
+    results = {name: reason_of(error) for name, error in deleted.items()}
     values = [{"group": name, "error": reason} for name, reason in results.items()]
     finish(views.deletion_lines(results), values, as_json=as_json)
 
@@ -168,17 +182,21 @@ def delete_offsets(
     as_json: AsJson = False,
 ) -> None:
     """Delete a group's committed offsets of topics that it does not consume now."""
+    from klamm.client.offsets import delete_consumer_group_offsets
+
     wanted = [parse_topic(each) for each in topic]
-    with client(bootstrap_server, command_config, timeout) as groups:
-        existing = groups.partitions_of(name for name, numbers in wanted if numbers is None)
+    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
+        existing = partitions_of(client, [name for name, numbers in wanted if numbers is None])
         partitions = [each for name, numbers in wanted for each in _partitions(name, numbers, existing)]
-        whole, refused = groups.delete_offsets(group, partitions)
+        deleted = client.call(delete_consumer_group_offsets, group, partitions)
+    whole = deleted.code.name if isinstance(deleted, KafkaError) else None
+    errors = dict.fromkeys(partitions, deleted) if isinstance(deleted, KafkaError) else deleted
     results: dict[tuple[str, int | None], str | None] = {
         (name, None): "UNKNOWN_TOPIC_OR_PARTITION: the topic does not exist"
         for name, numbers in wanted
         if numbers is None and name not in existing
     }
-    results.update({each: refused.get(each) for each in sorted(set(partitions))})
+    results.update({each: reason_of(errors[each]) for each in sorted(set(partitions))})
     value = views.offset_deletion_value(group, whole, results)
     finish(views.offset_deletion_lines(group, topic, whole, results), value, as_json=as_json)
 
@@ -252,13 +270,13 @@ def reset_offsets(
     if not dry_run and not execute:
         tell(Line("WARN: No action will be performed as the --execute option is missing.", Kind.NOTE))
     failed = False
-    with client(bootstrap_server, command_config, timeout) as groups:
-        described = groups.describe(chosen(groups, group, all_groups))
-        offsets = ClusterOffsets(groups)
+    with client_in_thread(command_options(bootstrap_server, command_config, timeout)) as client:
+        found = described(client, chosen(client, group, all_groups))
+        offsets = ClusterOffsets(client)
         partitions = None if all_topics else [each for name, numbers in wanted for each in offsets.scope(name, numbers)]
         # All groups are planned before any offset is committed, so one group's error does not affect the others.
         plans: dict[str, Plan] = {}
-        for each in described:
+        for each in found:
             plans[each.group], trouble = _plan(scenario, each, partitions, offsets)
             failed |= trouble is not None
             for line in [*_warnings(plans[each.group]), *([trouble] if trouble else [])]:
@@ -266,7 +284,7 @@ def reset_offsets(
         new = {name: dict(planned.offsets) for name, planned in plans.items()}
         if execute:
             for name, planned in new.items():
-                for key, reason in groups.commit(name, planned).items():
+                for key, reason in commit(client, name, planned).items():
                     del planned[key]
                     failed = True
                     tell(views.error(f"The offset of {key} could not be reset for group '{name}': {reason}"))
@@ -328,41 +346,98 @@ def _read(path: Path) -> str:
 # -- the cluster's answers --------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def client(bootstrap_server: str, command_config: Path | None, timeout_ms: int) -> Iterator[GroupClient]:
-    with connect(bootstrap_server, command_config) as admin:
-        yield GroupClient(admin, timeout_ms)
+def consumer_groups(client: ClientInThread, states: Collection[str] = ()) -> "list[GroupListing]":
+    """The groups of consumers in these states, or in any."""
+    from klamm.client.groups import list_groups
+
+    return [each for each in client.call(list_groups, states) if each.is_of_consumers]
 
 
-def chosen(groups: GroupClient, named: list[str] | None, all_groups: bool) -> list[str]:
-    return [each.group for each in groups.list_groups()] if all_groups else list(named or [])
+def chosen(client: ClientInThread, named: list[str] | None, all_groups: bool) -> list[str]:
+    return [each.group for each in consumer_groups(client)] if all_groups else list(named or [])
+
+
+def described(client: ClientInThread, names: Iterable[str]) -> "list[GroupDescription]":
+    """The groups sorted by name, including those that do not exist."""
+    from klamm.client.groups import describe_groups
+
+    found = [succeeded(result) for _, result in sorted(client.call(describe_groups, names).items())]
+    for group in found:
+        if not group.is_of_consumers:
+            raise ToolError(f"GroupId {group.group} is not a consumer group ({group.protocol_type}).")
+    return found
+
+
+def committed_by(client: ClientInThread, names: Iterable[str]) -> dict[str, dict[TopicPartition, int]]:
+    """The offsets that each group has committed."""
+    from klamm.client.offsets import list_consumer_group_offsets
+
+    return {
+        name: {key: each.offset for key, each in succeeded(offsets).items()}
+        for name, offsets in client.call(list_consumer_group_offsets, names).items()
+    }
+
+
+def commit(client: ClientInThread, group: str, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, str]:
+    """Commits for a group without members; returns the errors of the refused partitions."""
+    from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
+
+    wanted = {key: OffsetAndMetadata(offset) for key, offset in offsets.items()}
+    results = client.call(alter_consumer_group_offsets, group, wanted)
+    return {key: error_line(error) for key, error in results.items() if error is not None}
+
+
+def partitions_of(client: ClientInThread, topics: Iterable[str]) -> dict[str, list[TopicPartition]]:
+    """The partitions of the topics that exist."""
+    from klamm.client.topics import describe_topics
+
+    return {
+        name: [TopicPartition(name, number) for number in sorted(topic.partitions)]
+        for name, topic in client.call(describe_topics, topics).items()
+        if not isinstance(topic, KafkaError)
+    }
+
+
+def log_offsets(
+    client: ClientInThread, partitions: Iterable[TopicPartition], timestamp: int
+) -> tuple[dict[TopicPartition, int], dict[TopicPartition, str]]:
+    """The first offset at or after this time of each partition, or an end of its log; and the names of errors."""
+    from klamm.client.offsets import list_offsets
+
+    results = client.call(list_offsets, dict.fromkeys(sorted(set(partitions)), timestamp))
+    missing = {key: error_name(each.code) for key, each in results.items() if isinstance(each, KafkaError)}
+    return {key: each.offset for key, each in results.items() if not isinstance(each, KafkaError)}, missing
+
+
+def reason_of(error: KafkaError | None) -> str | None:
+    return None if error is None else error_line(error)
 
 
 @dataclass(frozen=True)
 class Position:
     """A group with the offsets it has consumed, and the errors of partitions whose end offset is not known."""
 
-    group: GroupDescription
+    group: "GroupDescription"
     rows: Sequence[views.PartitionRow]
     missing: Mapping[TopicPartition, str]
 
 
-def positions(groups: GroupClient, described: Sequence[GroupDescription]) -> list[Position]:
+def positions(client: ClientInThread, groups: "Sequence[GroupDescription]") -> list[Position]:
     """The offsets of groups; one call asks for the ends of all their partitions."""
-    committed = {each.group: groups.committed(each.group) for each in described if each.state != "Dead"}
-    keys = {each.group: _consumed(each, committed.get(each.group, {})) for each in described}
-    ends = groups.list_offsets((key for of_group in keys.values() for key in of_group), LATEST_TIMESTAMP)
+    committed = committed_by(client, [each.group for each in groups if each.state != "Dead"])
+    keys = {each.group: _consumed(each, committed.get(each.group, {})) for each in groups}
+    ends, missing = log_offsets(client, (key for of_group in keys.values() for key in of_group), LATEST_TIMESTAMP)
     return [
         Position(
             each,
-            views.partition_rows(each, committed.get(each.group, {}), ends.offsets),
-            {key: ends.missing[key] for key in keys[each.group] if key in ends.missing},
+            views.partition_rows(each, committed.get(each.group, {}), ends),
+            {key: missing[key] for key in keys[each.group] if key in missing},
         )
-        for each in described
+        for each in groups
     ]
 
 
-def _consumed(group: GroupDescription, committed: Iterable[TopicPartition]) -> list[TopicPartition]:
+def _consumed(group: "GroupDescription", committed: Iterable[TopicPartition]) -> list[TopicPartition]:
     return sorted({*committed, *(key for member in group.members for key in member.assignment)})
 
 
@@ -380,21 +455,21 @@ def _positions_value(found: Iterable[Position]) -> list[dict[str, Any]]:
 class ClusterOffsets:
     """The `Offsets` of a plan, read from a cluster. A missing offset is an error."""
 
-    def __init__(self, groups: GroupClient) -> None:
-        self._groups = groups
+    def __init__(self, client: ClientInThread) -> None:
+        self._client = client
 
     def committed(self, group: str) -> Mapping[TopicPartition, int]:
-        return self._groups.committed(group)
+        return committed_by(self._client, [group])[group]
 
     def at(self, partitions: Sequence[TopicPartition], timestamp: int) -> Mapping[TopicPartition, int]:
-        found = self._groups.list_offsets(partitions, timestamp)
-        for key, reason in found.missing.items():
+        found, missing = log_offsets(self._client, partitions, timestamp)
+        for key, reason in missing.items():
             raise ToolError(f"the offsets of {key} are not known: {reason}")
-        return {key: found.offsets[key] for key in partitions}
+        return {key: found[key] for key in partitions}
 
     def scope(self, topic: str, numbers: Sequence[int] | None) -> list[TopicPartition]:
         """The partitions that a --topic names. Raises ToolError for a topic or partition that does not exist."""
-        existing = self._groups.partitions_of([topic])
+        existing = partitions_of(self._client, [topic])
         if topic not in existing:
             raise ToolError(f"topic {topic} does not exist")
         wanted = _partitions(topic, numbers, existing)
@@ -413,7 +488,7 @@ def _partitions(
 
 
 def _plan(
-    scenario: Reset, group: GroupDescription, partitions: Sequence[TopicPartition] | None, offsets: ClusterOffsets
+    scenario: Reset, group: "GroupDescription", partitions: Sequence[TopicPartition] | None, offsets: ClusterOffsets
 ) -> tuple[Plan, Line | None]:
     """The new offsets of a group, or an error line. None for `partitions` means all that the group has committed."""
     if group.state not in INACTIVE_STATES:

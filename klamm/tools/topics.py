@@ -6,25 +6,32 @@ is that of Kafka's tool, character for character.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Annotated, Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from klamm.processes.errors import ToolError
+from klamm.protocol.errors import ErrorCode
+from klamm.protocol.vocabulary import INTERNAL_TOPICS, ConfigResourceType
 from klamm.tools.clients import (
     DEFAULT_BOOTSTRAP,
     AsJson,
     BootstrapServer,
     CommandConfig,
     TopicName,
-    client_errors,
-    client_options,
-    connected,
-    explain_code,
+    run_with_client,
+    succeeded,
 )
 from klamm.tools.properties import parse_pairs
+
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from klamm.client.cluster import ClusterClient, TopicMetadata
+    from klamm.client.topics import CreatedTopic
+    from klamm.protocol.errors import KafkaError
 
 app = typer.Typer(help="Create, list, describe, alter and delete topics.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -42,10 +49,6 @@ ReplicaAssignment = Annotated[
 ]
 IfExists = Annotated[bool, typer.Option("--if-exists", help="Succeed even if the topic does not exist.")]
 ExcludeInternal = Annotated[bool, typer.Option("--exclude-internal", help="Leave out the internal topics.")]
-
-ZERO_UUID = "00000000-0000-0000-0000-000000000000"
-TOPIC_ALREADY_EXISTS = 36
-
 
 # -- the commands -------------------------------------------------------------------------------------------------
 
@@ -71,20 +74,23 @@ def create(
     """Create a topic."""
     if replica_assignment is not None and (partitions or replication_factor):
         raise typer.BadParameter("replaces --partitions and --replication-factor", param_hint="--replica-assignment")
-    wanted = {
-        "num_partitions": partitions or -1,
-        "replication_factor": replication_factor or -1,
-        "assignments": dict(enumerate(parse_assignment(replica_assignment))) if replica_assignment else {},
-        "configs": parse_pairs("--config", config or []),
-    }
-    with connect(bootstrap_server, command_config) as admin:
-        answer = admin.create_topics({topic: wanted}, raise_errors=False)["topics"][0]
-    code = answer["error_code"]
-    if code == TOPIC_ALREADY_EXISTS and if_not_exists:
+    assignment = dict(enumerate(parse_assignment(replica_assignment))) if replica_assignment else {}
+    configs = parse_pairs("--config", config or [])
+
+    async def work(client: "ClusterClient") -> "CreatedTopic | KafkaError":
+        from klamm.client.topics import BROKER_DEFAULT, NewTopic, create_topics
+
+        wanted = NewTopic(
+            topic, partitions or BROKER_DEFAULT, replication_factor or BROKER_DEFAULT, assignment, dict(configs)
+        )
+        return (await create_topics(client, [wanted]))[topic]
+
+    created = run_with_client(bootstrap_server, command_config, work)
+    if if_not_exists and getattr(created, "code", None) == ErrorCode.TOPIC_ALREADY_EXISTS:
         return
-    _check(code, answer.get("error_message"))
+    created = succeeded(created)
     if as_json:
-        _print_json({"topic": topic, "partitions": answer.get("num_partitions"), "created": True})
+        _print_json({"topic": topic, "partitions": created.num_partitions, "created": True})
     else:
         print(f"Created topic {topic}.")
 
@@ -98,8 +104,7 @@ def list_topics(
     as_json: AsJson = False,
 ) -> None:
     """List topics."""
-    with connect(bootstrap_server, command_config) as admin:
-        names = [each["name"] for each in _matching(admin, topic, exclude_internal)]
+    names = list(run_with_client(bootstrap_server, command_config, partial(_matching, topic, exclude_internal)))
     if as_json:
         _print_json(names)
     else:
@@ -123,12 +128,15 @@ def describe(
     as_json: AsJson = False,
 ) -> None:
     """Describe topics and their partitions."""
-    with connect(bootstrap_server, command_config) as admin:
-        found = _matching(admin, topic, exclude_internal)
+
+    async def work(client: "ClusterClient") -> list[dict[str, Any]]:
+        found = await _matching(topic, exclude_internal, client)
         _require_found(topic, found, if_exists)
-        configs = _changed_configs(admin, [each["name"] for each in found])
+        configs = await _changed_configs(client, found)
+        return [described(name, succeeded(found[name]), configs[name]) for name in found]
+
+    descriptions = run_with_client(bootstrap_server, command_config, work)
     only_some = under_replicated_partitions or unavailable_partitions
-    descriptions = [described(each, configs[each["name"]]) for each in found]
     for each in descriptions:
         each["partitions"] = [
             partition
@@ -157,13 +165,21 @@ def alter(
 ) -> None:
     """Add partitions to topics."""
     assignment = parse_assignment(replica_assignment) if replica_assignment is not None else None
-    with connect(bootstrap_server, command_config) as admin:
-        found = _matching(admin, topic, False)
+
+    async def work(client: "ClusterClient") -> "dict[str, KafkaError | None]":
+        from klamm.client.topics import NewPartitions, create_partitions
+
+        found = await _matching(topic, False, client)
         _require_found(topic, found, if_exists)
-        wanted = {each["name"]: _growth(each, partitions, assignment) for each in found}
-        answers = admin.create_partitions(wanted, raise_errors=False).results if wanted else []
-    for answer in answers:
-        _check(answer.error_code, answer.error_message)
+        # As in Kafka's tool the option names the brokers of all partitions; the request holds only the new partitions.
+        wanted = {
+            name: NewPartitions(partitions, assignment and assignment[len(succeeded(each).partitions) :])
+            for name, each in found.items()
+        }
+        return await create_partitions(client, wanted)
+
+    for result in run_with_client(bootstrap_server, command_config, work).values():
+        succeeded(result)
 
 
 @app.command()
@@ -174,12 +190,16 @@ def delete(
     command_config: CommandConfig = None,
 ) -> None:
     """Delete topics."""
-    with connect(bootstrap_server, command_config) as admin:
-        names = [each["name"] for each in _matching(admin, topic, False)]
-        _require_found(topic, names, if_exists)
-        answers = admin.delete_topics(names, raise_errors=False)["topics"] if names else []
-    for answer in answers:
-        _check(answer["error_code"], answer.get("error_message"))
+
+    async def work(client: "ClusterClient") -> "dict[str, KafkaError | None]":
+        from klamm.client.topics import delete_topics
+
+        found = await _matching(topic, False, client)
+        _require_found(topic, found, if_exists)
+        return await delete_topics(client, found)
+
+    for result in run_with_client(bootstrap_server, command_config, work).values():
+        succeeded(result)
 
 
 # -- requests and output ------------------------------------------------------------------------------------------
@@ -203,34 +223,27 @@ def parse_assignment(text: str) -> list[list[int]]:
     return assignment
 
 
-def described(topic: Mapping[str, Any], configs: Mapping[str, str]) -> dict[str, Any]:
-    """A topic of a metadata response as plain values, its partitions in order."""
-    identifier = topic.get("topic_id")
-    partitions = sorted(topic["partitions"], key=lambda partition: int(partition["partition_index"]))
+def described(name: str, topic: "TopicMetadata", configs: Mapping[str, str | None]) -> dict[str, Any]:
+    """A topic as plain values, its partitions in order."""
+    partitions = sorted(topic.partitions.items())
     return {
-        "topic": topic["name"],
-        "topic_id": None if identifier is None or str(identifier) == ZERO_UUID else base64_uuid(str(identifier)),
-        "replication_factor": len(partitions[0]["replica_nodes"]) if partitions else 0,
+        "topic": name,
+        "topic_id": None if topic.topic_id is None else base64_uuid(topic.topic_id),
+        "replication_factor": len(partitions[0][1].replicas) if partitions else 0,
         "partition_count": len(partitions),
         "configs": dict(configs),
         "partitions": [
-            {
-                "partition": partition["partition_index"],
-                "leader": partition["leader_id"],
-                "replicas": list(partition["replica_nodes"]),
-                "isr": list(partition["isr_nodes"]),
-            }
-            for partition in partitions
+            {"partition": number, "leader": each.leader, "replicas": list(each.replicas), "isr": list(each.isr)}
+            for number, each in partitions
         ],
     }
 
 
-def base64_uuid(text: str) -> str:
+def base64_uuid(identifier: "UUID") -> str:
     """A UUID as Kafka writes it: url-safe base64 without padding."""
     import base64
-    import uuid
 
-    return base64.urlsafe_b64encode(uuid.UUID(text).bytes).decode().rstrip("=")
+    return base64.urlsafe_b64encode(identifier.bytes).decode().rstrip("=")
 
 
 def description_lines(descriptions: Iterable[Mapping[str, Any]], *, with_topics: bool = True) -> Iterator[str]:
@@ -255,72 +268,46 @@ def _joined(brokers: Sequence[int]) -> str:
     return ",".join(map(str, brokers))
 
 
-def _growth(topic: Mapping[str, Any], partitions: int, assignment: list[list[int]] | None) -> Any:
-    if assignment is None:
-        return partitions
-    # As in Kafka's tool the option names the brokers of all partitions; the request holds only the new partitions.
-    return {"count": partitions, "assignments": assignment[len(topic["partitions"]) :]}
-
-
-def _matching(admin: Any, pattern: str | None, exclude_internal: bool) -> list[dict[str, Any]]:
+async def _matching(
+    pattern: str | None, exclude_internal: bool, client: "ClusterClient"
+) -> "dict[str, TopicMetadata | KafkaError]":
     """The cluster's topics whose whole name matches, by name."""
-    found = sorted(admin.describe_topics(), key=lambda topic: str(topic["name"]))
-    if exclude_internal:
-        found = [topic for topic in found if not topic["is_internal"]]
-    if pattern is None:
-        return found
+    from klamm.client.topics import describe_topics
+
     try:
         # As in Kafka's tool, commas separate alternatives and quotes are ignored.
-        expression = re.compile(pattern.strip("\"' ").replace(",", "|"))
+        expression = None if pattern is None else re.compile(pattern.strip("\"' ").replace(",", "|"))
     except re.error as error:
         raise typer.BadParameter(
             f"{pattern!r} is not a valid regular expression: {error}", param_hint="--topic"
         ) from None
-    return [topic for topic in found if expression.fullmatch(topic["name"])]
+    return {
+        name: topic
+        for name, topic in sorted((await describe_topics(client)).items())
+        if not (exclude_internal and name in INTERNAL_TOPICS) and (expression is None or expression.fullmatch(name))
+    }
 
 
-def _require_found(pattern: str | None, found: Sequence[Any], if_exists: bool) -> None:
+def _require_found(pattern: str | None, found: Collection[str], if_exists: bool) -> None:
     if pattern is not None and not found and not if_exists:
         raise ToolError(f"Topic '{pattern}' does not exist as expected")
 
 
-def _changed_configs(admin: Any, topics: Sequence[str]) -> dict[str, dict[str, str]]:
+async def _changed_configs(client: "ClusterClient", topics: Iterable[str]) -> dict[str, dict[str, str | None]]:
     """The configs of each topic that differ from the default, in the broker's order."""
-    from kafka.admin import ConfigResource, ConfigResourceType
+    from klamm.client.configs import ConfigResource, describe_configs
+    from klamm.config.definition import ConfigSource
 
-    if not topics:
-        return {}
-    resources = [ConfigResource(ConfigResourceType.TOPIC, name) for name in topics]
-    answers = admin.describe_configs(resources, config_filter="all")
+    answers = await describe_configs(client, [ConfigResource(ConfigResourceType.TOPIC, name) for name in topics])
     return {
-        name: {key: config["value"] for key, config in configs.items() if not _is_default(config)}
-        for by_name in answers.values()
-        for name, configs in by_name.items()
+        resource.name: {
+            entry.name: entry.value
+            for entry in succeeded(entries).values()
+            if entry.source is not ConfigSource.DEFAULT_CONFIG
+        }
+        for resource, entries in answers.items()
     }
-
-
-def _is_default(config: Mapping[str, Any]) -> bool:
-    return config.get("config_source") == "DEFAULT_CONFIG"
-
-
-def _check(code: int, message: str | None) -> None:
-    if code:
-        raise ToolError(explain_code(code, message))
 
 
 def _print_json(value: Any) -> None:
     print(json.dumps(value))
-
-
-@contextmanager
-def connect(bootstrap_server: str, command_config: Any) -> Iterator[Any]:
-    """kafka-python's admin client; its errors become ToolErrors."""
-    options = client_options(bootstrap_server, command_config)
-    from kafka.admin import KafkaAdminClient
-
-    with client_errors():
-        admin = connected(KafkaAdminClient, options)
-        try:
-            yield admin
-        finally:
-            admin.close()

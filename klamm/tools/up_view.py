@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 ASK_EVERY_S = 2.0
+ANSWER_TIMEOUT_MS = 10_000
 
 
 class TopicCounts:
@@ -30,27 +31,25 @@ class TopicCounts:
         self._ended.set()
 
     def _ask(self) -> None:
-        from kafka.errors import KafkaError
+        import asyncio
 
-        from klamm.tools.clients import client_options
+        from klamm.client.cluster import make_client
+        from klamm.environment import SystemEnvironment
+        from klamm.net.client import ClientError
+        from klamm.tools.clients import command_options
 
-        options = client_options(self._bootstrap, None)
-        from kafka.admin import KafkaAdminClient
-
-        while not self._ended.is_set():
-            try:
-                admin = KafkaAdminClient(**options)
+        options = command_options(self._bootstrap, None, ANSWER_TIMEOUT_MS)
+        with asyncio.Runner() as runner:
+            client = make_client(options, SystemEnvironment().random)
+            while not self._ended.is_set():
                 try:
-                    while not self._ended.is_set():
-                        topics = admin.describe_topics()
-                        self.latest = len(topics), sum(len(topic["partitions"]) for topic in topics)
-                        self._ended.wait(ASK_EVERY_S)
-                finally:
-                    admin.close()
-            except KafkaError:
-                # Brokers come and go here; the next round asks the brokers that run then.
-                self.latest = None
+                    topics = runner.run(client.refresh_metadata()).topics
+                    self.latest = len(topics), sum(len(topic.partitions) for topic in topics.values())
+                except ClientError:
+                    # Brokers come and go here; the next round asks the brokers that run then.
+                    self.latest = None
                 self._ended.wait(ASK_EVERY_S)
+            runner.run(client.close())
 
 
 class View(ABC):

@@ -12,7 +12,7 @@ from klamm.broker.finalized_features import FinalizedFeatureCache
 from klamm.broker.leader_elections import LeaderElections
 from klamm.broker.metadata_cache import MetadataCache
 from klamm.broker.registration import BrokerStartError
-from klamm.controller.leader_election import ElectionResults, ElectionType
+from klamm.controller.leader_election import ElectionResults
 from klamm.protocol import messages
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
@@ -21,7 +21,7 @@ from klamm.protocol.update_metadata import (
     UpdateMetadataRequest,
     UpdateMetadataTopic,
 )
-from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
+from klamm.protocol.vocabulary import NO_LEADER, ElectionType, PartitionKey
 from klamm.znodes.brokers import SupportedVersions
 from klamm.znodes.cluster import FEATURE_PATH, Features, FeatureStatus, FinalizedVersions
 from klamm.znodes.store import KafkaZooKeeper

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from klamm.controller.leader_election import ElectionType
+from klamm.protocol.vocabulary import ElectionType
 from support.controller.scene import Scene, play
 
 T0 = ("t", 0)

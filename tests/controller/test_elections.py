@@ -10,10 +10,10 @@ from klamm.controller.events import (
     ReplicaLeaderElection,
     ZkPreferredReplicaElection,
 )
-from klamm.controller.leader_election import ElectionResults, ElectionType
+from klamm.controller.leader_election import ElectionResults
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import ElectionType, PartitionKey
 from klamm.znodes import requests
 from klamm.znodes.configs import topic_entity
 from support.controller.scene import Scene, play

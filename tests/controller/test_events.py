@@ -7,10 +7,10 @@ import pytest
 
 from klamm.controller import events
 from klamm.controller.events import ControllerRequestSender, ControllerState
-from klamm.controller.leader_election import ElectionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrResponse
 from klamm.protocol.stop_replica import StopReplicaResponse
+from klamm.protocol.vocabulary import ElectionType
 from klamm.zookeeper.errors import SessionExpired
 
 SENDER = ControllerRequestSender(1, 2, 3)

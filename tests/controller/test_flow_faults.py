@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from klamm.controller.events import BrokerChange
-from klamm.controller.leader_election import ElectionType
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.vocabulary import ElectionType
 from klamm.znodes import store
 from klamm.znodes.requests import REASSIGN_PARTITIONS_PATH, encode_reassignment
 from klamm.znodes.topics import TopicAssignment, topic_path

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kafka.errors import KafkaTimeoutError
 
 from klamm.processes.errors import ToolError
+from klamm.protocol.api_keys import ApiKey
+from klamm.protocol.apis.describe_configs import DescribeConfigsResponse
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.vocabulary import ConfigResourceType
 from klamm.testing import Cluster
 from klamm.tools import controller, main
 from klamm.tools.controller import (
@@ -29,6 +32,7 @@ from klamm.tools.controller import (
     zookeeper_of_brokers,
 )
 from support.processes import ManagedProcess
+from support.scripted_cluster import HANG_UP, ScriptedCluster, in_loop
 
 KLAMM = [sys.executable, "-m", "klamm.tools.main"]
 Run = Callable[..., str]
@@ -268,35 +272,37 @@ def test_the_status_of_a_controller_that_does_not_answer(
     assert err == "klamm: broker 1 is not registered: it has died, or lost its session\n"
 
 
-class Admin:
-    """kafka-python's admin client, to three brokers that answer these things."""
-
-    def __init__(self, *answers: Any) -> None:
-        self._answers = list(answers)
-        self._manager = self
-
-    def run(self, *_: Any) -> Any:
-        return {"brokers": [{"node_id": number} for number in range(len(self._answers))]}
-
-    _get_cluster_metadata = None
-
-    def describe_configs(self, resources: Any, config_filter: str) -> Any:
-        name = resources[0].name
-        answer = self._answers[int(name)]
-        if isinstance(answer, Exception):
-            raise answer
-        return {"broker": {name: answer}}
+def described(broker_id: int, address: str | None) -> tuple[ApiKey, DescribeConfigsResponse]:
+    struct = DescribeConfigsResponse.DescribeConfigsResult
+    config = struct.DescribeConfigsResourceResult(
+        name="zookeeper.connect", value=address, read_only=True, is_sensitive=False
+    )
+    result = struct(
+        error_code=0,
+        error_message=None,
+        resource_type=ConfigResourceType.BROKER,
+        resource_name=str(broker_id),
+        configs=[config],
+    )
+    return ApiKey.DESCRIBE_CONFIGS, DescribeConfigsResponse(results=[result])
 
 
-def test_where_zookeeper_is_says_the_first_broker_that_answers() -> None:
-    known = {"zookeeper.connect": {"value": "zk:2181/k"}}
-    assert zookeeper_of_brokers(Admin(KafkaTimeoutError("stuck"), known)) == "zk:2181/k"
-    with pytest.raises(KafkaTimeoutError, match="stuck"):
-        zookeeper_of_brokers(Admin(KafkaTimeoutError("stuck"), KafkaTimeoutError("dead")))
-    with pytest.raises(ToolError, match=r"broker 0 has no zookeeper\.connect"):
-        zookeeper_of_brokers(Admin({}, known))
-    with pytest.raises(ToolError, match="the cluster's metadata names no live broker"):
-        zookeeper_of_brokers(Admin())
+@in_loop
+async def test_where_zookeeper_is_says_the_first_broker_that_answers() -> None:
+    dead = (ApiKey.DESCRIBE_CONFIGS, HANG_UP)
+    async with ScriptedCluster(dead, described(1, "zk:2181/k")) as cluster:
+        assert await zookeeper_of_brokers(cluster.client()) == "zk:2181/k"
+    async with ScriptedCluster(dead, dead) as cluster:
+        with pytest.raises(KafkaError, match=r"NETWORK_EXCEPTION \(13\): .* the broker closed the connection"):
+            await zookeeper_of_brokers(cluster.client())
+    async with ScriptedCluster(described(0, None)) as cluster:
+        with pytest.raises(ToolError, match=r"broker 0 has no zookeeper\.connect"):
+            await zookeeper_of_brokers(cluster.client())
+    async with ScriptedCluster() as cluster:
+        cluster.forget(0)
+        cluster.forget(1)
+        with pytest.raises(ToolError, match="the cluster's metadata names no live broker"):
+            await zookeeper_of_brokers(cluster.client())
 
 
 RECORD = json.dumps({**COMMON, "sequence": 3, "kind": "controller", "text": "one"}).encode() + b"\n"

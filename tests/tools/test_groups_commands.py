@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import typer
 
+from klamm.client.groups import Coordinator, GroupDescription
+from klamm.client.offsets import ListedOffset, OffsetAndMetadata, list_consumer_group_offsets, list_offsets
 from klamm.processes.errors import ToolError
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
 from klamm.tools import live, main
-from klamm.tools.group_client import Coordinator, FoundOffsets, GroupDescription
 from klamm.tools.groups import parse_states, positions
 from support.processes import ManagedProcess
 
@@ -102,15 +104,17 @@ def test_states_may_be_written_in_any_case() -> None:
 
 
 class Committed:
-    """A group's offsets, of which the end of one log is not known."""
+    """A client: a group's offsets, of which the end of one log is not known."""
 
-    def committed(self, group: str) -> dict[TopicPartition, int]:
-        assert group == "g"
-        return {TopicPartition("t", 0): 3, TopicPartition("t", 1): 4}
-
-    def list_offsets(self, partitions: Any, timestamp: int) -> Any:
-        assert sorted(partitions) == [TopicPartition("t", 0), TopicPartition("t", 1)]
-        return FoundOffsets({TopicPartition("t", 0): 5}, {TopicPartition("t", 1): "LEADER_NOT_AVAILABLE"})
+    def call(self, request: Any, argument: Any) -> Any:
+        if request is list_consumer_group_offsets:
+            assert argument == ["g"]
+            offsets = {0: OffsetAndMetadata(3), 1: OffsetAndMetadata(4)}
+            return {"g": {TopicPartition("t", number): each for number, each in offsets.items()}}
+        assert request is list_offsets
+        assert list(argument) == [TopicPartition("t", 0), TopicPartition("t", 1)]
+        unknown = KafkaError(ErrorCode.LEADER_NOT_AVAILABLE)
+        return {TopicPartition("t", 0): ListedOffset(5, -1, 0), TopicPartition("t", 1): unknown}
 
 
 def test_a_partition_without_a_leader_is_shown_without_lag() -> None:
@@ -118,7 +122,7 @@ def test_a_partition_without_a_leader_is_shown_without_lag() -> None:
     described = [GroupDescription(name, state, "", coordinator) for name, state in (("g", "Empty"), ("no", "Dead"))]
     of_group, of_none = positions(Committed(), described)  # type: ignore[arg-type]
     assert [row.lag for row in of_group.rows] == [2, None]
-    assert of_group.missing == {TopicPartition("t", 1): "LEADER_NOT_AVAILABLE"}
+    assert of_group.missing == {TopicPartition("t", 1): "LEADER_NOT_AVAILABLE (5)"}
     assert (of_none.rows, of_none.missing) == ([], {})
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from klamm.client.groups import Coordinator, GroupDescription, GroupListing, Member
 from klamm.protocol.vocabulary import TopicPartition
-from klamm.tools.group_client import Coordinator, GroupDescription, GroupListing, Member
 from klamm.tools.group_views import (
     Kind,
     Line,

@@ -1,6 +1,5 @@
 """How commands end: exit codes, one line on stderr, never a traceback."""
 
-import contextlib
 import os
 import subprocess
 import sys
@@ -144,15 +143,16 @@ def test_client_properties_that_are_not_understood(capsys: pytest.CaptureFixture
     file.write_text("security.protocl=SSL\n")
     code, _, err = run(capsys, "topics", "list", "--command-config", str(file))
     assert code == 1
-    assert err.startswith(f"klamm: {file}: security.protocl is not a known client property; allowed: client.id, ")
+    assert err.startswith(
+        f"klamm: {file}: security.protocl is not a known client property; did you mean security.protocol? allowed: "
+    )
 
 
 def fail_with(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.setattr("klamm.tools.topics._matching", fail)
-    monkeypatch.setattr("klamm.tools.topics.connect", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr("klamm.tools.topics.run_with_client", fail)
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,9 @@ def test_every_error_has_its_code(
 @pytest.mark.parametrize("arguments", [["--version"], ["topics", "--help"], ["topics", "list"]])
 def test_a_reader_that_has_enough_is_no_error(arguments: list[str]) -> None:
     code = """if True:
-        import contextlib, sys
+        import sys
         from klamm.tools import main, topics
-        topics.connect = lambda *_: contextlib.nullcontext()
-        topics._matching = lambda *_: [{"name": "x" * 1000}] * 1000
+        topics.run_with_client = lambda *_: ["x" * 1000] * 1000
         sys.exit(main.run(sys.argv[1:]))
     """
     read_end, write_end = os.pipe()

@@ -6,7 +6,6 @@ Nothing takes effect here: every broker, including this one, learns of the chang
 from collections.abc import Callable, Mapping, Sequence
 
 from klamm.broker.configs.alterations import (
-    AlterConfigOp,
     change_broker_config,
     change_topic_config,
     replace_broker_config,
@@ -15,6 +14,7 @@ from klamm.broker.configs.alterations import (
 from klamm.broker.metadata_cache import MetadataCache
 from klamm.config.current import CurrentConfig
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import AlterConfigOp
 from klamm.znodes.configs import broker_entity, topic_entity
 from klamm.znodes.store import KafkaZooKeeper
 

@@ -9,8 +9,6 @@ Where klamm differs from Kafka 2.8.2: APPEND to an empty list adds no empty elem
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 
 from klamm.config.broker import BrokerConfig, config_key
 from klamm.config.definition import ConfigError, ConfigKey, ConfigType, format_value
@@ -18,24 +16,7 @@ from klamm.config.dynamic import SAFEST_BROKER_VALUES, change_problems, entry_pr
 from klamm.config.topic import TOPIC_CONFIG_DEF, ContradictoryTopicConfig, TopicConfig
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import MAX_STRING_BYTES
-
-
-class OpType(IntEnum):
-    """`AlterConfigOp.OpType`, with its codes on the wire. The last two are for lists."""
-
-    SET = 0
-    DELETE = 1
-    APPEND = 2
-    SUBTRACT = 3
-
-
-@dataclass(frozen=True, slots=True)
-class AlterConfigOp:
-    """One entry of an IncrementalAlterConfigs request; `op_type` is the number that the client sent."""
-
-    name: str
-    value: str | None
-    op_type: int
+from klamm.protocol.vocabulary import AlterConfigOp, OpType
 
 
 def replace_topic_config(config: BrokerConfig, entries: Sequence[tuple[str, str | None]]) -> dict[str, str]:

@@ -9,12 +9,11 @@ from collections.abc import Iterable, Mapping
 
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
-from klamm.controller.leader_election import ElectionType
 from klamm.net.server import AnswerOnly
 from klamm.protocol.apis.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.vocabulary import PartitionKey, ResourceType
+from klamm.protocol.vocabulary import ElectionType, PartitionKey, ResourceType
 
 Result = ElectLeadersResponse.ReplicaElectionResult
 

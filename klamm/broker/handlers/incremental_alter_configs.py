@@ -4,7 +4,6 @@ Every broker serves it, but only the named broker alters its own configs. The le
 changed.
 """
 
-from klamm.broker.configs.alterations import AlterConfigOp
 from klamm.broker.handlers.altered_resources import alter_each, response_of
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
@@ -14,7 +13,7 @@ from klamm.protocol.apis.incremental_alter_configs import (
 )
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
+from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, ResourceType
 
 Resource = IncrementalAlterConfigsRequest.AlterConfigsResource
 

@@ -24,7 +24,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,18 +33,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
-from klamm.client.list_offsets import asked_at, list_offsets_request
+from klamm.client.cluster import ClusterClient
+from klamm.client.fan_out import checked
+from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets, list_offsets
 from klamm.client.options import ClientOptions, ProducerOptions
 from klamm.client.sender import Identity, Sender
 from klamm.client.threads import call
 from klamm.environment import SystemFileSystem
-from klamm.net.client import ClientError, Disconnected, NotSent
-from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
+from klamm.net.client import ClientError
+from klamm.protocol.errors import KafkaError
 from klamm.protocol.record_batch import advance_sequence
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, DEBUGGING_REPLICA_ID, LATEST_TIMESTAMP, TopicPartition
-from klamm.spark.offset_commits import commit_once
 from klamm.spark.options import OptionError, WriteOptions, write_options
 from klamm.spark.pipelines.commit_log import ArchivedRange, ArchiveError, CommitLog, Snapshot, TopicSnapshot
 from klamm.spark.pipelines.distribution import distribute
@@ -66,7 +65,7 @@ _ROWS_PER_BATCH = 10_000
 _QUIET_S = 1.0
 _SETTLE_TIMEOUT_S = 60.0
 _BACKOFF_S = 0.2
-_COMMIT_TIMEOUT_S = 30
+_COMMIT_TIMEOUT_MS = 30_000
 
 
 class ReplayError(Exception):
@@ -425,23 +424,14 @@ async def _end(client: ClusterClient, *, piece: _Piece) -> int:
 async def _log_end(client: ClusterClient, topic: str, number: int, replica_id: int) -> int:
     """The high watermark for a consumer; for a debugging consumer the end of the leader's log."""
 
-    def build(version: int) -> Any:
-        # Kafka's followers answer a debugging consumer, too; by the epoch they see that they are not meant.
-        known = client.metadata.topics.get(topic)
-        asked = asked_at(LATEST_TIMESTAMP, None if known is None else known.partitions.get(number))
-        return list_offsets_request(version, {TopicPartition(topic, number): asked}, replica_id=replica_id)
-
-    response = await client.send_to_leader(
-        topic,
-        number,
-        ApiKey.LIST_OFFSETS,
-        build,
-        errors_of=lambda response: [response.topics[0].partitions[0].error_code],
+    partition = TopicPartition(topic, number)
+    results = await list_offsets(
+        client,
+        {partition: LATEST_TIMESTAMP},
+        replica_id=replica_id,
+        missing_timeout_ms=client.retry.deadline_ms,
     )
-    answer = response.topics[0].partitions[0]
-    if answer.error_code != ErrorCode.NONE:
-        raise KafkaError(ErrorCode(answer.error_code), f"the end of {topic}-{number}")
-    return int(answer.offset)
+    return checked(results[partition]).offset
 
 
 async def _now(client: ClusterClient) -> float:
@@ -488,17 +478,15 @@ def _translated(
 
 def _commit(options: ClientOptions, group: str, offsets: Mapping[str, Mapping[int, int]]) -> None:
     """Commits for a group without members. Raises KafkaError and ClientError."""
-    flat = {TopicPartition(topic, number): offset for topic, of in offsets.items() for number, offset in of.items()}
+    flat = {
+        TopicPartition(topic, number): OffsetAndMetadata(offset)
+        for topic, of in offsets.items()
+        for number, offset in of.items()
+    }
 
     async def commit(client: ClusterClient) -> None:
-        deadline = asyncio.get_running_loop().time() + _COMMIT_TIMEOUT_S
-        while flat:
-            try:
-                return await commit_once(client, group, flat)
-            except (NotSent, Disconnected, KafkaError) as error:
-                passing = not isinstance(error, KafkaError) or error.code in RETRIABLE_ERRORS
-                if not passing or asyncio.get_running_loop().time() >= deadline:
-                    raise
-            await asyncio.sleep(_BACKOFF_S)
+        retry = replace(client.retry, deadline_ms=_COMMIT_TIMEOUT_MS)
+        for result in (await alter_consumer_group_offsets(client, group, flat, retry=retry)).values():
+            checked(result)
 
     call(options, commit)

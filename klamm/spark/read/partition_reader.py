@@ -22,7 +22,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata
-from klamm.client.list_offsets import asked_at, list_offsets_request
+from klamm.client.offsets import asked_at, list_offsets_of_leader
 from klamm.client.threads import Work, start
 from klamm.net.client import Connection, Disconnected, NotSent
 from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
@@ -257,12 +257,10 @@ class _Fetcher:
 
     async def _log_offset(self, connection: Connection, state: PartitionMetadata, which: int) -> int:
         asked = {TopicPartition(self._range.topic, self._partition): asked_at(which, state)}
-        response = await connection.send(ApiKey.LIST_OFFSETS, lambda version: list_offsets_request(version, asked))
-        (answer,) = response.topics[0].partitions
-        if answer.error_code != ErrorCode.NONE:
-            raise self._error(answer.error_code, f"broker {state.leader} does not tell where the log begins and ends")
-        offset: int = answer.offset
-        return offset
+        (answer,) = (await list_offsets_of_leader(connection, asked)).values()
+        if isinstance(answer, KafkaError):
+            raise self._error(answer.code, f"broker {state.leader} does not tell where the log begins and ends")
+        return answer.offset
 
     def _request(self, state: PartitionMetadata, offset: int, max_bytes: int) -> FetchRequest:
         asked = FetchPartition(

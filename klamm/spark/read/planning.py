@@ -21,12 +21,11 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata, TopicMetadata
-from klamm.client.list_offsets import asked_at, list_offsets_request
+from klamm.client.cluster import ClusterClient, TopicMetadata
+from klamm.client.fan_out import checked
+from klamm.client.offsets import list_offsets
 from klamm.client.threads import call
-from klamm.net.client import Disconnected, NotSent
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import (
     EARLIEST_TIMESTAMP,
     INTERNAL_TOPICS,
@@ -456,83 +455,11 @@ async def _resolve(
 
 async def _list_offsets(client: ClusterClient, options: ReadOptions, wanted: Mapping[TopicPartition, int]) -> Offsets:
     """For each partition the first offset at or after a timestamp (UNKNOWN_OFFSET if there is none), EARLIEST_TIMESTAMP
-    or LATEST_TIMESTAMP.
-
-    Asks again while leaders change, until the client's time for retries is over. Raises KafkaError
-    UNKNOWN_TOPIC_OR_PARTITION when a topic is gone for a while.
-    """
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + options.client.retry_timeout_ms / 1000
-    patience = _Patience()
-    found: Offsets = {}
-    while True:
-        open_ = {partition: timestamp for partition, timestamp in wanted.items() if partition not in found}
-        leaders: dict[int, list[TopicPartition]] = {}
-        for partition in open_:
-            leaders.setdefault(_leader(client, partition), []).append(partition)
-        answers = await asyncio.gather(
-            *(_ask_leader(client, options, leader, {tp: open_[tp] for tp in led}) for leader, led in leaders.items())
-        )
-        failed: Exception | None = None
-        for answer in answers:
-            failed = failed or answer.failed
-            found.update(answer.offsets)
-        if failed is None:
-            return found
-        if loop.time() >= deadline:
-            raise failed
-        await asyncio.sleep(BACKOFF_MS / 1000)
-        topics = sorted({partition.topic for partition in open_})
-        known = (await client.refresh_metadata(topics, elsewhere=True)).topics
-        gone = [name for name in topics if _is_missing(name, known)]
-        if not gone:
-            patience = _Patience()
-        elif patience.is_over():
-            raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {', '.join(gone)} any more")
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """One leader's answer; `failed` is the reason why partitions are missing."""
-
-    offsets: Offsets
-    failed: Exception | None = None
-
-
-def _state(client: ClusterClient, partition: TopicPartition) -> PartitionMetadata | None:
-    topic = client.metadata.topics.get(partition.topic)
-    return topic.partitions.get(partition.partition) if topic else None
-
-
-def _leader(client: ClusterClient, partition: TopicPartition) -> int:
-    state = _state(client, partition)
-    return state.leader if state else -1
-
-
-async def _ask_leader(
-    client: ClusterClient, options: ReadOptions, leader: int, wanted: Mapping[TopicPartition, int]
-) -> _Answer:
-    if leader < 0:
-        names = ", ".join(map(str, wanted))
-        return _Answer({}, KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"no leader for {names}"))
-    asked = {partition: asked_at(timestamp, _state(client, partition)) for partition, timestamp in wanted.items()}
-    isolation_level = READ_COMMITTED if options.fetch.read_committed else READ_UNCOMMITTED
-    try:
-        connection = await client.connection_to(leader)
-        response = await connection.send(
-            ApiKey.LIST_OFFSETS, lambda version: list_offsets_request(version, asked, isolation_level=isolation_level)
-        )
-    except (NotSent, Disconnected, KafkaError) as error:
-        return _Answer({}, error)
-    offsets: Offsets = {}
-    failed: KafkaError | None = None
-    for topic in response.topics:
-        for answer in topic.partitions:
-            partition = TopicPartition(topic.name, answer.partition_index)
-            if answer.error_code == ErrorCode.NONE:
-                offsets[partition] = answer.offset
-                continue
-            failed = KafkaError(ErrorCode(answer.error_code), f"broker {leader} returned no offset for {partition}")
-            if answer.error_code not in RETRIABLE_ERRORS:
-                raise failed
-    return _Answer(offsets, failed)
+    or LATEST_TIMESTAMP. Raises KafkaError UNKNOWN_TOPIC_OR_PARTITION when a topic is gone for a while."""
+    found = await list_offsets(
+        client,
+        wanted,
+        isolation_level=READ_COMMITTED if options.fetch.read_committed else READ_UNCOMMITTED,
+        missing_timeout_ms=MISSING_TIMEOUT_MS,
+    )
+    return {partition: checked(listed).offset for partition, listed in found.items()}

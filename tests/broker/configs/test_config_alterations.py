@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klamm.broker.configs.alterations import (
-    AlterConfigOp,
     change_broker_config,
     change_topic_config,
     replace_broker_config,
@@ -15,6 +14,7 @@ from klamm.broker.configs.broker import DynamicBrokerConfig
 from klamm.config.broker import BROKER_CONFIG_DEF, BrokerConfig
 from klamm.config.topic import TOPIC_CONFIG_DEF
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import AlterConfigOp
 from klamm.znodes.fields import ZnodeError
 
 SET, DELETE, APPEND, SUBTRACT = range(4)

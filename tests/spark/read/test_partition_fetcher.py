@@ -12,6 +12,7 @@ from klamm.client.cluster import ClusterMetadata, PartitionMetadata, TopicMetada
 from klamm.client.options import ClientOptions
 from klamm.net.client import Disconnected, UnsupportedVersion
 from klamm.protocol.apis.fetch import FetchRequest, PartitionData
+from klamm.protocol.apis.list_offsets import ListOffsetsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.records import Record, build_batch
@@ -54,29 +55,16 @@ class FakeCluster:
         if api_key is ApiKey.LIST_OFFSETS:
             request = build(5)
             wanted = request.topics[0].partitions[0].timestamp
-            (answered,) = [_Offset(0, self.log[0] if wanted == -2 else self.log[1])]
-            return _Offsets([_OffsetTopic([answered])])
+            struct = ListOffsetsResponse.ListOffsetsTopicResponse
+            end = struct.ListOffsetsPartitionResponse(
+                partition_index=0, error_code=0, offset=self.log[0] if wanted == -2 else self.log[1]
+            )
+            return ListOffsetsResponse(topics=[struct(name="t", partitions=[end])])
         self.requests.append(build(12))
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
             raise answer
         return fetch_response(*([("t", [answer])] if answer is not None else []))
-
-
-@dataclass
-class _Offset:
-    error_code: int
-    offset: int
-
-
-@dataclass
-class _OffsetTopic:
-    partitions: list[_Offset]
-
-
-@dataclass
-class _Offsets:
-    topics: list[_OffsetTopic]
 
 
 def topic(leader: int = 1, epoch: int = 3, identity: UUID | None = ID, error: int = 0) -> TopicMetadata:

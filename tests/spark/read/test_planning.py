@@ -437,19 +437,19 @@ def test_what_is_gone_is_a_loss(cluster: Cluster, filled: str, caplog: pytest.Lo
 def test_who_knows_only_a_former_leader_is_not_asked_for_the_leader_again(
     cluster: Cluster, filled: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    refresh, connection_to = ClusterClient.refresh_metadata, ClusterClient.connection_to
+    refresh, connection_to = ClusterClient._refresh, ClusterClient.connection_to
     asked = []
 
-    async def refresh_metadata(client: ClusterClient, topics: object = None, *, elsewhere: bool = False) -> object:
+    async def refresh_metadata(client: ClusterClient, topics: object, *, elsewhere: bool) -> object:
         asked.append(elsewhere)
-        return await refresh(client, topics)
+        return await refresh(client, topics, elsewhere=False)
 
     async def connected(client: ClusterClient, broker: int) -> object:
         if len(asked) < 2:
             raise ConnectFailed("gone")
         return await connection_to(client, broker)
 
-    monkeypatch.setattr(ClusterClient, "refresh_metadata", refresh_metadata)
+    monkeypatch.setattr(ClusterClient, "_refresh", refresh_metadata)
     monkeypatch.setattr(ClusterClient, "connection_to", connected)
     assert spans(plan_batch(options(cluster.bootstrap, subscribe=filled))) == [(0, 0, 10), (1, 0, 5)]
     assert asked == [False, True]

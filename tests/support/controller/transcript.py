@@ -17,10 +17,9 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from klamm.controller.leader_election import ElectionType
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import ElectionType, PartitionKey
 from klamm.znodes.cluster import CONTROLLER_EPOCH_PATH, CONTROLLER_PATH, Controller
 from klamm.znodes.requests import (
     LOG_DIR_EVENT_PREFIX,

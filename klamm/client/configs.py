@@ -1,0 +1,194 @@
+"""Configurations of topics and brokers: describe and alter.
+
+A named broker answers for its own configuration; any broker answers for topics and for the default of all brokers.
+"""
+
+import itertools
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from klamm.client.cluster import ClusterClient, RetryPolicy
+from klamm.client.fan_out import Unroutable, error_of, fan_out
+from klamm.config.definition import ConfigSource
+from klamm.net.client import Connection
+from klamm.protocol.apis.alter_configs import AlterConfigsRequest
+from klamm.protocol.apis.describe_configs import DescribeConfigsRequest
+from klamm.protocol.apis.incremental_alter_configs import IncrementalAlterConfigsRequest
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, OpType
+
+T = TypeVar("T")
+
+# Errors of these requests that a retry may resolve.
+CONFIG_ERRORS = frozenset({ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_CONTROLLER, ErrorCode.THROTTLING_QUOTA_EXCEEDED})
+
+
+class ConfigResource(NamedTuple):
+    """A topic by its name, a broker by its id, or with an empty name the default of all brokers."""
+
+    type: ConfigResourceType
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """A config's value and where it comes from. The value of a sensitive config is None."""
+
+    name: str
+    value: str | None
+    source: ConfigSource
+    is_read_only: bool
+    is_sensitive: bool
+
+
+async def describe_configs(
+    client: ClusterClient,
+    resources: Iterable[ConfigResource],
+    keys: Collection[str] | None = None,
+    *,
+    retriable: Collection[ErrorCode] = CONFIG_ERRORS,
+    retry: RetryPolicy | None = None,
+) -> dict[ConfigResource, dict[str, ConfigEntry] | KafkaError]:
+    """The configs of each resource by name, in the broker's order; with `keys`, only these.
+
+    A topic that does not exist is an error at once, unless `retriable` has UNKNOWN_TOPIC_OR_PARTITION.
+    """
+    struct = DescribeConfigsRequest.DescribeConfigsResource
+
+    async def ask(
+        connection: Connection, resources: Sequence[ConfigResource]
+    ) -> dict[ConfigResource, dict[str, ConfigEntry] | KafkaError]:
+        request = DescribeConfigsRequest(
+            resources=[
+                struct(
+                    resource_type=resource.type,
+                    resource_name=resource.name,
+                    configuration_keys=None if keys is None else list(keys),
+                )
+                for resource in resources
+            ]
+        )
+        response = await connection.send(ApiKey.DESCRIBE_CONFIGS, lambda version: request)
+        results: dict[ConfigResource, dict[str, ConfigEntry] | KafkaError] = {}
+        for result in response.results:
+            resource = ConfigResource(ConfigResourceType(result.resource_type), result.resource_name)
+            entries = {
+                entry.name: ConfigEntry(
+                    entry.name, entry.value, _source(entry.config_source), entry.read_only, entry.is_sensitive
+                )
+                for entry in result.configs
+            }
+            error = error_of(result.error_code, result.error_message)
+            results[resource] = entries if error is None else error
+        return results
+
+    return await _ask(client, resources, ask, retriable=retriable, retry=retry)
+
+
+def _source(number: int) -> ConfigSource:
+    """Brokers newer than 2.8 have sources of their own."""
+    try:
+        return ConfigSource(number)
+    except ValueError:
+        return ConfigSource.UNKNOWN
+
+
+async def incremental_alter_configs(
+    client: ClusterClient, changes: Mapping[ConfigResource, Sequence[AlterConfigOp]], *, validate_only: bool = False
+) -> dict[ConfigResource, KafkaError | None]:
+    """Changes single configs of each resource; its other configs stay."""
+    struct = IncrementalAlterConfigsRequest.AlterConfigsResource
+
+    async def ask(
+        connection: Connection, resources: Sequence[ConfigResource]
+    ) -> dict[ConfigResource, KafkaError | None]:
+        request = IncrementalAlterConfigsRequest(
+            resources=[
+                struct(
+                    resource_type=resource.type,
+                    resource_name=resource.name,
+                    configs=[
+                        struct.AlterableConfig(name=op.name, config_operation=op.op_type, value=op.value)
+                        for op in changes[resource]
+                    ],
+                )
+                for resource in resources
+            ],
+            validate_only=validate_only,
+        )
+        response = await connection.send(ApiKey.INCREMENTAL_ALTER_CONFIGS, lambda version: request)
+        return {
+            ConfigResource(ConfigResourceType(each.resource_type), each.resource_name): error_of(
+                each.error_code, each.error_message
+            )
+            for each in response.responses
+        }
+
+    # A list that was appended to twice holds the value twice.
+    lists = {OpType.APPEND, OpType.SUBTRACT}
+    repeatable = all(op.op_type not in lists for ops in changes.values() for op in ops)
+    return await _ask(client, changes, ask, repeatable=repeatable)
+
+
+async def alter_configs(
+    client: ClusterClient, configs: Mapping[ConfigResource, Mapping[str, str]], *, validate_only: bool = False
+) -> dict[ConfigResource, KafkaError | None]:
+    """Replaces all configs of each resource."""
+    struct = AlterConfigsRequest.AlterConfigsResource
+
+    async def ask(
+        connection: Connection, resources: Sequence[ConfigResource]
+    ) -> dict[ConfigResource, KafkaError | None]:
+        request = AlterConfigsRequest(
+            resources=[
+                struct(
+                    resource_type=resource.type,
+                    resource_name=resource.name,
+                    configs=[
+                        struct.AlterableConfig(name=name, value=value) for name, value in configs[resource].items()
+                    ],
+                )
+                for resource in resources
+            ],
+            validate_only=validate_only,
+        )
+        response = await connection.send(ApiKey.ALTER_CONFIGS, lambda version: request)
+        return {
+            ConfigResource(ConfigResourceType(each.resource_type), each.resource_name): error_of(
+                each.error_code, each.error_message
+            )
+            for each in response.responses
+        }
+
+    return await _ask(client, configs, ask)
+
+
+async def _ask(
+    client: ClusterClient,
+    resources: Iterable[ConfigResource],
+    ask: Callable[[Connection, Sequence[ConfigResource]], Awaitable[Mapping[ConfigResource, T | KafkaError]]],
+    *,
+    retriable: Collection[ErrorCode] = CONFIG_ERRORS,
+    repeatable: bool = True,
+    retry: RetryPolicy | None = None,
+) -> dict[ConfigResource, T | KafkaError]:
+
+    turns = itertools.count()
+
+    async def route(resources: Sequence[ConfigResource], stale: bool) -> dict[ConfigResource, int | Unroutable]:
+        if stale or not client.metadata.brokers:
+            await client.refresh_metadata_once((), elsewhere=stale)
+        known = client.brokers_to_ask()
+        if not known:
+            nobody = Unroutable(KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster has no broker"))
+            return dict.fromkeys(resources, nobody)
+        any_broker = known[next(turns) % len(known)]
+        return {resource: int(resource.name) if _is_of_one_broker(resource) else any_broker for resource in resources}
+
+    return await fan_out(client, resources, route, ask, retriable=retriable, repeatable=repeatable, retry=retry)
+
+
+def _is_of_one_broker(resource: ConfigResource) -> bool:
+    return resource.type is not ConfigResourceType.TOPIC and resource.name.isdecimal()

@@ -1,0 +1,285 @@
+"""Requests about many things at once: partitions, groups or brokers, for each of which one broker is responsible.
+
+`fan_out` looks up the responsible brokers, asks all of them at the same time, and asks again about the things that
+failed for a transient reason. Its callers say how brokers are looked up (`Route`) and how one broker is asked (`Ask`).
+
+What must stay true:
+- Every thing has a result: what its broker answered, or the KafkaError of the last attempt. The error of one thing does
+  not affect the others.
+- The call ends: at the deadline of the client's policy, after at most one more attempt.
+- A request that may not be executed twice is not sent again once it was written.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from klamm.client.cluster import RETRIABLE_ERRORS, Attempts, ClusterClient, RetryPolicy
+from klamm.net.client import Connection, Disconnected, NotSent
+from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import TopicPartition
+
+T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+# What the controller answers when it has not carried the request out.
+CONTROLLER_ERRORS = frozenset({ErrorCode.NOT_CONTROLLER, ErrorCode.THROTTLING_QUOTA_EXCEEDED})
+# A broker answers a request with a timeout of its own when that is over; the client waits a little longer.
+ANSWER_MARGIN_MS = 2_000
+
+_GROUP = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unroutable:
+    """No broker is known to be responsible; a later attempt may find one if this `is_transient`."""
+
+    error: KafkaError
+    is_transient: bool = True
+
+
+Route = Callable[[Sequence[K], bool], Awaitable[Mapping[K, int | Unroutable]]]
+"""The broker ids of these things. True for the second argument: what is known has not helped, look it up again."""
+Ask = Callable[[Connection, Sequence[K]], Awaitable[Mapping[K, T | KafkaError]]]
+"""Sends one request about these things and returns the result of each."""
+
+
+def error_of(code: int, message: str | None = None) -> KafkaError | None:
+    """The error of a code in a response; None if there is none."""
+    if code == ErrorCode.NONE:
+        return None
+    known = ErrorCode(code)
+    # Brokers newer than 2.8 have codes of their own.
+    return KafkaError(known, message or "" if known == code else f"error {code} of the broker: {message or 'no text'}")
+
+
+def checked(result: T | KafkaError) -> T:
+    """The value of a result. Raises its error."""
+    if isinstance(result, KafkaError):
+        raise result
+    return result
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> dict[str, list[int]]:
+    """The numbers of the partitions of each topic, in their order."""
+    numbers: dict[str, list[int]] = {}
+    for topic, number in partitions:
+        numbers.setdefault(topic, []).append(number)
+    return numbers
+
+
+async def fan_out(
+    client: ClusterClient,
+    things: Iterable[K],
+    route: "Route[K]",
+    ask: "Ask[K, T]",
+    *,
+    retriable: Collection[ErrorCode] = RETRIABLE_ERRORS,
+    repeatable: bool = True,
+    retry: RetryPolicy | None = None,
+) -> dict[K, T | KafkaError]:
+    """The result of each thing. Errors in `retriable` are retried, and lost connections if the request is `repeatable`.
+
+    `retry` replaces the client's policy.
+
+    Raises ClientError when no broker could be asked who is responsible, or a broker does not trust this client.
+    """
+    wanted = list(dict.fromkeys(things))
+    results: dict[K, T | KafkaError] = {}
+    attempts, open_, stale = Attempts(retry or client.retry), wanted, False
+    while open_:
+        is_last = attempts.is_last
+        try:
+            again = await _attempt(client, await route(open_, stale), ask, results, retriable, repeatable)
+        except (NotSent, Disconnected):
+            if is_last:
+                raise
+            again = set(open_)
+        open_ = [thing for thing in open_ if thing in again]
+        if is_last:
+            break
+        if open_:
+            await attempts.pause()
+            stale = True
+    return {thing: results[thing] for thing in wanted}
+
+
+async def _attempt(
+    client: ClusterClient,
+    brokers: Mapping[K, int | Unroutable],
+    ask: "Ask[K, T]",
+    results: dict[K, T | KafkaError],
+    retriable: Collection[ErrorCode],
+    repeatable: bool,
+) -> set[K]:
+    """Asks each broker once and notes the results; returns the things for which another attempt may help."""
+    again: set[K] = set()
+    by_broker: dict[int, list[K]] = {}
+    for thing, broker in brokers.items():
+        if isinstance(broker, Unroutable):
+            results[thing] = broker.error
+            if broker.is_transient:
+                again.add(thing)
+        else:
+            by_broker.setdefault(broker, []).append(thing)
+
+    async def ask_broker(broker_id: int, things: list[K]) -> None:
+        try:
+            connection = await client.connection_to(broker_id)
+        except (NotSent, KafkaError) as error:
+            note(things, _unreachable(error), True)
+            return
+        try:
+            found = await ask(connection, things)
+        except NotSent as error:
+            note(things, _unreachable(error), True)
+        except Disconnected as error:
+            note(things, _unreachable(error), repeatable)
+        else:
+            for thing in things:
+                result = found.get(thing)
+                if thing not in found:
+                    result = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{connection} returned nothing for {thing}")
+                note([thing], result, isinstance(result, KafkaError) and result.code in retriable)
+
+    def note(things: Iterable[K], result: T | KafkaError | None, is_transient: bool) -> None:
+        for thing in things:
+            results[thing] = result  # type: ignore[assignment]  # None may be a T
+            if is_transient:
+                again.add(thing)
+
+    await asyncio.gather(*(ask_broker(broker_id, things) for broker_id, things in by_broker.items()))
+    return again
+
+
+def _unreachable(error: Exception) -> KafkaError:
+    return error if isinstance(error, KafkaError) else KafkaError(ErrorCode.NETWORK_EXCEPTION, str(error))
+
+
+# -- who is responsible -----------------------------------------------------------------------------------------------
+
+
+def leaders(client: ClusterClient, missing_timeout_ms: int = 0) -> Route[TopicPartition]:
+    """Partitions go to their leaders.
+
+    A broker that has just started knows no topic, and a new topic is not known everywhere at once: that a partition is
+    missing is believed when all answers for `missing_timeout_ms` have said so.
+    """
+    loop = asyncio.get_running_loop()
+    missing_since_s: dict[TopicPartition, float] = {}
+
+    async def route(partitions: Sequence[TopicPartition], stale: bool) -> dict[TopicPartition, int | Unroutable]:
+        topics = dict.fromkeys(topic for topic, _ in partitions)
+        if stale or any(_leader(client, partition) is None for partition in partitions):
+            await client.refresh_metadata_once(topics, elsewhere=stale)
+        found: dict[TopicPartition, int | Unroutable] = {}
+        for partition in partitions:
+            leader = _leader(client, partition)
+            if leader is not None:
+                missing_since_s.pop(partition, None)
+                found[partition] = leader
+                continue
+            error, is_transient = _no_leader(client, partition)
+            if error.code is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                since_s = missing_since_s.setdefault(partition, loop.time())
+                is_transient = loop.time() < since_s + missing_timeout_ms / 1000
+            else:
+                missing_since_s.pop(partition, None)
+            found[partition] = Unroutable(error, is_transient)
+        return found
+
+    return route
+
+
+def _leader(client: ClusterClient, partition: TopicPartition) -> int | None:
+    topic = client.metadata.topics.get(partition.topic)
+    state = None if topic is None else topic.partitions.get(partition.partition)
+    return None if state is None or state.leader < 0 else state.leader
+
+
+def _no_leader(client: ClusterClient, partition: TopicPartition) -> tuple[KafkaError, bool]:
+    topic = client.metadata.topics.get(partition.topic)
+    if topic is not None and topic.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
+        error = KafkaError(ErrorCode(topic.error_code), f"topic {partition.topic}")
+        return error, topic.error_code in RETRIABLE_ERRORS
+    if topic is None or partition.partition not in topic.partitions:
+        return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no partition {partition}"), True
+    return KafkaError(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {partition} has no leader"), True
+
+
+def coordinators(client: ClusterClient) -> Route[str]:
+    """Groups go to their coordinators."""
+
+    async def route(groups: Sequence[str], stale: bool) -> dict[str, int | Unroutable]:
+        if stale:
+            for group in groups:
+                client.coordinators.pop(group, None)
+        unknown = [group for group in groups if group not in client.coordinators]
+        errors = dict(zip(unknown, await asyncio.gather(*(_find(client, group) for group in unknown)), strict=True))
+        if not all(client.coordinators[group] in client.metadata.brokers for group in groups if not errors.get(group)):
+            await client.refresh_metadata_once(())
+        found: dict[str, int | Unroutable] = {}
+        for group in groups:
+            error = errors.get(group)
+            if error is not None:
+                found[group] = Unroutable(error, error.code in RETRIABLE_ERRORS)
+            elif (broker_id := client.coordinators[group]) in client.metadata.brokers:
+                found[group] = broker_id
+            else:
+                # It has died meanwhile, or one of the two brokers that were asked knows less than the other.
+                what = f"the coordinator of group {group}, {broker_id}"
+                found[group] = Unroutable(KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, what))
+        return found
+
+    return route
+
+
+async def _find(client: ClusterClient, group: str) -> KafkaError | None:
+    """Asks for a group's coordinator and notes it."""
+    request = FindCoordinatorRequest(key=group, key_type=_GROUP)
+    found: FindCoordinatorResponse = await client.send_to_any_once(ApiKey.FIND_COORDINATOR, lambda version: request)
+    error = error_of(found.error_code, f"the coordinator of group {group}")
+    if error is None:
+        client.coordinators[group] = found.node_id
+    return error
+
+
+def brokers(client: ClusterClient) -> Route[int]:
+    """Brokers, by their ids, answer for themselves."""
+
+    async def route(broker_ids: Sequence[int], stale: bool) -> dict[int, int | Unroutable]:
+        if stale or not all(broker_id in client.metadata.brokers for broker_id in broker_ids):
+            await client.refresh_metadata_once(())
+        return {broker_id: broker_id for broker_id in broker_ids}
+
+    return route
+
+
+def controller(client: ClusterClient) -> Route[K]:
+    """Everything goes to the active controller."""
+
+    async def route(things: Sequence[K], stale: bool) -> dict[K, int | Unroutable]:
+        if stale or client.metadata.controller_id not in client.metadata.brokers:
+            await client.refresh_metadata_once((), elsewhere=stale)
+        controller_id = client.metadata.controller_id
+        if controller_id not in client.metadata.brokers:
+            nobody = Unroutable(KafkaError(ErrorCode.NOT_CONTROLLER, "the cluster has no controller"))
+            return dict.fromkeys(things, nobody)
+        return dict.fromkeys(things, controller_id)
+
+    return route
+
+
+async def ask_controller(
+    client: ClusterClient,
+    things: Iterable[K],
+    ask: "Ask[K, T]",
+    *,
+    retriable: Collection[ErrorCode] = CONTROLLER_ERRORS,
+    repeatable: bool = False,
+) -> dict[K, T | KafkaError]:
+    """`fan_out` to the controller, for requests that change the cluster."""
+    return await fan_out(client, things, controller(client), ask, retriable=retriable, repeatable=repeatable)

@@ -1,0 +1,193 @@
+"""Consumer groups: list, describe, delete. Their offsets are in `offsets.py`.
+
+Source: org.apache.kafka.clients.admin.KafkaAdminClient; org.apache.kafka.clients.consumer.internals.ConsumerProtocol.
+"""
+
+import asyncio
+import struct
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from klamm.client.cluster import RETRIABLE_ERRORS, Attempts, ClusterClient
+from klamm.client.fan_out import coordinators, error_of, fan_out
+from klamm.net.client import Connection, Disconnected, NotSent, UnsupportedVersion
+from klamm.protocol.apis.delete_groups import DeleteGroupsRequest
+from klamm.protocol.apis.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
+from klamm.protocol.apis.list_groups import ListGroupsRequest
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import TopicPartition
+
+CONSUMER_PROTOCOL: Final = "consumer"
+
+
+@dataclass(frozen=True)
+class GroupListing:
+    """A group as a list shows it; `state` is "" when the broker is older than Kafka 2.6."""
+
+    group: str
+    protocol_type: str
+    state: str
+
+    @property
+    def is_of_consumers(self) -> bool:
+        """Whether the members are consumers. A group without a protocol only commits offsets."""
+        return self.protocol_type in (CONSUMER_PROTOCOL, "")
+
+
+@dataclass(frozen=True)
+class Member:
+    """A member of a group. `assignment` is that of a consumer; members of other protocols have none here."""
+
+    consumer_id: str
+    group_instance_id: str | None
+    host: str
+    client_id: str
+    assignment: Sequence[TopicPartition] = ()
+
+
+@dataclass(frozen=True)
+class Coordinator:
+    broker_id: int
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port} ({self.broker_id})"
+
+
+@dataclass(frozen=True)
+class GroupDescription:
+    """A group as its coordinator describes it. A group that does not exist is Dead, without members."""
+
+    group: str
+    state: str
+    assignor: str
+    coordinator: Coordinator
+    members: Sequence[Member] = ()
+    protocol_type: str = CONSUMER_PROTOCOL
+
+    @property
+    def is_of_consumers(self) -> bool:
+        """Whether the members are consumers. A group without a protocol only commits offsets, or does not exist."""
+        return self.protocol_type in (CONSUMER_PROTOCOL, "")
+
+
+async def list_groups(client: ClusterClient, states: Collection[str] = ()) -> list[GroupListing]:
+    """The groups of all brokers in these states (in any state if empty), sorted by name.
+
+    Groups move when a broker dies, so a lost broker means that all brokers are asked again. Raises KafkaError and
+    ClientError.
+    """
+    attempts = Attempts(client.retry)
+    while True:
+        is_last = attempts.is_last
+        try:
+            await client.refresh_metadata_once(())
+            answers = await asyncio.gather(
+                *(_list_groups(client, broker_id, states) for broker_id in sorted(client.metadata.brokers))
+            )
+        except (NotSent, Disconnected):
+            if is_last:
+                raise
+        except KafkaError as error:
+            if is_last or error.code not in {*RETRIABLE_ERRORS, ErrorCode.BROKER_NOT_AVAILABLE}:
+                raise
+        else:
+            found = {listing.group: listing for answer in answers for listing in answer}
+            return [found[name] for name in sorted(found)]
+        await attempts.pause()
+
+
+async def _list_groups(client: ClusterClient, broker_id: int, states: Collection[str]) -> list[GroupListing]:
+    connection = await client.connection_to(broker_id)
+
+    def build(version: int) -> ListGroupsRequest:
+        if states and version < 4:
+            raise UnsupportedVersion(f"{connection}: brokers before Kafka 2.6 do not list groups by their states")
+        return ListGroupsRequest(states_filter=sorted(states))
+
+    response = await connection.send(ApiKey.LIST_GROUPS, build)
+    if (error := error_of(response.error_code, f"the groups of broker {broker_id}")) is not None:
+        raise error
+    client.coordinators.update((group.group_id, broker_id) for group in response.groups)
+    return [GroupListing(group.group_id, group.protocol_type, group.group_state) for group in response.groups]
+
+
+async def describe_groups(client: ClusterClient, groups: Iterable[str]) -> dict[str, GroupDescription | KafkaError]:
+    """The groups by name, including those that do not exist."""
+
+    async def ask(connection: Connection, names: Sequence[str]) -> dict[str, GroupDescription | KafkaError]:
+        request = DescribeGroupsRequest(groups=list(names))
+        response = await connection.send(ApiKey.DESCRIBE_GROUPS, lambda version: request)
+        return {group.group_id: _description(client, group) for group in response.groups}
+
+    return await fan_out(client, groups, coordinators(client), ask)
+
+
+def _description(client: ClusterClient, group: DescribeGroupsResponse.DescribedGroup) -> GroupDescription | KafkaError:
+    # For an unknown group, brokers since Kafka 4.0 send this error besides the state Dead.
+    if group.error_code != ErrorCode.GROUP_ID_NOT_FOUND:
+        error = error_of(group.error_code, f"group {group.group_id}")
+        if error is not None:
+            return error
+    broker_id = client.coordinators[group.group_id]
+    coordinator = Coordinator(broker_id, *client.metadata.brokers[broker_id])
+    try:
+        members = [_member(each, group.protocol_type == CONSUMER_PROTOCOL) for each in group.members]
+    except ValueError as error:
+        return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"group {group.group_id}: {error}")
+    return GroupDescription(
+        group.group_id, group.group_state, group.protocol_data, coordinator, members, group.protocol_type
+    )
+
+
+def _member(member: DescribeGroupsResponse.DescribedGroup.DescribedGroupMember, is_consumer: bool) -> Member:
+    """Raises ValueError."""
+    try:
+        assignment = decode_assignment(member.member_assignment) if is_consumer else []
+    except ValueError as error:
+        raise ValueError(f"member {member.member_id} has an invalid assignment: {error}") from None
+    return Member(member.member_id, member.group_instance_id, member.client_host, member.client_id, assignment)
+
+
+async def delete_groups(client: ClusterClient, groups: Iterable[str]) -> dict[str, KafkaError | None]:
+    """Deletes groups that have no members, with their offsets."""
+
+    async def ask(connection: Connection, names: Sequence[str]) -> dict[str, KafkaError | None]:
+        request = DeleteGroupsRequest(groups_names=list(names))
+        response = await connection.send(ApiKey.DELETE_GROUPS, lambda version: request)
+        return {result.group_id: error_of(result.error_code) for result in response.results}
+
+    return await fan_out(client, groups, coordinators(client), ask, repeatable=False)
+
+
+def decode_assignment(data: bytes) -> list[TopicPartition]:
+    """The partitions of a consumer's assignment; empty bytes mean no partitions. Raises ValueError.
+
+    The form is the same in all versions: an int16 version, then for each topic its name and an array of int32.
+    """
+    if not data:
+        return []
+    partitions = []
+    try:
+        _, topic_count = struct.unpack_from(">hi", data)
+        position = 6
+        for _ in range(topic_count):
+            (length,) = struct.unpack_from(">h", data, position)
+            position += 2
+            if not 0 <= length <= len(data) - position:
+                raise ValueError(f"a topic of {length} bytes at {position}")
+            topic = data[position : position + length].decode()
+            position += length
+            (count,) = struct.unpack_from(">i", data, position)
+            position += 4
+            if not 0 <= count <= (len(data) - position) // 4:
+                raise ValueError(f"{count} partitions at {position}")
+            numbers = struct.unpack_from(f">{count}i", data, position)
+            position += 4 * count
+            partitions += [TopicPartition(topic, number) for number in numbers]
+    except struct.error:
+        raise ValueError(f"the data end after {len(data)} bytes") from None
+    return sorted(partitions)

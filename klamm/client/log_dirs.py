@@ -1,0 +1,115 @@
+"""The log directories of brokers, and in which of them a replica is (KIP-113)."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from klamm.client.cluster import ClusterClient
+from klamm.client.fan_out import Unroutable, brokers, by_topic, error_of, fan_out
+from klamm.net.client import Connection
+from klamm.protocol.apis.alter_replica_log_dirs import AlterReplicaLogDirsRequest
+from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest
+from klamm.protocol.errors import KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import TopicPartition
+
+
+class TopicPartitionReplica(NamedTuple):
+    """The replica of a partition on one broker."""
+
+    topic: str
+    partition: int
+    broker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaInfo:
+    """A replica in a directory. A future replica is a copy that will replace the one in another directory."""
+
+    size_bytes: int
+    offset_lag: int
+    is_future: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LogDirDescription:
+    """A log directory and its replicas. `error` says that the directory is offline."""
+
+    error: KafkaError | None
+    replicas: Mapping[TopicPartition, ReplicaInfo]
+
+
+async def describe_log_dirs(
+    client: ClusterClient, broker_ids: Iterable[int], partitions: Iterable[TopicPartition] | None = None
+) -> dict[int, dict[str, LogDirDescription] | KafkaError]:
+    """The directories of each broker by path, with these partitions, or with all."""
+    struct = DescribeLogDirsRequest.DescribableLogDirTopic
+    topics = None
+    if partitions is not None:
+        topics = [struct(topic=name, partitions=numbers) for name, numbers in by_topic(partitions).items()]
+    request = DescribeLogDirsRequest(topics=topics)
+
+    async def ask(
+        connection: Connection, broker_ids: Sequence[int]
+    ) -> dict[int, dict[str, LogDirDescription] | KafkaError]:
+        response = await connection.send(ApiKey.DESCRIBE_LOG_DIRS, lambda version: request)
+        found = {
+            result.log_dir: LogDirDescription(
+                error_of(result.error_code),
+                {
+                    TopicPartition(topic.name, each.partition_index): ReplicaInfo(
+                        each.partition_size, each.offset_lag, each.is_future_key
+                    )
+                    for topic in result.topics
+                    for each in topic.partitions
+                },
+            )
+            for result in response.results
+        }
+        error = error_of(response.error_code)
+        return dict.fromkeys(broker_ids, found if error is None else error)
+
+    return await fan_out(client, broker_ids, brokers(client), ask)
+
+
+async def alter_replica_log_dirs(
+    client: ClusterClient, paths: Mapping[TopicPartitionReplica, str]
+) -> dict[TopicPartitionReplica, KafkaError | None]:
+    """Moves each replica to a log directory of its broker."""
+    struct = AlterReplicaLogDirsRequest.AlterReplicaLogDir
+
+    async def ask(
+        connection: Connection, replicas: Sequence[TopicPartitionReplica]
+    ) -> dict[TopicPartitionReplica, KafkaError | None]:
+        by_path: dict[str, list[TopicPartition]] = {}
+        for replica in replicas:
+            by_path.setdefault(paths[replica], []).append(TopicPartition(replica.topic, replica.partition))
+        request = AlterReplicaLogDirsRequest(
+            dirs=[
+                struct(
+                    path=path,
+                    topics=[
+                        struct.AlterReplicaLogDirTopic(name=name, partitions=numbers)
+                        for name, numbers in by_topic(moved).items()
+                    ],
+                )
+                for path, moved in by_path.items()
+            ]
+        )
+        response = await connection.send(ApiKey.ALTER_REPLICA_LOG_DIRS, lambda version: request)
+        errors = {
+            (topic.topic_name, each.partition_index): error_of(each.error_code)
+            for topic in response.results
+            for each in topic.partitions
+        }
+        return {replica: errors[key] for replica in replicas if (key := (replica.topic, replica.partition)) in errors}
+
+    of_brokers = brokers(client)
+
+    async def route(
+        replicas: Sequence[TopicPartitionReplica], stale: bool
+    ) -> dict[TopicPartitionReplica, int | Unroutable]:
+        found = await of_brokers(sorted({replica.broker_id for replica in replicas}), stale)
+        return {replica: found[replica.broker_id] for replica in replicas}
+
+    return await fan_out(client, paths, route, ask)
