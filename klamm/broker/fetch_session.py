@@ -19,7 +19,7 @@ from klamm.environment import Random
 from klamm.protocol.apis.fetch import FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.primitives import Steps
-from klamm.protocol.vocabulary import FINAL_EPOCH, INITIAL_EPOCH, INVALID_SESSION_ID, PartitionKey
+from klamm.protocol.vocabulary import FINAL_EPOCH, INITIAL_EPOCH, INVALID_SESSION_ID, UNKNOWN_OFFSET, PartitionKey
 from klamm.replication.replica_manager import Wanted
 from klamm.slices import Slices
 
@@ -35,8 +35,8 @@ class _CachedPartition:
     """The client's request for a partition, and the last values that it was told."""
 
     wanted: FetchPartition
-    high_watermark: int = -1
-    log_start_offset: int = -1
+    high_watermark: int = UNKNOWN_OFFSET
+    log_start_offset: int = UNKNOWN_OFFSET
 
     def must_answer(self, result: PartitionData) -> bool:
         """Whether the answer has news for the client; remembers the answer as sent."""

@@ -23,14 +23,13 @@ from klamm.config.topic import TopicConfig
 from klamm.config.versions import ApiVersion
 from klamm.environment import Environment
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import NO_LEADER
+from klamm.protocol.vocabulary import NO_LEADER, NO_NUM_PARTITIONS, NO_REPLICATION_FACTOR
 from klamm.purgatory import DelayedOperation, Purgatory
 from klamm.slices import each
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.znodes.topics import MAX_TOPIC_NAME_LENGTH, is_legal_topic_name
 
 # In CreateTopics: take the broker's default.
-UNSET = -1
 # The limit for one request. Kafka has no such limit, so a single huge number exhausts its memory.
 MAX_NEW_PARTITIONS = 100_000
 # The number of topics that are decided without ZooKeeper before others have the loop.
@@ -42,11 +41,11 @@ NewPartitions = Mapping[int, Sequence[int]]
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic as a client asks for it. Counts are UNSET for the broker's default or when `assignments` says all."""
+    """A topic as a client asks for it. Counts are -1 for the broker's default, or when `assignments` says all."""
 
     name: str
-    partitions: int = UNSET
-    replication_factor: int = UNSET
+    partitions: int = NO_NUM_PARTITIONS
+    replication_factor: int = NO_REPLICATION_FACTOR
     assignments: Sequence[tuple[int, Sequence[int]]] = ()
     configs: Mapping[str, str | None] = field(default_factory=dict)
 
@@ -154,17 +153,17 @@ class TopicAdmin:
 
     def _assign(self, topic: NewTopic, left_partitions: int) -> dict[int, list[int]]:
         if topic.assignments:
-            if topic.partitions != UNSET or topic.replication_factor != UNSET:
+            if topic.partitions != NO_NUM_PARTITIONS or topic.replication_factor != NO_REPLICATION_FACTOR:
                 raise KafkaError(
                     ErrorCode.INVALID_REQUEST, "counts and a replica assignment were both given; only one is allowed"
                 )
             _check_count(len(topic.assignments), left_partitions)
             return _check_assignment({number: list(replicas) for number, replicas in topic.assignments}, 0)
-        partitions = self._config.current.num_partitions if topic.partitions == UNSET else topic.partitions
+        partitions = self._config.current.num_partitions if topic.partitions == NO_NUM_PARTITIONS else topic.partitions
         _check_count(partitions, left_partitions)
         replication_factor = (
             self._config.current.default_replication_factor
-            if topic.replication_factor == UNSET
+            if topic.replication_factor == NO_REPLICATION_FACTOR
             else topic.replication_factor
         )
         chance, count = self._environment.random, max(1, len(self._metadata_cache.snapshot.brokers))

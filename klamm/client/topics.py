@@ -12,18 +12,19 @@ from klamm.protocol.apis.create_topics import CreateTopicsRequest
 from klamm.protocol.apis.delete_topics import DeleteTopicsRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-
-BROKER_DEFAULT = -1
-"""The number of partitions or replicas that the broker's configuration says."""
+from klamm.protocol.vocabulary import NO_NUM_PARTITIONS, NO_REPLICATION_FACTOR
 
 
 @dataclass(frozen=True, slots=True)
 class NewTopic:
-    """A topic to create. With `replica_assignment`, the brokers of each partition, the two numbers are not given."""
+    """A topic to create. With `replica_assignment`, the brokers of each partition, the two numbers are not given.
+
+    Without either, the broker's configuration has the numbers.
+    """
 
     name: str
-    num_partitions: int = BROKER_DEFAULT
-    replication_factor: int = BROKER_DEFAULT
+    num_partitions: int = NO_NUM_PARTITIONS
+    replication_factor: int = NO_REPLICATION_FACTOR
     replica_assignment: Mapping[int, Sequence[int]] = field(default_factory=dict)
     configs: Mapping[str, str | None] = field(default_factory=dict)
 

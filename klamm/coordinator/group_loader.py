@@ -26,6 +26,7 @@ from klamm.coordinator.group_records import (
     read_offset_value,
 )
 from klamm.coordinator.ports import LogBatch
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, TopicPartition
 from klamm.slices import Slices, in_slices
 
 # The number of records that a step decodes: a few milliseconds.
@@ -88,7 +89,8 @@ def build_groups(partition: int, latest: LatestRecords, now_ms: int) -> Generato
             _report_broken(partition, record_offset, error)
     if unknown_versions:
         versions = ", ".join(map(str, sorted(unknown_versions)))
-        _log.warning("__consumer_offsets-%d has records with keys of version %s; skipped", partition, versions)
+        name = TopicPartition(GROUP_METADATA_TOPIC_NAME, partition)
+        _log.warning("%s has records with keys of version %s; skipped", name, versions)
     reader = OffsetKeyReader()
     while latest:
         if slices.is_over():
@@ -111,4 +113,5 @@ def build_groups(partition: int, latest: LatestRecords, now_ms: int) -> Generato
 
 
 def _report_broken(partition: int, record_offset: int, error: ValueError) -> None:
-    _log.error("__consumer_offsets-%d has a broken record at offset %d; skipped: %s", partition, record_offset, error)
+    name = TopicPartition(GROUP_METADATA_TOPIC_NAME, partition)
+    _log.error("%s has a broken record at offset %d; skipped: %s", name, record_offset, error)

@@ -43,7 +43,7 @@ from klamm.coordinator.offset_expiration import OFFSETS_PER_SLICE, expire_every,
 from klamm.coordinator.ports import Appended, KeyAndValue, OffsetsLog
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, PartitionKey
 from klamm.slices import Slices, in_slices
 from klamm.tasks import OnFailure, start_task
 
@@ -390,4 +390,4 @@ class GroupMetadataManager:
 
 
 def _name(partition: int) -> str:
-    return f"__consumer_offsets-{partition}"
+    return f"{GROUP_METADATA_TOPIC_NAME}-{partition}"

@@ -31,7 +31,7 @@ from typing import NamedTuple, TypeVar
 from klamm.coordinator.group import Group, Member, OffsetAndMetadata
 from klamm.protocol.primitives import MAX_STRING_BYTES, InvalidFrame, read_nullable_string, read_string
 from klamm.protocol.record_batch import NO_TIMESTAMP
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
 
 OFFSET_KEY_VERSION = 1
 GROUP_KEY_VERSION = 2
@@ -218,7 +218,7 @@ def _read_key(data: bytes) -> Key:
 
 def _read_offset_value(data: bytes) -> OffsetAndMetadata:
     version = _value_version(data, OFFSET_VALUE_VERSION)
-    leader_epoch = -1
+    leader_epoch = NO_EPOCH
     (offset,) = _INT64.unpack_from(data, 2)
     position = 10
     if version >= 3:

@@ -4,18 +4,19 @@ from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import NamedTuple, Protocol
 
 from klamm.protocol.errors import ErrorCode
+from klamm.protocol.vocabulary import UNKNOWN_OFFSET
 
 KeyAndValue = tuple[bytes, bytes | None]
 
 
 class Appended(NamedTuple):
-    """The result of an append. `base_offset` is the offset of its first record, or -1 if it failed.
+    """The result of an append. `base_offset` is the offset of its first record, or UNKNOWN_OFFSET if it failed.
 
     NOT_ENOUGH_REPLICAS_AFTER_APPEND, REQUEST_TIMED_OUT and NOT_LEADER_OR_FOLLOWER leave open whether the records stay.
     """
 
     error_code: ErrorCode
-    base_offset: int = -1
+    base_offset: int = UNKNOWN_OFFSET
 
 
 class LogBatch(NamedTuple):

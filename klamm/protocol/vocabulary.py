@@ -48,6 +48,10 @@ DEBUGGING_REPLICA_ID: Final = -2
 UNKNOWN_OFFSET: Final = -1
 """In place of an offset: there is none, or it is not known (`ListOffsetsResponse`)."""
 
+# The counts of a new topic that the broker chooses, or that an assignment gives (`CreateTopicsRequest`).
+NO_NUM_PARTITIONS: Final = -1
+NO_REPLICATION_FACTOR: Final = -1
+
 # Fetch sessions (`FetchMetadata`).
 INVALID_SESSION_ID: Final = 0
 INITIAL_EPOCH: Final = 0

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from klamm.protocol.apis.fetch import EpochEndOffset, FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, READ_COMMITTED, PartitionKey
+from klamm.protocol.record_batch import NO_TIMESTAMP
+from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, NO_EPOCH, READ_COMMITTED, UNKNOWN_OFFSET, PartitionKey
 from klamm.purgatory import DelayedOperation
 from klamm.replication.partition import Partition
 
@@ -22,19 +23,19 @@ FindPartition = Callable[[str, int], Partition]
 
 @dataclass(slots=True)
 class ProduceResult:
-    """How the append of one batch ended. Offsets are -1 where the append failed."""
+    """How the append of one batch ended. Offsets are UNKNOWN_OFFSET where the append failed."""
 
     error_code: ErrorCode
-    base_offset: int = -1
-    log_append_time_ms: int = -1
-    log_start_offset: int = -1
+    base_offset: int = UNKNOWN_OFFSET
+    log_append_time_ms: int = NO_TIMESTAMP
+    log_start_offset: int = UNKNOWN_OFFSET
     error_message: str | None = None
     # (index in the batch, message) of each record that is itself invalid.
     record_errors: Sequence[tuple[int, str]] = ()
     # The offset that the high watermark must reach before acks=all is answered, and the epoch of the append; the offset
-    # is -1 once the result is final.
-    required_offset: int = -1
-    leader_epoch: int = -1
+    # is unknown once the result is final.
+    required_offset: int = UNKNOWN_OFFSET
+    leader_epoch: int = NO_EPOCH
     # Whether the append synced its log (flush.messages), and so waited for the disk.
     has_waited_for_disk: bool = False
 
@@ -63,7 +64,7 @@ class DelayedProduce(DelayedOperation):
                 is_ready = False
             else:
                 result.error_code = code
-                result.required_offset = -1
+                result.required_offset = UNKNOWN_OFFSET
         return is_ready
 
     def expire(self) -> None:
@@ -71,7 +72,7 @@ class DelayedProduce(DelayedOperation):
         for _, _, result in self._appended:
             if result.required_offset >= 0:
                 result.error_code = ErrorCode.REQUEST_TIMED_OUT
-                result.required_offset = -1
+                result.required_offset = UNKNOWN_OFFSET
 
 
 class Readable(NamedTuple):

@@ -35,7 +35,14 @@ from klamm.config.broker import BrokerConfig
 from klamm.net.client import ClientError
 from klamm.protocol.apis.fetch import EpochEndOffset, FetchPartition, FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
-from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, INITIAL_EPOCH, LATEST_TIMESTAMP, NO_EPOCH, PartitionKey
+from klamm.protocol.vocabulary import (
+    EARLIEST_TIMESTAMP,
+    INITIAL_EPOCH,
+    LATEST_TIMESTAMP,
+    NO_EPOCH,
+    UNKNOWN_OFFSET,
+    PartitionKey,
+)
 from klamm.replication.fetch_session_client import FetchSessionClient
 from klamm.replication.fetch_state import FollowerPartition, PartitionFetch, truncation_offset
 from klamm.replication.leader_endpoint import Interrupted, LeaderEndpoint, LeaderOffset
@@ -63,7 +70,7 @@ _PASSING_ERRORS = (
 
 # No log can continue after this offset.
 _LARGEST_OFFSET = 2**63 - 1
-_NO_OFFSET = LeaderOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
+_NO_OFFSET = LeaderOffset(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, UNKNOWN_OFFSET)
 
 _LOGGER = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from klamm.protocol.apis.offset_for_leader_epoch import OffsetForLeaderEpochRequ
 from klamm.protocol.inter_broker_versions import inter_broker_version
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.schema import Answered
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.vocabulary import READ_UNCOMMITTED, PartitionKey
 
 # A batch may be as large as its topic's max.message.bytes allows, and the follower has to accept it.
 _MAX_RESPONSE_BYTES = 2**31 - 1
@@ -89,7 +89,7 @@ class LeaderEndpoint:
         version = self._list_offsets_version
         body = ListOffsetsRequest(
             replica_id=self._broker_id,
-            isolation_level=0,
+            isolation_level=READ_UNCOMMITTED,
             topics=[topic_class(name=topic, partitions=partitions) for topic, partitions in topics.items()],
         )
         response = await self._send(ApiKey.LIST_OFFSETS, version, body)

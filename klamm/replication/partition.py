@@ -21,7 +21,14 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrPartitionState
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record_batch import iterate_batches
-from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, NO_EPOCH, NO_LEADER, READ_COMMITTED
+from klamm.protocol.vocabulary import (
+    ACKS_ALL,
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    NO_EPOCH,
+    NO_LEADER,
+    READ_COMMITTED,
+)
 from klamm.replication.isr import (
     CommittedIsr,
     IsrState,
@@ -210,7 +217,7 @@ class Partition:
         """
         if self.leader_id != self._broker_id:
             raise self._not_leader()
-        if required_acks == -1 and len(self.isr_state.isr) < self.min_insync_replicas:
+        if required_acks == ACKS_ALL and len(self.isr_state.isr) < self.min_insync_replicas:
             raise KafkaError(
                 ErrorCode.NOT_ENOUGH_REPLICAS,
                 f"{self} has {len(self.isr)} in-sync replicas, min.insync.replicas is {self.min_insync_replicas}",

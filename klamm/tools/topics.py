@@ -78,10 +78,15 @@ def create(
     configs = parse_pairs("--config", config or [])
 
     async def work(client: "ClusterClient") -> "CreatedTopic | KafkaError":
-        from klamm.client.topics import BROKER_DEFAULT, NewTopic, create_topics
+        from klamm.client.topics import NewTopic, create_topics
+        from klamm.protocol.vocabulary import NO_NUM_PARTITIONS, NO_REPLICATION_FACTOR
 
         wanted = NewTopic(
-            topic, partitions or BROKER_DEFAULT, replication_factor or BROKER_DEFAULT, assignment, dict(configs)
+            topic,
+            partitions or NO_NUM_PARTITIONS,
+            replication_factor or NO_REPLICATION_FACTOR,
+            assignment,
+            dict(configs),
         )
         return (await create_topics(client, [wanted]))[topic]
 

@@ -11,7 +11,15 @@ from klamm.broker.security import Operation
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest, ListOffsetsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, ResourceType
+from klamm.protocol.record_batch import NO_TIMESTAMP
+from klamm.protocol.vocabulary import (
+    CONSUMER_REPLICA_ID,
+    EARLIEST_TIMESTAMP,
+    LATEST_TIMESTAMP,
+    NO_EPOCH,
+    UNKNOWN_OFFSET,
+    ResourceType,
+)
 from klamm.slices import Slices
 
 Topic = ListOffsetsResponse.ListOffsetsTopicResponse
@@ -82,7 +90,12 @@ async def _list(request: Request[ListOffsetsRequest], topic: str, wanted: Wanted
 
 
 def _partition(
-    number: int, code: ErrorCode, *, timestamp: int = -1, offset: int = -1, leader_epoch: int = -1
+    number: int,
+    code: ErrorCode,
+    *,
+    timestamp: int = NO_TIMESTAMP,
+    offset: int = UNKNOWN_OFFSET,
+    leader_epoch: int = NO_EPOCH,
 ) -> Partition:
     return Partition(
         partition_index=number, error_code=code, timestamp=timestamp, offset=offset, leader_epoch=leader_epoch

@@ -14,7 +14,8 @@ from klamm.protocol.apis.offset_fetch import OffsetFetchRequest, OffsetFetchResp
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps, in_one_go
-from klamm.protocol.vocabulary import PartitionKey, ResourceType
+from klamm.protocol.record_batch import NO_TIMESTAMP
+from klamm.protocol.vocabulary import NO_EPOCH, UNKNOWN_OFFSET, PartitionKey, ResourceType
 from klamm.slices import Slices, in_slices, slices
 
 Topic = OffsetFetchResponse.OffsetFetchResponseTopic
@@ -26,7 +27,7 @@ FIRST_VERSION_WITH_GROUP_ERROR = 2
 # The number of partitions that are looked up, or answered, in one slice: a millisecond or two.
 PARTITIONS_PER_SLICE = 500
 
-NO_OFFSET = OffsetAndMetadata(-1, -1, "", -1)
+NO_OFFSET = OffsetAndMetadata(UNKNOWN_OFFSET, NO_EPOCH, "", NO_TIMESTAMP)
 
 Answer = tuple[ErrorCode, OffsetAndMetadata | None]
 

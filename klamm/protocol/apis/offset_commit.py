@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.schema import LIST, Int16, Int32, Int64, Request, Response, String, Struct, field
-from klamm.protocol.vocabulary import NO_EPOCH
+from klamm.protocol.vocabulary import NO_EPOCH, PartitionKey
 
 NO_RETENTION = -1
 
@@ -37,7 +37,7 @@ class OffsetCommitRequest(
 
     @classmethod
     def of(
-        cls, group_id: str, offsets: Mapping[tuple[str, int], int], *, metadata: str | None = ""
+        cls, group_id: str, offsets: Mapping[PartitionKey, int], *, metadata: str | None = ""
     ) -> OffsetCommitRequest:
         """The commit of offsets by (topic, partition), of a client that is no member."""
         topics: dict[str, OffsetCommitRequest.OffsetCommitRequestTopic] = {}
@@ -62,6 +62,6 @@ class OffsetCommitResponse(Response):
     throttle_time_ms: Int32 = field("3+", default=0)
     topics: list[OffsetCommitResponseTopic]
 
-    def error_codes(self) -> dict[tuple[str, int], int]:
+    def error_codes(self) -> dict[PartitionKey, int]:
         """By (topic, partition)."""
         return {(topic.name, one.partition_index): one.error_code for topic in self.topics for one in topic.partitions}
