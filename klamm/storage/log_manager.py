@@ -14,14 +14,14 @@ import asyncio
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import UUID
 
 from klamm.environment import Environment, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import Slices, each
+from klamm.slices import Slices, each, slices
 from klamm.storage.directory_checkpoints import DirectoryCheckpoints
 from klamm.storage.disk_errors import SHORTAGES
 from klamm.storage.log import Log
@@ -37,6 +37,7 @@ from klamm.storage.log_directory import (
     partition_directory_name,
 )
 from klamm.storage.log_loader import LoadedLog, load_log
+from klamm.storage.segment import LOG_SUFFIX
 from klamm.tasks import OnFailure, start_task
 
 _T = TypeVar("_T")
@@ -47,6 +48,8 @@ _INITIAL_DELAY_MS = 30_000
 _DEFAULT_FLUSH_CHECK_MS = 1_000
 LOGS_PER_SLICE = 50
 NAMES_PER_SLICE = 1_000
+# How many partitions with two directories an error names.
+DUPLICATES_TOLD = 5
 # Several logs are closed at once, because concurrent syncs share the file system's journal.
 _CLOSED_AT_ONCE = 8
 # An operation that fails on a shortage (`disk_errors.SHORTAGES`) is tried again this often.
@@ -72,11 +75,11 @@ class _DirectoryToLoad:
     """The contents of a directory's checkpoints, and the partitions that have a log in it."""
 
     directory: LogDirectory
-    is_clean: bool
     recovery_points: dict[PartitionKey, int]
     log_start_offsets: dict[PartitionKey, int]
     high_watermarks: dict[PartitionKey, int]
-    partitions: list[PartitionKey]
+    partitions: list[PartitionKey] = field(default_factory=list)
+    is_clean: bool = False
 
 
 class LogManager:
@@ -157,9 +160,11 @@ class LogManager:
         """
         try:
             found = [await self._open_directory(directory) for directory in self._directories]
-            to_load = [entry for entry in found if entry is not None]
-            if len(to_load) > 1:
-                _check_unique(to_load)
+            opened = [entry for entry in found if entry is not None]
+            if len(opened) > 1:
+                await self._check_unique(opened)
+            # Only now: a start that is refused leaves the marks of the clean shutdown for the next one.
+            to_load = [entry for entry in opened if self._consume_clean_shutdown_file(entry)]
         except KafkaError:
             self._release_directories()
             raise
@@ -202,25 +207,54 @@ class LogManager:
         try:
             directory.acquire()
             check_meta_properties(self._file_system, directory.path, self._meta_properties)
-            is_clean = directory.consume_clean_shutdown_file()
             checkpoints = self._checkpoints[directory.path]
             entry = _DirectoryToLoad(
                 directory,
-                is_clean,
                 await checkpoints.read_recovery_points(),
                 await checkpoints.read_log_start_offsets(),
                 await checkpoints.read_high_watermarks(),
-                [],
             )
             names = await self._environment.run_blocking(_directories_in, self._file_system, directory.path)
             async for name in each(names, NAMES_PER_SLICE):
                 self._found(entry, name)
         except OSError as error:
-            if error.errno in SHORTAGES:
-                raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"opening {directory.path} failed: {error}") from error
-            directory.fail(error, "opening the log directory")
+            self._opening_failed(directory, error)
             return None
         return entry
+
+    def _consume_clean_shutdown_file(self, entry: _DirectoryToLoad) -> bool:
+        """Returns whether the directory is still online."""
+        try:
+            entry.is_clean = entry.directory.consume_clean_shutdown_file()
+        except OSError as error:
+            self._opening_failed(entry.directory, error)
+        return entry.directory.is_online
+
+    def _opening_failed(self, directory: LogDirectory, error: OSError) -> None:
+        if error.errno in SHORTAGES:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"opening {directory.path} failed: {error}") from error
+        directory.fail(error, "opening the log directory")
+
+    async def _check_unique(self, entries: Sequence[_DirectoryToLoad]) -> None:
+        """Raises KafkaError(KAFKA_STORAGE_ERROR) when two directories hold the same partition."""
+        places: dict[PartitionKey, list[_DirectoryToLoad]] = {}
+        for entry in entries:
+            async for piece in slices(entry.partitions, NAMES_PER_SLICE):
+                for key in piece:
+                    places.setdefault(key, []).append(entry)
+        duplicates = {key: held for key, held in places.items() if len(held) > 1}
+        if not duplicates:
+            return
+        told = []
+        for (topic, partition), held in list(duplicates.items())[:DUPLICATES_TOLD]:
+            describe = functools.partial(self._environment.run_blocking, _describe, self._file_system)
+            logs = [await describe(entry, topic, partition) for entry in held]
+            told.append(f"{topic}-{partition} has two directories: {', and '.join(logs)}")
+        more = f" (and {len(duplicates) - len(told)} more partitions)" if len(duplicates) > len(told) else ""
+        raise KafkaError(
+            ErrorCode.KAFKA_STORAGE_ERROR,
+            "; ".join(told) + f"{more}; of each, move the one that is not up to date out of log.dirs, and start again",
+        )
 
     def _found(self, entry: _DirectoryToLoad, name: str) -> None:
         parsed = parse_directory_name(name)
@@ -569,16 +603,15 @@ def _remove_tree(file_system: FileSystem, path: str) -> None:
     file_system.remove_tree(path)
 
 
-def _check_unique(entries: Sequence[_DirectoryToLoad]) -> None:
-    """Raises KafkaError(KAFKA_STORAGE_ERROR) when two directories hold the same partition."""
-    places: dict[PartitionKey, str] = {}
-    for entry in entries:
-        for topic, partition in entry.partitions:
-            path = entry.directory.file(partition_directory_name(topic, partition))
-            other = places.setdefault((topic, partition), path)
-            if other != path:
-                raise KafkaError(
-                    ErrorCode.KAFKA_STORAGE_ERROR,
-                    f"{topic}-{partition} has two directories, {other} and {path}; remove the one that is not up to"
-                    " date",
-                )
+def _describe(file_system: FileSystem, entry: _DirectoryToLoad, topic: str, partition: int) -> str:
+    """What tells an operator which of two logs is up to date."""
+    path = entry.directory.file(partition_directory_name(topic, partition))
+    last = "no segment"
+    try:
+        segments = sorted(name for name in file_system.list_directory(path) if name.endswith(LOG_SUFFIX))
+        if segments:
+            offset, size_bytes = segments[-1].removesuffix(LOG_SUFFIX), file_system.size(f"{path}/{segments[-1]}")
+            last = f"last segment from offset {offset.lstrip('0') or '0'}, {size_bytes} bytes"
+    except OSError as error:
+        last = str(error)
+    return f"{path} ({last}; high watermark {entry.high_watermarks.get((topic, partition), 'unknown')})"

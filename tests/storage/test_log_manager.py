@@ -65,6 +65,18 @@ class Fixture:
     def text(self, path):
         return self.files.read_file(path).decode()
 
+    def disk_content(self):
+        """Every file in the directories, by its path."""
+        found = {}
+        pending = [A, B]
+        while pending:
+            path = pending.pop()
+            if self.files.is_directory(path):
+                pending += [f"{path}/{name}" for name in self.files.list_directory(path)]
+            else:
+                found[path] = self.files.read_file(path)
+        return found
+
 
 @pytest.fixture
 def fixture():
@@ -181,7 +193,7 @@ def test_a_partition_in_two_directories_is_an_error(fixture):
             manager = await fixture.loaded(path)
             fill(manager)
             await manager.stop()
-        with pytest.raises(KafkaError, match=r"/disks/a/t-0 and /disks/b/t-0"):
+        with pytest.raises(KafkaError, match=r"/disks/a/t-0 .* and /disks/b/t-0 "):
             await fixture.loaded(A, B)
 
     in_virtual_time(run())
@@ -387,6 +399,66 @@ def test_a_log_that_is_lost_is_not_created_elsewhere(fixture):
         again = await fixture.loaded(A, B)
         assert again.get("t", 0).directory == f"{A}/t-0"
         await again.stop()
+
+    in_virtual_time(run())
+
+
+def test_a_partition_in_two_directories_is_told_with_what_each_has_and_nothing_is_changed(fixture):
+    """Kafka leaves this behind when it dies while it replaces a replica by the one that it has moved."""
+
+    async def run():
+        manager = await fixture.loaded(A, B)
+        log = fill(manager, count=3)
+        fill(manager, partition=1, count=1)
+        log.roll()
+        append(log, b"last")
+        await manager.checkpoint_high_watermarks()
+        for partition in (0, 1):
+            source, target = (A, B) if partition == 0 else (B, A)
+            copy(fixture.files, f"{source}/t-{partition}", f"{target}/t-{partition}")
+        for offset in range(10):
+            append(log, b"%d" % offset)
+        await manager.stop()
+        before = fixture.disk_content()
+        with pytest.raises(KafkaError) as caught:
+            await fixture.manager(A, B).load({})
+        assert caught.value.code == ErrorCode.KAFKA_STORAGE_ERROR
+        sizes = [fixture.files.size(f"{path}/t-0/{3:020d}.log") for path in (A, B)]
+        assert sizes[0] > sizes[1] > 0
+        assert (
+            f"t-0 has two directories: {A}/t-0 (last segment from offset 3, {sizes[0]} bytes; high watermark 3),"
+            f" and {B}/t-0 (last segment from offset 3, {sizes[1]} bytes; high watermark unknown)"
+        ) in caught.value.message
+        assert "t-1 has two directories" in caught.value.message
+        assert "move the one that is not up to date out of log.dirs" in caught.value.message
+        assert fixture.disk_content() == before, "the marks of the clean shutdown included"
+        for extra in (f"{B}/t-0", f"{A}/t-1"):
+            fixture.files.remove_tree(extra)
+        again = await fixture.loaded(A, B)
+        assert (again.get("t", 0).log_end_offset, again.get("t", 1).log_end_offset) == (14, 1)
+        await again.stop()
+
+    in_virtual_time(run())
+
+
+def copy(files, source, target):
+    files.make_directories(target)
+    for name in files.list_directory(source):
+        files.replace_file(f"{target}/{name}", files.read_file(f"{source}/{name}"))
+
+
+def test_a_refused_start_leaves_the_marks_of_the_clean_shutdown(fixture):
+    """Otherwise the next start recovers all logs for nothing."""
+
+    async def run():
+        manager = await fixture.loaded(A, B)
+        fill(manager)
+        await manager.stop()
+        fixture.files.replace_file(f"{B}/meta.properties", b"version=0\nbroker.id=8\ncluster.id=cluster-1\n")
+        with pytest.raises(KafkaError, match="broker"):
+            await fixture.manager(A, B).load({})
+        for path in (A, B):
+            assert fixture.files.exists(f"{path}/.kafka_cleanshutdown")
 
     in_virtual_time(run())
 
