@@ -154,6 +154,38 @@ async def bounces(world: World) -> None:
         await workload.produced(5)
 
 
+async def hidden_bounce(world: World) -> None:
+    """A leader is killed and is back, under the same id, before the controller looks: it sees only a later epoch."""
+    async with working_cluster(world) as (cluster, workload):
+        controller = cluster.controller_id()
+        others = [broker for broker in cluster.brokers.values() if broker.broker_id != controller]
+        bounced = world.random.choice(others)
+        led = [key for key in KEYS if cluster.leader(*key) == bounced.broker_id]
+        before = {key: cluster.state.partition(*key) for key in KEYS}
+
+        def known_epoch() -> int:
+            serving = cluster.brokers[controller].broker
+            assert serving is not None
+            return serving.parts.controller.context.live_or_shutting_down_brokers[bounced.broker_id].epoch
+
+        first = known_epoch()
+        cluster.brokers[controller].node.stall()
+        bounced.kill()
+        bounced.start()
+        await bounced.until_up()
+        assert known_epoch() == first
+        cluster.brokers[controller].node.resume()
+        for key in led:
+            await elsewhere(cluster, key[1], bounced.broker_id)
+            assert bounced.broker_id not in cluster.isr(*key)
+        await workload.produced(20)
+        assert known_epoch() > first
+        # The same controller found it out, and it gave every partition of the broker a new epoch.
+        assert cluster.controller_id() == controller
+        for key, state in before.items():
+            assert cluster.state.partition(*key).leader_epoch > state.leader_epoch
+
+
 async def every_broker_in_turn(world: World) -> None:
     """Each broker dies, the controller too, without waiting for the ISR to be whole again."""
     async with working_cluster(world) as (cluster, workload):
@@ -288,6 +320,7 @@ SCENARIOS = [
     paused_leader,
     paused_controller,
     bounces,
+    hidden_bounce,
     every_broker_in_turn,
     all_at_once,
     last_in_sync,
