@@ -198,7 +198,7 @@ KeyAndValueAt = tuple[int, bytes | None, bytes | None]
 
 def decode_keys_and_values(body: Buffer, header: BatchHeader) -> Iterator[list[KeyAndValueAt]]:
     """(offset, key, value) of each record in `body`, the uncompressed records of the batch with this header: as
-    `decode_records`, in a third of the time, for who reads a million of them; in parts of some milliseconds.
+    `decode_records`, in a third of the time, for callers that read a million of them; in parts of some milliseconds.
 
     Raises KafkaError as that does, maybe after the first parts.
     """

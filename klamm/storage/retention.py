@@ -34,7 +34,7 @@ class Breach(NamedTuple):
 
 
 Rule = Callable[[RetainedLog, int], Breach | None]
-"""What breaches a limit at a time in ms. None: nothing."""
+"""Gets the log and the time in ms; returns the segments that breach a limit, or None if no segment does."""
 
 
 def breach_of_time(log: RetainedLog, now_ms: int) -> Breach | None:
@@ -95,7 +95,7 @@ RULES: tuple[Rule, ...] = (breach_of_time, breach_of_size, breach_of_log_start_o
 
 
 def _oldest_while(log: RetainedLog, deletable: Callable[[LogSegment, int], bool]) -> list[LogSegment]:
-    """`deletable` gets a segment, and the offset after it."""
+    """The oldest segments for which `deletable(segment, the offset after it)` is true."""
     doomed: list[LogSegment] = []
     for segment in log.segments:
         following = log.segments.following(segment)

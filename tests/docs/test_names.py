@@ -27,6 +27,18 @@ def test_every_file_that_a_document_names_exists() -> None:
     assert missing == []
 
 
+def test_every_path_that_a_document_names_exists() -> None:
+    missing = [
+        f"{document.name}:{number}: {name}"
+        for document in DOCUMENTS
+        for number, line in enumerate(document.read_text(encoding="utf-8").splitlines(), 1)
+        for name in re.findall(r"(?<![\w./-])(?:klamm|tests|bench|docs|scripts|requirements)/[\w./-]*[\w/]", line)
+        if not any(placeholder in name for placeholder in PLACEHOLDERS)
+        if not (ROOT / name).exists()
+    ]
+    assert missing == []
+
+
 def test_every_test_that_a_document_names_stands_in_the_file_named_before_it() -> None:
     missing = []
     for document in DOCUMENTS:
