@@ -485,6 +485,21 @@ def make_client(options: ClientOptions, random: Random) -> ClusterClient:
     )
 
 
+async def metadata_of(
+    connection: Connection, topics: Sequence[str] | None = None, *, timeout_ms: int | None = None
+) -> ClusterMetadata:
+    """What one broker knows of the cluster and of these topics (None: all), which may be old. Raises ClientError."""
+    response = await connection.send(
+        ApiKey.METADATA, lambda version: _metadata_request(version, topics), timeout_ms=timeout_ms
+    )
+    return ClusterMetadata(
+        response.cluster_id,
+        response.controller_id,
+        {broker.node_id: (broker.host, broker.port) for broker in response.brokers},
+        await in_slices(_topics_metadata(response.topics, {})),
+    )
+
+
 def _topics_metadata(
     topics: Iterable[MetadataResponse.MetadataResponseTopic], known: Mapping[str, TopicMetadata]
 ) -> Steps[dict[str, TopicMetadata]]:

@@ -4,17 +4,16 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import Any
 
-from klamm.net.client import Address, ClientError, ConnectionOptions, connect
-from klamm.protocol.apis.metadata import MetadataRequest
-from klamm.protocol.messages import ApiKey
+from klamm.client.cluster import ClusterMetadata, metadata_of
+from klamm.net.client import Address, ClientError, Connection, ConnectionOptions, connect
+from klamm.protocol.vocabulary import NO_LEADER
 
 ASK_EVERY_S = 0.01
 ANSWER_TIMEOUT_MS = 2_000
 
 # Describes what is still missing in a broker's answer; "" means the answer is complete.
-Check = Callable[[Any], str]
+Check = Callable[[ClusterMetadata], str]
 # Raises an error when a broker has died, which ends the wait.
 CheckAlive = Callable[[], None]
 
@@ -52,7 +51,7 @@ async def wait_for_metadata(
     check: Check,
     timeout_s: float,
     check_alive: CheckAlive,
-) -> dict[int, Any]:
+) -> dict[int, ClusterMetadata]:
     """Asks every broker until `check` finds all answers complete, and returns the last answer of each broker."""
     deadline = time.monotonic() + timeout_s
     states = {}
@@ -65,9 +64,10 @@ async def wait_for_metadata(
             states = {
                 broker_id: answer if isinstance(answer, str) else check(answer) for broker_id, answer in answers.items()
             }
-            controllers = {answer.controller_id for answer in answers.values() if not isinstance(answer, str)}
+            known = {broker_id: answer for broker_id, answer in answers.items() if not isinstance(answer, str)}
+            controllers = {answer.controller_id for answer in known.values()}
             if not any(states.values()) and len(controllers) <= 1:
-                return answers
+                return known
             if time.monotonic() > deadline:
                 missing = _sentences(states) or f"the brokers know different controllers: {sorted(controllers)}"
                 raise NotReady(f"not ready after {timeout_s:g} s: {missing}")
@@ -80,15 +80,15 @@ class _Asked:
 
     def __init__(self, broker_id: int, address: Address, topics: Sequence[str]) -> None:
         self._address, self._topics = address, topics
-        self._connection: Any = None
+        self._connection: Connection | None = None
 
-    async def ask(self) -> Any:
+    async def ask(self) -> ClusterMetadata | str:
         """The broker's answer, or a string with the reason why there is no answer."""
         options = ConnectionOptions(connect_timeout_ms=ANSWER_TIMEOUT_MS, request_timeout_ms=ANSWER_TIMEOUT_MS)
         try:
             if self._connection is None or not self._connection.connected:
                 self._connection = await connect(*self._address, options)
-            return await self._connection.send(ApiKey.METADATA, self._request)
+            return await metadata_of(self._connection, self._topics)
         except ClientError as error:
             return str(error)
 
@@ -96,30 +96,24 @@ class _Asked:
         if self._connection is not None:
             self._connection.close()
 
-    def _request(self, version: int) -> Any:
-        topics = [MetadataRequest.MetadataRequestTopic(name=name) for name in self._topics]
-        return MetadataRequest(topics=topics, allow_auto_topic_creation=False)
 
-
-def _knows_cluster(answer: Any, brokers: Iterable[int]) -> str:
-    known = {broker.node_id for broker in answer.brokers}
-    if missing := sorted(set(brokers) - known):
+def _knows_cluster(answer: ClusterMetadata, brokers: Iterable[int]) -> str:
+    if missing := sorted(set(brokers) - answer.brokers.keys()):
         return f"it does not know of {_named(missing)}"
-    return "" if answer.controller_id in known else "it knows no controller"
+    return "" if answer.controller_id in answer.brokers else "it knows no controller"
 
 
-def _knows_leaders(answer: Any, topic: str) -> str:
-    for described in answer.topics:
-        leaderless = [partition.partition_index for partition in described.partitions if partition.leader_id < 0]
-        if leaderless:
-            return f"it knows no leader of {topic}-{leaderless[0]}"
-        if described.partitions:
-            return ""
-    return f"it does not know topic {topic}"
+def _knows_leaders(answer: ClusterMetadata, topic: str) -> str:
+    described = answer.topics.get(topic)
+    if described is None or not described.partitions:
+        return f"it does not know topic {topic}"
+    leaderless = [number for number, partition in described.partitions.items() if partition.leader == NO_LEADER]
+    return f"it knows no leader of {topic}-{leaderless[0]}" if leaderless else ""
 
 
-def _forgot(answer: Any, topic: str) -> str:
-    return f"it still knows topic {topic}" if any(described.partitions for described in answer.topics) else ""
+def _forgot(answer: ClusterMetadata, topic: str) -> str:
+    described = answer.topics.get(topic)
+    return f"it still knows topic {topic}" if described is not None and described.partitions else ""
 
 
 def _named(broker_ids: Sequence[int]) -> str:

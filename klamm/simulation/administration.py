@@ -15,16 +15,21 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from klamm.client.cluster import RETRIABLE_ERRORS, RetryPolicy
+from klamm.client.configs import ConfigResource, incremental_alter_configs
+from klamm.client.elections import elect_leaders
+from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
+from klamm.client.reassignments import alter_partition_reassignments
+from klamm.client.topics import NewPartitions, create_partitions
 from klamm.net.client import ClientError
-from klamm.protocol.apis.alter_partition_reassignments import AlterPartitionReassignmentsRequest
-from klamm.protocol.apis.create_partitions import CreatePartitionsRequest
-from klamm.protocol.apis.elect_leaders import ElectLeadersRequest
-from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
-from klamm.protocol.apis.incremental_alter_configs import IncrementalAlterConfigsRequest
-from klamm.protocol.apis.offset_commit import OffsetCommitRequest
-from klamm.protocol.errors import ErrorCode, KafkaError, error_name
-from klamm.protocol.messages import ApiKey, request_class
-from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, ConfigResourceType, ElectionType
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import (
+    GROUP_METADATA_TOPIC_NAME,
+    AlterConfigOp,
+    ConfigResourceType,
+    ElectionType,
+    OpType,
+    TopicPartition,
+)
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.workload import create_topic, delete_topic
 from klamm.znodes.topics import TopicAssignment
@@ -38,7 +43,6 @@ MAX_PARTITIONS = 6
 TOPIC_NAMES = ("passing-0", "passing-1", "passing-2")
 # These groups commit offsets for short-lived topics and never have members.
 COMMITTING_GROUPS = tuple(f"reports-{number}" for number in range(8))
-FIND_GROUP = 0
 
 # Error codes that are allowed at any time: they are transient, or another request has changed the topic meanwhile.
 PASSING = frozenset(
@@ -66,7 +70,6 @@ BROKER_CONFIGS = {
     "message.max.bytes": ("200000", "1000000"),
     "log.flush.interval.ms": ("5000", "50000"),
 }
-SET, DELETE = 0, 1
 
 
 class Administrator:
@@ -122,21 +125,20 @@ class Administrator:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    async def _ask(self, answer: Awaitable[Any]) -> Any | None:
-        """The answer; None when no answer came in time."""
+    async def _check(
+        self, request: Awaitable[Mapping[Any, KafkaError | None]], also: Collection[ErrorCode] = ()
+    ) -> None:
+        """Waits for the results of a request; none may come in time."""
         try:
-            return await answer
-        except (ClientError, KafkaError):
-            return None
-
-    def _ask_controller(self, api_key: ApiKey, **fields: Any) -> Awaitable[Any | None]:
-        build = request_class(api_key)
-        request = self._client.send_to_controller(api_key, lambda version: build(**fields))
-        return self._ask(request)
-
-    def _check(self, answer: Any, codes: Collection[int], also: Collection[ErrorCode] = ()) -> None:
-        for code in codes:
-            assert code in PASSING or code in also, f"{error_name(code)} is no answer for an operator: {answer}"
+            results = list((await request).values())
+        except ClientError:
+            return
+        except KafkaError as error:
+            results = [error]
+        for result in results:
+            assert result is None or result.code in PASSING or result.code in also, (
+                f"{result} is no answer for an operator"
+            )
 
     # -- replicas -----------------------------------------------------------------------------------------------------
 
@@ -182,40 +184,23 @@ class Administrator:
             numbers = _reassigned(assignment) or list(assignment.partitions)
             await self._alter(topic, dict.fromkeys(numbers))
 
-    async def _alter(self, topic: str, replicas: dict[int, Any]) -> None:
-        struct = AlterPartitionReassignmentsRequest.ReassignableTopic
-        partitions = [
-            struct.ReassignablePartition(partition_index=number, replicas=ids) for number, ids in replicas.items()
-        ]
-        answer = await self._ask_controller(
-            ApiKey.ALTER_PARTITION_REASSIGNMENTS,
-            topics=[struct(name=topic, partitions=partitions)],
-            timeout_ms=REQUEST_TIMEOUT_MS,
+    async def _alter(self, topic: str, replicas: Mapping[int, Sequence[int] | None]) -> None:
+        wanted = {TopicPartition(topic, number): ids for number, ids in replicas.items()}
+        await self._check(
+            alter_partition_reassignments(self._client, wanted, timeout_ms=REQUEST_TIMEOUT_MS),
+            (ErrorCode.INVALID_REPLICA_ASSIGNMENT, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS),
         )
-        if answer is not None:
-            codes = [one.error_code for result in answer.responses for one in result.partitions]
-            self._check(
-                answer,
-                [answer.error_code, *codes],
-                (ErrorCode.INVALID_REPLICA_ASSIGNMENT, ErrorCode.NO_REASSIGNMENT_IN_PROGRESS),
-            )
 
     async def _grow(self) -> None:
         topic = self._topic()
         # The number of partitions decides which partition a group belongs to.
         if topic is None or topic == GROUP_METADATA_TOPIC_NAME or len(self._state.replicas(topic)) >= MAX_PARTITIONS:
             return
-        struct = CreatePartitionsRequest.CreatePartitionsTopic
-        count = len(self._state.replicas(topic)) + 1
-        answer = await self._ask_controller(
-            ApiKey.CREATE_PARTITIONS,
-            topics=[struct(name=topic, count=count, assignments=None)],
-            timeout_ms=REQUEST_TIMEOUT_MS,
-            validate_only=False,
+        grown = NewPartitions(len(self._state.replicas(topic)) + 1)
+        await self._check(
+            create_partitions(self._client, {topic: grown}, timeout_ms=REQUEST_TIMEOUT_MS),
+            (ErrorCode.INVALID_PARTITIONS, ErrorCode.REASSIGNMENT_IN_PROGRESS),
         )
-        if answer is not None:
-            codes = [result.error_code for result in answer.results]
-            self._check(answer, codes, (ErrorCode.INVALID_PARTITIONS, ErrorCode.REASSIGNMENT_IN_PROGRESS))
 
     # -- leaders ------------------------------------------------------------------------------------------------------
 
@@ -227,59 +212,35 @@ class Administrator:
         await self._elect(ElectionType.UNCLEAN, [self._unclean])
 
     async def _elect(self, kind: ElectionType, topics: Sequence[str] | None) -> None:
-        struct = ElectLeadersRequest.TopicPartitions
         partitions = None
         if topics is not None:
-            partitions = [struct(topic=topic, partitions=list(self._state.replicas(topic))) for topic in topics]
-        answer = await self._ask_controller(
-            ApiKey.ELECT_LEADERS,
-            election_type=kind.value,
-            topic_partitions=partitions,
-            timeout_ms=REQUEST_TIMEOUT_MS,
+            partitions = [TopicPartition(topic, number) for topic in topics for number in self._state.replicas(topic)]
+        # The second code is the answer for a topic that is being deleted.
+        await self._check(
+            elect_leaders(self._client, kind, partitions, timeout_ms=REQUEST_TIMEOUT_MS),
+            (ErrorCode.ELECTION_NOT_NEEDED, ErrorCode.INVALID_TOPIC_EXCEPTION),
         )
-        if answer is not None:
-            codes = [one.error_code for result in answer.replica_election_results for one in result.partition_result]
-            # The second code is the answer for a topic that is being deleted.
-            also = (ErrorCode.ELECTION_NOT_NEEDED, ErrorCode.INVALID_TOPIC_EXCEPTION)
-            self._check(answer, [answer.error_code, *codes], also)
 
     # -- configurations -----------------------------------------------------------------------------------------------
 
     async def _configure_topic(self) -> None:
         topic = self._topic()
         if topic is not None:
-            await self._configure(ConfigResourceType.TOPIC, topic, self._topic_configs, self._client.send_to_any)
+            await self._configure(ConfigResource(ConfigResourceType.TOPIC, topic), self._topic_configs)
 
     async def _configure_brokers(self) -> None:
         """Configures all brokers, or one broker, which must get the request for its own configuration itself."""
         broker_id = self._random.choice((None, *self._cluster.brokers))
-        if broker_id is None:
-            await self._configure(ConfigResourceType.BROKER, "", BROKER_CONFIGS, self._client.send_to_any)
-        else:
+        name = "" if broker_id is None else str(broker_id)
+        await self._configure(ConfigResource(ConfigResourceType.BROKER, name), BROKER_CONFIGS)
 
-            def send(*arguments: Any, **options: Any) -> Awaitable[Any]:
-                return self._client.send_to_broker(broker_id, *arguments, **options)
-
-            await self._configure(ConfigResourceType.BROKER, str(broker_id), BROKER_CONFIGS, send)
-
-    async def _configure(
-        self, kind: int, name: str, configs: Mapping[str, Sequence[str]], send: Callable[..., Awaitable[Any]]
-    ) -> None:
-        struct = IncrementalAlterConfigsRequest.AlterConfigsResource
+    async def _configure(self, resource: ConfigResource, configs: Mapping[str, Sequence[str]]) -> None:
         key = self._random.choice(list(configs))
         # A deleted config falls back to the inherited value, which may be less than the run's guarantee.
-        operation = DELETE if key != "min.insync.replicas" and self._random.random() < 0.3 else SET
-        value = self._random.choice(configs[key]) if operation == SET else None
-        change = struct.AlterableConfig(name=key, config_operation=operation, value=value)
-        resource = struct(resource_type=kind, resource_name=name, configs=[change])
-        answer = await self._ask(
-            send(
-                ApiKey.INCREMENTAL_ALTER_CONFIGS,
-                lambda version: IncrementalAlterConfigsRequest(resources=[resource], validate_only=False),
-            )
-        )
-        if answer is not None:
-            self._check(answer, [one.error_code for one in answer.responses])
+        op_type = OpType.DELETE if key != "min.insync.replicas" and self._random.random() < 0.3 else OpType.SET
+        value = self._random.choice(configs[key]) if op_type is OpType.SET else None
+        change = AlterConfigOp(key, value, op_type)
+        await self._check(incremental_alter_configs(self._client, {resource: [change]}))
 
     # -- topics that come and go --------------------------------------------------------------------------------------
 
@@ -307,21 +268,10 @@ class Administrator:
         del self._in_use[name]
 
     async def _commit(self, group: str, topic: str) -> None:
-        found = await self._ask(
-            self._client.send_to_any(
-                ApiKey.FIND_COORDINATOR,
-                lambda version: FindCoordinatorRequest(key=group, key_type=FIND_GROUP),
-            )
-        )
-        if found is None or found.error_code != ErrorCode.NONE:
-            return
         self._committed += 1
-        commit = OffsetCommitRequest.of(group, dict.fromkeys([(topic, 0), (topic, 1)], self._committed))
-        answer = await self._ask(
-            self._client.send_to_broker(found.node_id, ApiKey.OFFSET_COMMIT, lambda _version: commit)
-        )
-        if answer is not None:
-            self._check(answer, answer.error_codes().values())
+        offset = OffsetAndMetadata(self._committed)
+        offsets = dict.fromkeys([TopicPartition(topic, 0), TopicPartition(topic, 1)], offset)
+        await self._check(alter_consumer_group_offsets(self._client, group, offsets))
 
 
 def _reassigned(assignment: TopicAssignment) -> list[int]:

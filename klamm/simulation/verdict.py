@@ -9,10 +9,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from klamm.client.cluster import metadata_of
 from klamm.net.client import ClientError
-from klamm.protocol.apis.metadata import MetadataRequest
 from klamm.protocol.errors import KafkaError
-from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import iterate_batches
 from klamm.protocol.records import Record, decode_records
 from klamm.protocol.vocabulary import ACKS_ALL, NO_LEADER, PartitionKey
@@ -103,24 +102,20 @@ async def _missing_at_broker(cluster: SimulatedCluster, broker: SimulatedBroker)
     try:
         await client.refresh_metadata([])
         connection = await client.connection_to(broker.broker_id)
-        response = await connection.send(
-            ApiKey.METADATA,
-            lambda version: MetadataRequest(topics=None, allow_auto_topic_creation=False),
-            timeout_ms=5_000,
-        )
+        metadata = await metadata_of(connection, timeout_ms=5_000)
     except (ClientError, KafkaError) as error:
         return [f"{name} does not answer: {error}"]
     finally:
         await client.close()
     missing = []
-    if response.controller_id != cluster.controller_id():
-        missing.append(f"{name} takes {response.controller_id} for the controller, it is {cluster.controller_id()}")
-    if (known := sorted(each.node_id for each in response.brokers)) != cluster.state.live_brokers():
+    if metadata.controller_id != cluster.controller_id():
+        missing.append(f"{name} takes {metadata.controller_id} for the controller, it is {cluster.controller_id()}")
+    if (known := sorted(metadata.brokers)) != cluster.state.live_brokers():
         missing.append(f"{name} knows only brokers {known}")
     told = {
-        (topic.name or "", each.partition_index): (each.leader_id, each.leader_epoch, sorted(each.isr_nodes))
-        for topic in response.topics
-        for each in topic.partitions
+        (name, number): (each.leader, each.leader_epoch, sorted(each.isr))
+        for name, topic in metadata.topics.items()
+        for number, each in topic.partitions.items()
     }
     true = {
         key: (state.leader, state.leader_epoch, sorted(state.isr)) for key, state in cluster.state.partitions().items()

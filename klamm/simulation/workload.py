@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.topics import NewTopic, create_topics, delete_topics
 from klamm.environment import Buffer
 from klamm.net.client import ClientError
-from klamm.protocol.apis.create_topics import CreateTopicsRequest
-from klamm.protocol.apis.delete_topics import DeleteTopicsRequest
 from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchTopic
 from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
@@ -31,6 +30,8 @@ from klamm.simulation.world import World
 
 FIRST_TIMESTAMP_MS = 1_609_459_200_000
 ATTEMPT_TIMEOUT_MS = 5_000
+# Of requests to the controller.
+REQUEST_TIMEOUT_MS = 10_000
 BACK_OFF_S = 0.1
 FAILURES_UNTIL_NEW_CLIENT = 5
 
@@ -291,47 +292,24 @@ async def create_topic(
     client: ClusterClient, name: str, *, partitions: int, replication_factor: int, configs: dict[str, str] | None = None
 ) -> None:
     """Creates a topic; repeats the request until the topic exists."""
-    topic = CreateTopicsRequest.CreatableTopic(
-        name=name,
-        num_partitions=partitions,
-        replication_factor=replication_factor,
-        assignments=[],
-        configs=[
-            CreateTopicsRequest.CreatableTopic.CreatableTopicConfig(name=key, value=value)
-            for key, value in (configs or {}).items()
-        ],
-    )
+    topic = NewTopic(name, partitions, replication_factor, configs=dict(configs or {}))
     passing = {*RETRIABLE_ERRORS, ErrorCode.INVALID_REPLICATION_FACTOR}
     while True:
-        response = await client.send_to_controller(
-            ApiKey.CREATE_TOPICS,
-            lambda version: CreateTopicsRequest(topics=[topic], timeout_ms=10_000, validate_only=False),
-            errors_of=lambda response: [response.topics[0].error_code],
-        )
-        code = response.topics[0].error_code
+        result = (await create_topics(client, [topic], timeout_ms=REQUEST_TIMEOUT_MS))[name]
         # The topic exists already if the answer to an earlier attempt was lost.
-        if code in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
+        if not isinstance(result, KafkaError) or result.code is ErrorCode.TOPIC_ALREADY_EXISTS:
             return
-        assert code in passing, response
+        assert result.code in passing, result
         await asyncio.sleep(BACK_OFF_S)
 
 
 async def delete_topic(client: ClusterClient, name: str) -> None:
     """Deletes a topic; repeats the request until a broker says that the topic is marked for deletion or gone."""
     # Unknown: the answer to an earlier attempt was lost. Timed out: the topic is marked, and its deletion goes on.
-    done = (ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.REQUEST_TIMED_OUT)
+    done = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.REQUEST_TIMED_OUT)
     while True:
-        response = await client.send_to_controller(
-            ApiKey.DELETE_TOPICS,
-            lambda version: DeleteTopicsRequest(
-                topics=[DeleteTopicsRequest.DeleteTopicState(name=name)] if version >= 6 else [],
-                topic_names=[name],
-                timeout_ms=10_000,
-            ),
-            errors_of=lambda response: [code for code in [response.responses[0].error_code] if code not in done],
-        )
-        code = response.responses[0].error_code
-        if code in done:
+        result = (await delete_topics(client, [name], timeout_ms=REQUEST_TIMEOUT_MS))[name]
+        if result is None or result.code in done:
             return
-        assert code in RETRIABLE_ERRORS, response
+        assert result.code in RETRIABLE_ERRORS, result
         await asyncio.sleep(BACK_OFF_S)

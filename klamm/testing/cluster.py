@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
+from klamm.client.topics import BROKER_DEFAULT, NewTopic
 from klamm.config.broker import config_key, unknown_key_problem
 from klamm.processes.helper import Helper
 from klamm.processes.local_cluster import HOST, broker_arguments, broker_properties
@@ -319,8 +320,9 @@ class Cluster:
         `replication_factor` None: the brokers' default.replication.factor, which is min(3, brokers) here. Raises
         KafkaError when the controller refuses.
         """
-        factor = -1 if replication_factor is None else replication_factor
-        self._run(create_topic(self._reachable(), name, partitions, factor, _texts(configs or {})))
+        factor = BROKER_DEFAULT if replication_factor is None else replication_factor
+        topic = NewTopic(name, partitions, factor, configs=dict(_texts(configs or {})))
+        self._run(create_topic(self._reachable(), topic))
         brokers = self._reachable()
         self._run(wait_for_topic(brokers, name, TIMEOUT_S, self._alive(brokers)))
 

@@ -10,10 +10,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from klamm.client.cluster import ClusterClient
+from klamm.client.topics import NewTopic, create_topics, delete_topics
 from klamm.environment import SystemEnvironment
 from klamm.net.client import Address, ClientError
-from klamm.protocol.apis.create_topics import CreateTopicsRequest
-from klamm.protocol.apis.delete_topics import DeleteTopicsRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.vocabulary import PartitionKey
@@ -27,6 +26,7 @@ from klamm.zookeeper.errors import NoNode, SessionExpired, ZooKeeperError
 T = TypeVar("T")
 
 ANSWER_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_MS = 10_000
 
 
 class LoopThread:
@@ -147,64 +147,29 @@ def load_messages() -> None:
         request_class(api_key)
 
 
-async def create_topic(
-    brokers: Mapping[int, Address], name: str, partitions: int, replication_factor: int, configs: Mapping[str, str]
-) -> None:
-    """Creates a topic through the controller. Raises KafkaError, or ClusterError when no controller answers."""
-
-    def build(version: int) -> Any:
-        topic = CreateTopicsRequest.CreatableTopic
-        values = [topic.CreatableTopicConfig(name=key, value=value) for key, value in configs.items()]
-        wanted = topic(
-            name=name,
-            num_partitions=partitions,
-            replication_factor=replication_factor,
-            assignments=[],
-            configs=values,
-        )
-        return CreateTopicsRequest(topics=[wanted], timeout_ms=int(ANSWER_TIMEOUT_S * 1000), validate_only=False)
-
-    response = await _ask_controller(
-        brokers, ApiKey.CREATE_TOPICS, build, lambda response: [topic.error_code for topic in response.topics]
-    )
-    _check(response.topics[0].error_code, response.topics[0].error_message or f"topic {name}")
+async def create_topic(brokers: Mapping[int, Address], topic: NewTopic) -> None:
+    """Creates a topic. Raises KafkaError, or ClusterError when no controller answers."""
+    await _ask_controller(brokers, lambda client: create_topics(client, [topic], timeout_ms=ANSWER_TIMEOUT_MS))
 
 
 async def delete_topic(brokers: Mapping[int, Address], name: str) -> None:
-    """Deletes a topic through the controller; like `create_topic`."""
-
-    def build(version: int) -> Any:
-        named = (
-            {"topics": [DeleteTopicsRequest.DeleteTopicState(name=name, topic_id=None)]}
-            if version >= 6
-            else {"topic_names": [name]}
-        )
-        return DeleteTopicsRequest(timeout_ms=int(ANSWER_TIMEOUT_S * 1000), **named)
-
-    response = await _ask_controller(
-        brokers, ApiKey.DELETE_TOPICS, build, lambda response: [topic.error_code for topic in response.responses]
-    )
-    _check(response.responses[0].error_code, getattr(response.responses[0], "error_message", None) or f"topic {name}")
+    """Deletes a topic; like `create_topic`."""
+    await _ask_controller(brokers, lambda client: delete_topics(client, [name], timeout_ms=ANSWER_TIMEOUT_MS))
 
 
 async def _ask_controller(
-    brokers: Mapping[int, Address], api_key: ApiKey, build: Callable[[int], Any], errors_of: Callable[[Any], list[int]]
-) -> Any:
-    def passing(response: Any) -> list[int]:
-        # An unknown topic stays unknown, so a retry does not help.
-        return [code for code in errors_of(response) if code != ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
-
+    brokers: Mapping[int, Address], ask: Callable[[ClusterClient], Awaitable[Mapping[str, object]]]
+) -> None:
     if not brokers:
         raise ClusterError("no broker is running")
     client = ClusterClient(list(brokers.values()))
     try:
-        return await client.send_to_controller(api_key, build, errors_of=passing, repeatable=False)
+        for name, result in (await ask(client)).items():
+            if isinstance(result, KafkaError):
+                if result.code is ErrorCode.NETWORK_EXCEPTION:
+                    raise ClusterError(result.message)
+                raise KafkaError(result.code, result.message or f"topic {name}")
     except ClientError as error:
         raise ClusterError(str(error)) from error
     finally:
         await client.close()
-
-
-def _check(code: int, message: str) -> None:
-    if code != ErrorCode.NONE:
-        raise KafkaError(ErrorCode(code), message)
