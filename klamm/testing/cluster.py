@@ -21,13 +21,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar
 
-from klamm.client.topics import BROKER_DEFAULT, NewTopic
+from klamm.client.topics import NewTopic
 from klamm.config.broker import config_key, unknown_key_problem
 from klamm.processes.helper import Helper
 from klamm.processes.local_cluster import HOST, broker_arguments, broker_properties
 from klamm.processes.readiness import NotReady, wait_for_no_topic, wait_for_topic, wait_until_ready
 from klamm.processes.supervisor import BROKER, EMBEDDED_ZOOKEEPER, Processes, ServerFailed, ServerProcess
-from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
+from klamm.protocol.vocabulary import NO_LEADER, NO_REPLICATION_FACTOR, PartitionKey
 from klamm.testing.conditions import Wait, note
 from klamm.testing.errors import ClusterError
 from klamm.testing.observer import LoopThread, Observer, create_topic, delete_topic, load_messages
@@ -320,7 +320,7 @@ class Cluster:
         `replication_factor` None: the brokers' default.replication.factor, which is min(3, brokers) here. Raises
         KafkaError when the controller refuses.
         """
-        factor = BROKER_DEFAULT if replication_factor is None else replication_factor
+        factor = NO_REPLICATION_FACTOR if replication_factor is None else replication_factor
         topic = NewTopic(name, partitions, factor, configs=dict(_texts(configs or {})))
         self._run(create_topic(self._reachable(), topic))
         brokers = self._reachable()
