@@ -1,8 +1,7 @@
 """Topics as Arrow batches and Spark DataFrames, without a connector jar.
 
 Where klamm is installed beside PySpark, `spark.read.format("klamm")` works by itself: PySpark finds the package
-`pyspark_klamm`. Where it does not (Spark looks only once, and only in ordinary directories of the module path), call
-`klamm.spark.register(spark)` first.
+`pyspark_klamm`. Spark looks once per session; if klamm was not installed then, call `klamm.spark.register(spark)`.
 """
 
 from typing import TYPE_CHECKING
