@@ -207,6 +207,19 @@ def test_an_address_in_use_is_told_as_such() -> None:
     assert describe_os_error(OSError(98, "Address already in use")) == "address already in use; another program uses it"
 
 
+def test_an_interruption_of_the_imports_shows_no_traceback() -> None:
+    code = (
+        "import sys, klamm.__main__\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name == 'klamm.tools.main': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "klamm.__main__.main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_importing_the_command_is_light() -> None:
     heavy = {"kafka", "uvloop", "klamm.broker", "klamm.protocol.messages", "rich", "asyncio", "pydantic"}
     code = f"import sys, klamm.tools.main; print(sorted({heavy} & set(sys.modules)))"
