@@ -1,13 +1,11 @@
 """Consumer groups: list, describe, delete. Their offsets are in `offsets.py`.
 
-Source: org.apache.kafka.clients.admin.KafkaAdminClient; org.apache.kafka.clients.consumer.internals.ConsumerProtocol.
+Source: org.apache.kafka.clients.admin.KafkaAdminClient.
 """
 
 import asyncio
-import struct
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from klamm.client.cluster import RETRIABLE_ERRORS, Attempts, ClusterClient
 from klamm.client.fan_out import coordinators, error_of, fan_out
@@ -15,11 +13,10 @@ from klamm.net.client import Connection, Disconnected, NotSent, UnsupportedVersi
 from klamm.protocol.apis.delete_groups import DeleteGroupsRequest
 from klamm.protocol.apis.describe_groups import DescribeGroupsRequest, DescribeGroupsResponse
 from klamm.protocol.apis.list_groups import ListGroupsRequest
+from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, decode_assignment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import TopicPartition
-
-CONSUMER_PROTOCOL: Final = "consumer"
 
 
 @dataclass(frozen=True)
@@ -33,7 +30,7 @@ class GroupListing:
     @property
     def is_of_consumers(self) -> bool:
         """Whether the members are consumers. A group without a protocol only commits offsets."""
-        return self.protocol_type in (CONSUMER_PROTOCOL, "")
+        return self.protocol_type in (CONSUMER_PROTOCOL_TYPE, "")
 
 
 @dataclass(frozen=True)
@@ -66,12 +63,12 @@ class GroupDescription:
     assignor: str
     coordinator: Coordinator
     members: Sequence[Member] = ()
-    protocol_type: str = CONSUMER_PROTOCOL
+    protocol_type: str = CONSUMER_PROTOCOL_TYPE
 
     @property
     def is_of_consumers(self) -> bool:
         """Whether the members are consumers. A group without a protocol only commits offsets, or does not exist."""
-        return self.protocol_type in (CONSUMER_PROTOCOL, "")
+        return self.protocol_type in (CONSUMER_PROTOCOL_TYPE, "")
 
 
 async def list_groups(client: ClusterClient, states: Collection[str] = ()) -> list[GroupListing]:
@@ -135,7 +132,7 @@ def _description(client: ClusterClient, group: DescribeGroupsResponse.DescribedG
     broker_id = client.coordinators[group.group_id]
     coordinator = Coordinator(broker_id, *client.metadata.brokers[broker_id])
     try:
-        members = [_member(each, group.protocol_type == CONSUMER_PROTOCOL) for each in group.members]
+        members = [_member(each, group.protocol_type == CONSUMER_PROTOCOL_TYPE) for each in group.members]
     except ValueError as error:
         return KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR, f"group {group.group_id}: {error}")
     return GroupDescription(
@@ -161,33 +158,3 @@ async def delete_groups(client: ClusterClient, groups: Iterable[str]) -> dict[st
         return {result.group_id: error_of(result.error_code) for result in response.results}
 
     return await fan_out(client, groups, coordinators(client), ask, repeatable=False)
-
-
-def decode_assignment(data: bytes) -> list[TopicPartition]:
-    """The partitions of a consumer's assignment; empty bytes mean no partitions. Raises ValueError.
-
-    The form is the same in all versions: an int16 version, then for each topic its name and an array of int32.
-    """
-    if not data:
-        return []
-    partitions = []
-    try:
-        _, topic_count = struct.unpack_from(">hi", data)
-        position = 6
-        for _ in range(topic_count):
-            (length,) = struct.unpack_from(">h", data, position)
-            position += 2
-            if not 0 <= length <= len(data) - position:
-                raise ValueError(f"a topic of {length} bytes at {position}")
-            topic = data[position : position + length].decode()
-            position += length
-            (count,) = struct.unpack_from(">i", data, position)
-            position += 4
-            if not 0 <= count <= (len(data) - position) // 4:
-                raise ValueError(f"{count} partitions at {position}")
-            numbers = struct.unpack_from(f">{count}i", data, position)
-            position += 4 * count
-            partitions += [TopicPartition(topic, number) for number in numbers]
-    except struct.error:
-        raise ValueError(f"the data end after {len(data)} bytes") from None
-    return sorted(partitions)

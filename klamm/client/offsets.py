@@ -47,10 +47,12 @@ async def list_offsets(
     isolation_level: int = READ_UNCOMMITTED,
     replica_id: int = CONSUMER_REPLICA_ID,
     missing_timeout_ms: int = 0,
+    retry: RetryPolicy | None = None,
 ) -> dict[TopicPartition, ListedOffset | KafkaError]:
     """The first offset at or after the timestamp (ms), or UNKNOWN_OFFSET; EARLIEST_TIMESTAMP, LATEST_TIMESTAMP: an end.
 
-    With `read_committed` the latest offset is the last stable one. For `missing_timeout_ms`, see `fan_out.leaders`.
+    With `read_committed` the latest offset is the last stable one. For `missing_timeout_ms`, see `fan_out.leaders`, for
+    `retry` `fan_out`.
     """
 
     async def ask(
@@ -59,7 +61,7 @@ async def list_offsets(
         asked = {partition: asked_at(timestamps[partition], _state(client, partition)) for partition in partitions}
         return await list_offsets_of_leader(connection, asked, isolation_level=isolation_level, replica_id=replica_id)
 
-    return await fan_out(client, timestamps, leaders(client, missing_timeout_ms), ask)
+    return await fan_out(client, timestamps, leaders(client, missing_timeout_ms), ask, retry=retry)
 
 
 def _state(client: ClusterClient, partition: TopicPartition) -> PartitionMetadata | None:

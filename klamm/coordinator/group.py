@@ -18,12 +18,12 @@ What must stay true:
 Source: kafka.coordinator.group.GroupMetadata, MemberMetadata.
 """
 
-import struct
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE, subscribed_topics
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.vocabulary import PartitionKey
 
@@ -31,8 +31,6 @@ NO_GENERATION = -1
 _LAST_GENERATION = 2**31 - 1
 NO_LEADER = ""
 NO_MEMBER_ID = ""
-# The protocol type of consumers (`ConsumerProtocol`). Subscriptions are known only for groups of this type.
-CONSUMER_PROTOCOL_TYPE = "consumer"
 
 
 class GroupState(StrEnum):
@@ -568,25 +566,3 @@ class Group:
 def _names(protocols: Protocols) -> list[str]:
     """The names, each once even if a client repeats one: they are counted to find how many members support each."""
     return list(dict.fromkeys(name for name, _ in protocols))
-
-
-def subscribed_topics(metadata: bytes) -> list[str]:
-    """The topics of a consumer's subscription: int16 version, then an array of text, the same in all versions.
-
-    Raises ValueError for an invalid subscription. Source: org.apache.kafka.clients.consumer.internals.ConsumerProtocol.
-    """
-    try:
-        version, count = struct.unpack_from(">hi", metadata)
-        if version < 0 or count < 0:
-            raise ValueError(f"a subscription of version {version} with {count} topics")
-        topics, position = [], 6
-        for _ in range(count):
-            (length,) = struct.unpack_from(">h", metadata, position)
-            end = position + 2 + length
-            if length < 0 or end > len(metadata):
-                raise ValueError(f"a topic of {length} bytes at {position}")
-            topics.append(metadata[position + 2 : end].decode())
-            position = end
-    except struct.error:
-        raise ValueError(f"a subscription that ends after {len(metadata)} bytes") from None
-    return topics

@@ -37,7 +37,6 @@ from klamm.coordinator.admission import (
     rejoin_error,
 )
 from klamm.coordinator.group import (
-    CONSUMER_PROTOCOL_TYPE,
     NO_MEMBER_ID,
     Group,
     GroupOverview,
@@ -55,6 +54,7 @@ from klamm.coordinator.group_metadata_manager import GroupMetadataManager
 from klamm.coordinator.offset_expiration import OFFSETS_PER_SLICE, pieces
 from klamm.coordinator.rebalance import Rebalances
 from klamm.environment import Environment
+from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey

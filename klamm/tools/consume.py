@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO
+from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
@@ -21,15 +21,21 @@ from klamm.tools.clients import (
     BootstrapServer,
     CommandConfig,
     TopicName,
-    client_errors,
-    client_options,
-    connected,
+    client_in_thread,
+    command_options,
 )
-from klamm.tools.codecs import use_cramjam
 from klamm.tools.progress import progress
 from klamm.tools.text import RecordFormat, parse_separator, record_json
 
+if TYPE_CHECKING:
+    from klamm.client.cluster import ClusterClient
+    from klamm.client.consumer import Consumer
+    from klamm.client.group_consumer import GroupConsumer
+    from klamm.client.options import ConsumerOptions
+    from klamm.protocol.vocabulary import TopicPartition
+
 POLL_TIMEOUT_MS = 200
+MAX_POLL_RECORDS = 5000
 
 
 def consume(
@@ -71,45 +77,32 @@ def consume(
         timestamp=print_timestamp,
         separator=parse_separator("--separator", separator),
     )
-    options = client_options(bootstrap_server, command_config) | {
-        "group_id": group,
-        # Offsets are committed only after their records are written.
-        "enable_auto_commit": False,
-        "allow_auto_create_topics": False,
-        # A start offset that retention has removed is an error only if the user gave it as a number.
-        "auto_offset_reset": start if start in ("earliest", "latest") else "none",
-        "max_poll_records": 5000,
-    }
+    from klamm.client.group_consumer import GroupConsumer
+
+    options = _consumer_options(start)
     with ExitStack() as stack:
         target: BinaryIO = stack.enter_context(output.open("wb")) if output is not None else sys.stdout.buffer
-        from kafka import KafkaConsumer
-
-        use_cramjam()
-        with client_errors():
-            consumer = stack.enter_context(connected(KafkaConsumer, options))
-            partitions = _existing_partitions(consumer, topic)
-            if group is None:
-                _assign(consumer, topic, partitions, partition or [], start)
-            else:
-                consumer.subscribe([topic])
-            # A terminal that shows the records needs no bar.
-            advance = stack.enter_context(progress("consume", max_messages, visible=not target.isatty()))
-            count = 0
-            last_record_at = time.monotonic()
-            while max_messages is None or count < max_messages:
-                records = _poll(consumer, None if max_messages is None else max_messages - count)
-                for record in records:
-                    target.write(record_json(record) if as_json else record_format.format(record))
-                target.flush()
-                if records and group is not None:
-                    consumer.commit()
-                count += len(records)
-                advance(len(records))
-                now = time.monotonic()
-                if records:
-                    last_record_at = now
-                elif timeout_ms is not None and (now - last_record_at) * 1000 >= timeout_ms:
-                    break
+        client = stack.enter_context(client_in_thread(command_options(bootstrap_server, command_config)))
+        consumer = client.call(lambda cluster: _start(cluster, options, topic, partition or [], start, group))
+        stack.callback(lambda: client.call(lambda _: consumer.close()))
+        # A terminal that shows the records needs no bar.
+        advance = stack.enter_context(progress("consume", max_messages, visible=not target.isatty()))
+        count = 0
+        last_record_at = time.monotonic()
+        while max_messages is None or count < max_messages:
+            left = None if max_messages is None else max_messages - count
+            records = client.call(lambda _, left=left: consumer.poll(POLL_TIMEOUT_MS, left))  # type: ignore[misc]
+            target.writelines(map(record_json if as_json else record_format.format, records))
+            target.flush()
+            if records and isinstance(consumer, GroupConsumer):
+                client.call(lambda _: consumer.commit())
+            count += len(records)
+            advance(len(records))
+            now = time.monotonic()
+            if records:
+                last_record_at = now
+            elif timeout_ms is not None and (now - last_record_at) * 1000 >= timeout_ms:
+                break
     if sys.stderr.isatty():
         print(f"{count} records read from {topic}", file=sys.stderr)
 
@@ -134,37 +127,62 @@ def _check_options(
         raise typer.BadParameter("must not be empty", param_hint="--group")
 
 
-def _existing_partitions(consumer: Any, topic: str) -> list[int]:
-    existing = sorted(consumer.partitions_for_topic(topic) or ())
-    if not existing:
-        raise ToolError(f"topic {topic} does not exist")
-    return existing
+def _consumer_options(start: str) -> "ConsumerOptions":
+    from klamm.client.options import ConsumerOptions, OffsetReset
+
+    # A start offset that retention has removed is an error only if the user gave it as a number.
+    reset = OffsetReset(start) if start in ("earliest", "latest") else OffsetReset.NONE
+    return ConsumerOptions(auto_offset_reset=reset, max_poll_records=MAX_POLL_RECORDS)
 
 
-def _assign(consumer: Any, topic: str, existing: Sequence[int], partitions: Sequence[int], offset: str) -> None:
-    """Assigns the named partitions, or all of them, and seeks to the start offset."""
-    from kafka import TopicPartition
+async def _start(
+    client: "ClusterClient",
+    options: "ConsumerOptions",
+    topic: str,
+    partitions: Sequence[int],
+    start: str,
+    group: str | None,
+) -> "Consumer | GroupConsumer":
+    """A member of the group, or a consumer of the named partitions, or of all."""
+    from klamm.client.consumer import Consumer
+    from klamm.client.group_consumer import GroupConsumer
+    from klamm.client.options import GroupOptions
+    from klamm.protocol.vocabulary import TopicPartition
 
+    existing = await _existing_partitions(client, topic)
+    if group is not None:
+        return GroupConsumer(client, GroupOptions(group), [topic], options)
     if missing := [number for number in partitions if number not in existing]:
         raise ToolError(f"{topic} has no partition {missing[0]}, it has {len(existing)} partitions")
     assigned = [TopicPartition(topic, number) for number in partitions or existing]
-    consumer.assign(assigned)
-    match offset:
-        case "earliest":
-            consumer.seek_to_beginning(*assigned)
-        case "latest":
-            consumer.seek_to_end(*assigned)
-        case _:
-            first, end = consumer.beginning_offsets(assigned), consumer.end_offsets(assigned)
-            for each in assigned:
-                if not first[each] <= int(offset) <= end[each]:
-                    raise ToolError(
-                        f"offset {offset} is not in partition {each.partition} of {topic}, which has"
-                        f" {first[each]} to {end[each]}"
-                    )
-                consumer.seek(each, int(offset))
+    offset = int(start) if start not in ("earliest", "latest") else None
+    if offset is not None:
+        await _check_offset(client, assigned, offset)
+    consumer = Consumer(client, options)
+    consumer.assign(dict.fromkeys(assigned, offset))
+    return consumer
 
 
-def _poll(consumer: Any, limit: int | None) -> list[Any]:
-    polled = consumer.poll(timeout_ms=POLL_TIMEOUT_MS, max_records=limit)
-    return [record for records in polled.values() for record in records]
+async def _existing_partitions(client: "ClusterClient", topic: str) -> list[int]:
+    metadata = await client.refresh_metadata([topic])
+    described = metadata.topics.get(topic)
+    if described is None or not described.partitions:
+        raise ToolError(f"topic {topic} does not exist")
+    return sorted(described.partitions)
+
+
+async def _check_offset(client: "ClusterClient", partitions: Sequence["TopicPartition"], offset: int) -> None:
+    """Raises ToolError for an offset that a partition does not have."""
+    from klamm.client.fan_out import checked
+    from klamm.client.offsets import list_offsets
+    from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
+
+    first = await list_offsets(client, dict.fromkeys(partitions, EARLIEST_TIMESTAMP))
+    end = await list_offsets(client, dict.fromkeys(partitions, LATEST_TIMESTAMP))
+    for partition in partitions:
+        low, high = checked(first[partition]).offset, checked(end[partition]).offset
+        if not low <= offset <= high:
+            raise ToolError(
+                f"offset {offset} is not in partition {partition.partition} of {partition.topic}, which has"
+                f" {low} to {high}"
+            )

@@ -4,9 +4,12 @@ import base64
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from klamm.client.consumer import ConsumerRecord
 
 HEADERS_END = b"\t"
 READ_SIZE_BYTES = 1 << 20
@@ -82,12 +85,12 @@ class RecordFormat:
     timestamp: bool = False
     separator: bytes = b"\n"
 
-    def format(self, record: Any) -> bytes:
-        """One line for a record of kafka-python's consumer."""
+    def format(self, record: "ConsumerRecord") -> bytes:
+        """One line for a record."""
         parts: list[bytes] = []
         if self.timestamp:
-            kind = "LogAppendTime" if record.timestamp_type == 1 else "CreateTime"
-            parts.append(f"{kind}:{record.timestamp}".encode())
+            kind = "LogAppendTime" if record.is_log_append_time else "CreateTime"
+            parts.append(f"{kind}:{record.timestamp_ms}".encode())
         if self.offset:
             parts += [f"Partition:{record.partition}".encode(), f"Offset:{record.offset}".encode()]
         if self.headers:
@@ -103,7 +106,7 @@ def _header_line(header: Sequence[Any]) -> bytes:
     return str(name).encode() + b":" + (b"null" if value is None else bytes(value))
 
 
-def record_json(record: Any) -> bytes:
+def record_json(record: "ConsumerRecord") -> bytes:
     """One line of JSON for a record; bytes that are not UTF-8 appear as base64 under a name that says so."""
     headers: list[dict[str, Any]] = [{"name": name, **_text("value", value)} for name, value in record.headers]
     return (
@@ -112,8 +115,8 @@ def record_json(record: Any) -> bytes:
                 "topic": record.topic,
                 "partition": record.partition,
                 "offset": record.offset,
-                "timestamp": record.timestamp,
-                "timestamp_type": "LogAppendTime" if record.timestamp_type == 1 else "CreateTime",
+                "timestamp": record.timestamp_ms,
+                "timestamp_type": "LogAppendTime" if record.is_log_append_time else "CreateTime",
                 **_text("key", record.key),
                 **_text("value", record.value),
                 "headers": headers,

@@ -1,14 +1,11 @@
 """Groups and their offsets, in clusters that answer as a test says."""
 
-import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from klamm.client.fan_out import checked
-from klamm.client.groups import Coordinator, GroupListing, decode_assignment, describe_groups, list_groups
+from klamm.client.groups import Coordinator, GroupListing, describe_groups, list_groups
 from klamm.client.offsets import (
     OffsetAndMetadata,
     alter_consumer_group_offsets,
@@ -22,45 +19,12 @@ from klamm.protocol.apis.list_groups import ListGroupsResponse
 from klamm.protocol.apis.offset_commit import OffsetCommitResponse
 from klamm.protocol.apis.offset_delete import OffsetDeleteResponse
 from klamm.protocol.apis.offset_fetch import OffsetFetchResponse
+from klamm.protocol.consumer_protocol import encode_assignment
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from support.scripted_cluster import HANG_UP, ScriptedCluster, in_loop
 
 P0, P1, P2 = (TopicPartition("t", number) for number in range(3))
-
-
-# -- assignments ------------------------------------------------------------------------------------------------------
-
-
-def encoded(topics: dict[str, list[int]], user_data: bytes = b"") -> bytes:
-    parts = [struct.pack(">hi", 1, len(topics))]
-    for topic, numbers in topics.items():
-        name = topic.encode()
-        parts.append(struct.pack(f">h{len(name)}si{len(numbers)}i", len(name), name, len(numbers), *numbers))
-    return b"".join(parts) + user_data
-
-
-@given(st.dictionaries(st.text(max_size=5), st.lists(st.integers(0, 99), max_size=5), max_size=4), st.binary())
-def test_assignments_are_decoded(topics: dict[str, list[int]], user_data: bytes) -> None:
-    expected = sorted(TopicPartition(topic, number) for topic, numbers in topics.items() for number in numbers)
-    assert decode_assignment(encoded(topics, user_data)) == expected
-
-
-@given(st.binary() | st.binary(max_size=20).map(lambda end: encoded({"t": [1]})[:8] + end))
-def test_garbage_is_refused(data: bytes) -> None:
-    try:
-        decode_assignment(data)
-    except ValueError:
-        assert data
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"\0\1", encoded({"t": [1]})[:-1], struct.pack(">hih", 1, 1, -1), encoded({"t": [1]}).replace(b"t", b"\xff")],
-)
-def test_bad_assignments(data: bytes) -> None:
-    with pytest.raises(ValueError):
-        decode_assignment(data)
 
 
 # -- groups -----------------------------------------------------------------------------------------------------------
@@ -78,7 +42,7 @@ def described(
     error_code: int = 0,
     state: str = "Stable",
     kind: str = "consumer",
-    assignment: bytes = encoded({"t": [1, 0]}),
+    assignment: bytes = encode_assignment([P1, P0]),
 ) -> tuple[ApiKey, DescribeGroupsResponse]:
     row = DescribeGroupsResponse.DescribedGroup
     member = row.DescribedGroupMember(

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from klamm.coordinator.group import Group, GroupState, JoinResult, OffsetAndMetadata, SyncResult, subscribed_topics
+from klamm.coordinator.group import Group, GroupState, JoinResult, OffsetAndMetadata, SyncResult
+from klamm.protocol.consumer_protocol import subscribed_topics
 from klamm.protocol.errors import ErrorCode
 from support.coordination import NOW_MS, RANGE, ROUND_ROBIN, a_member
 

@@ -15,7 +15,7 @@ from klamm.tools.text import BadRecord, RecordFormat, parse_record, parse_separa
 
 @dataclass
 class Record:
-    """The fields of kafka-python's ConsumerRecord."""
+    """The fields of `klamm.client.consumer.ConsumerRecord` that are printed."""
 
     key: bytes | None = b"k"
     value: bytes | None = b"v"
@@ -23,8 +23,8 @@ class Record:
     topic: str = "t"
     partition: int = 3
     offset: int = 7
-    timestamp: int = 1000
-    timestamp_type: int = 0
+    timestamp_ms: int = 1000
+    is_log_append_time: bool = False
 
 
 @given(st.lists(st.binary(max_size=5)), st.sampled_from([b"\n", b"\0", b"ab", b"aab"]), st.integers(1, 4))
@@ -91,7 +91,7 @@ def test_records_are_printed_as_kafkas_console_consumer_does() -> None:
     assert RecordFormat().format(Record()) == b"v\n"
     assert everything.format(Record()) == b"CreateTime:1000\tPartition:3\tOffset:7\tNO_HEADERS\tk\tv\n"
     headers: list[tuple[str, bytes | None]] = [("a", b"1"), ("b", None)]
-    record = Record(key=None, value=None, headers=headers, timestamp_type=1)
+    record = Record(key=None, value=None, headers=headers, is_log_append_time=True)
     assert everything.format(record) == b"LogAppendTime:1000\tPartition:3\tOffset:7\ta:1,b:null\tnull\tnull\n"
     assert RecordFormat(separator=b"\0").format(Record(value=b"a\nb")) == b"a\nb\0"
 

@@ -22,14 +22,14 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata
+from klamm.client.fetching import FetchFrom, fetch_request
 from klamm.client.offsets import asked_at, list_offsets_of_leader
 from klamm.client.threads import Work, start
 from klamm.net.client import Connection, Disconnected, NotSent
-from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from klamm.protocol.apis.fetch import FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import (
-    CONSUMER_REPLICA_ID,
     EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
     READ_COMMITTED,
@@ -263,19 +263,12 @@ class _Fetcher:
         return answer.offset
 
     def _request(self, state: PartitionMetadata, offset: int, max_bytes: int) -> FetchRequest:
-        asked = FetchPartition(
-            partition=self._partition,
-            current_leader_epoch=state.leader_epoch,
-            fetch_offset=offset,
-            partition_max_bytes=max_bytes,
-        )
-        return FetchRequest(
-            replica_id=CONSUMER_REPLICA_ID,
-            max_wait_ms=self._options.fetch_max_wait_ms,
-            min_bytes=1,
+        partition = TopicPartition(self._range.topic, self._partition)
+        return fetch_request(
+            {partition: FetchFrom(offset, state.leader_epoch, max_bytes)},
             max_bytes=max_bytes,
+            max_wait_ms=self._options.fetch_max_wait_ms,
             isolation_level=READ_COMMITTED if self._options.read_committed else READ_UNCOMMITTED,
-            topics=[FetchTopic(topic=self._range.topic, partitions=[asked])],
         )
 
     def _state(self, client: ClusterClient) -> PartitionMetadata:

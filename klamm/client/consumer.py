@@ -1,0 +1,588 @@
+"""A consumer of records from partitions that its caller assigns to it.
+
+A task fetches in the background, one request per leader with all partitions that want records of it, and hands the
+records to `poll`. `group_consumer.py` makes it a member of a group.
+
+What must stay true:
+- Every record from a position on is handed out once, in the order of its partition's offsets. Offsets without a record
+  (compaction, control records, aborted transactions with READ_COMMITTED) are passed over.
+- A position moves only when its records are handed out. Where the log no longer has the position, or has other records
+  before it (an unclean election), the records that are missing are never passed over in silence: `auto_offset_reset`
+  decides where to go on, and the log of the program says so, or it is an error.
+- No more than `fetch_max_bytes` of records wait to be handed out, except for a single batch, and of a partition no more
+  than two answers.
+
+Source: org.apache.kafka.clients.consumer.KafkaConsumer; internals.Fetcher, internals.SubscriptionState; KIP-320.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient, PartitionMetadata, RetryPolicy
+from klamm.client.fetching import FetchFrom, fetch_request, leader_epoch_ends, readable_batches
+from klamm.client.offsets import list_offsets
+from klamm.client.options import ConsumerOptions, OffsetReset
+from klamm.net.client import Disconnected, NotSent
+from klamm.protocol.apis.fetch import AbortedTransaction, PartitionData
+from klamm.protocol.compression import decompress
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Buffer
+from klamm.protocol.record_batch import HEADER_SIZE_BYTES, BatchHeader, iterate_batches
+from klamm.protocol.records import decode_in_parts
+from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, NO_EPOCH, TopicPartition
+from klamm.tasks import start_task
+
+logger = logging.getLogger(__name__)
+
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
+# How long metadata may say that a topic or partition does not exist, since a broker that has just started knows none.
+MISSING_TIMEOUT_S = 10.0
+# Of one partition: those that are handed out, and those behind them.
+MAX_ANSWERS = 2
+_ONCE = RetryPolicy(deadline_ms=0)
+_TIMESTAMPS = {OffsetReset.EARLIEST: EARLIEST_TIMESTAMP, OffsetReset.LATEST: LATEST_TIMESTAMP}
+
+
+class ConsumerRecord(NamedTuple):
+    """A record as it stands in its partition. Headers are (name, value) pairs in their order."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp_ms: int
+    is_log_append_time: bool
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+    leader_epoch: int
+
+
+class NoOffset(KafkaError):
+    """There is no offset to begin at, the log no longer has it, or it was truncated; and no reset is wanted."""
+
+
+@dataclass(slots=True)
+class _Partition:
+    """An assigned partition. `position` is the next offset to be handed out, None until it is looked up.
+
+    `fetch_offset` runs ahead of it, by the records that wait. `position_epoch` is the leader epoch of the record before
+    the position. With a `seek` or a new leader a new object takes the place of this one; answers for the old one are
+    dropped.
+    """
+
+    name: TopicPartition
+    position: int | None
+    reset: OffsetReset
+    position_epoch: int = NO_EPOCH
+    fetch_offset: int = 0
+    # The leader epoch for which it is known that the log has what was read.
+    valid_epoch: int = NO_EPOCH
+    is_out_of_range: bool = False
+    is_paused: bool = False
+    # The leader has answered with an error, so its metadata is looked at before it is asked again.
+    is_doubtful: bool = False
+    answers: int = 0
+    error: KafkaError | None = None
+    missing_since_s: float | None = None
+
+
+@dataclass(slots=True)
+class _Answer:
+    """What a leader has returned for a partition. `batches` is taken part by part; `rest` are the records of the part
+    that is being handed out."""
+
+    partition: _Partition
+    records: Buffer
+    aborted: Sequence[AbortedTransaction] | None
+    rest: list[ConsumerRecord] = field(default_factory=list)
+    parts: "Iterator[tuple[list[ConsumerRecord], int, int]] | None" = None
+    # The position and its epoch when `rest` is handed out.
+    after: tuple[int, int] = (0, NO_EPOCH)
+
+
+class Consumer:
+    """Reads the assigned partitions. It has connections of its own to the cluster of `client`."""
+
+    def __init__(self, client: ClusterClient, options: ConsumerOptions | None = None) -> None:
+        self._client = client.another()
+        self._options = options or ConsumerOptions()
+        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._answers: deque[_Answer] = deque()
+        # Of the answers that wait, and of those that may come.
+        self._held_bytes = 0
+        self._fetches: dict[int, asyncio.Task[None]] = {}
+        self._stale = True
+        self._is_failing = False
+        self._failed_leaders: set[int] = set()
+        self._backoff_s = MIN_BACKOFF_S
+        self._failure: BaseException | None = None
+        self._is_interrupted = False
+        # Set when the task has something to do, and when `poll` may have.
+        self._wake = asyncio.Event()
+        self._arrived = asyncio.Event()
+        self._task = start_task(self._run(), self._fail)
+
+    # -- what is read ---------------------------------------------------------------------------------------------
+
+    @property
+    def assignment(self) -> list[TopicPartition]:
+        """The assigned partitions."""
+        return list(self._partitions)
+
+    def assign(self, positions: Mapping[TopicPartition, int | None]) -> None:
+        """Reads these partitions and no others, from these offsets; None leaves it to `auto_offset_reset`."""
+        self._partitions = {}
+        for partition, position in positions.items():
+            self.seek(partition, position)
+        self._stale = True
+        self._drop_answers()
+
+    def seek(self, partition: TopicPartition, position: int | OffsetReset | None) -> None:
+        """Continues a partition at this offset, or where the reset says."""
+        before = self._partitions.get(partition)
+        reset = position if isinstance(position, OffsetReset) else self._options.auto_offset_reset
+        self._partitions[partition] = state = _Partition(
+            partition, None if isinstance(position, OffsetReset) else position, reset
+        )
+        state.fetch_offset = state.position or 0
+        if before is not None:
+            state.is_paused = before.is_paused
+            self._drop_answers()
+        self._wake.set()
+
+    def pause(self, partitions: Iterable[TopicPartition]) -> None:
+        """Hands out no records of these partitions until `resume`."""
+        for partition in partitions:
+            self._partitions[partition].is_paused = True
+
+    def resume(self, partitions: Iterable[TopicPartition]) -> None:
+        """Undoes `pause`."""
+        for partition in partitions:
+            self._partitions[partition].is_paused = False
+        self._wake.set()
+        self._arrived.set()
+
+    def position(self, partition: TopicPartition) -> int | None:
+        """The next offset that `poll` will hand out; None until it is looked up."""
+        return self._partitions[partition].position
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """The position of each assigned partition that has one."""
+        return {
+            partition: state.position for partition, state in self._partitions.items() if state.position is not None
+        }
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    async def poll(self, timeout_ms: int, max_records: int | None = None) -> list[ConsumerRecord]:
+        """The next records, at most `max_poll_records`; empty if there are none within `timeout_ms`.
+
+        Raises KafkaError when a partition cannot be read (NoOffset, a topic that is gone or may not be read, corrupt
+        records), and ClientError when brokers do not trust this client. Records of other partitions come first.
+        """
+        limit = min(self._options.max_poll_records, max_records or self._options.max_poll_records)
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+        self._is_interrupted = False
+        while True:
+            self._arrived.clear()
+            if records := self._take(limit):
+                return records
+            self._check()
+            if self._is_interrupted:
+                return []
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return []
+
+    def interrupt(self) -> None:
+        """Ends a poll that waits."""
+        self._is_interrupted = True
+        self._arrived.set()
+
+    async def close(self) -> None:
+        """Ends the fetches and closes the connections. Idempotent."""
+        tasks = [self._task, *self._fetches.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._client.close()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        for state in self._partitions.values():
+            if state.error is not None:
+                raise state.error
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = error
+        self._arrived.set()
+
+    def _take(self, limit: int) -> list[ConsumerRecord]:
+        """Up to `limit` records of the answers, in the order in which these came."""
+        taken: list[ConsumerRecord] = []
+        for answer in list(self._answers):
+            state = answer.partition
+            while len(taken) < limit and state.error is None and not state.is_paused:
+                try:
+                    has_more = self._next_part(answer)
+                except KafkaError as error:
+                    self._give_up(
+                        state, KafkaError(error.code, f"{state.name} from offset {state.position} on: {error.message}")
+                    )
+                    break
+                if not has_more:
+                    self._forget(answer)
+                    break
+                room = limit - len(taken)
+                taken += answer.rest[:room]
+                del answer.rest[:room]
+                state.position, state.position_epoch = answer.after
+                if answer.rest:
+                    state.position = answer.rest[0].offset
+        return taken
+
+    def _next_part(self, answer: _Answer) -> bool:
+        """Fills `rest`; False at the end of the answer."""
+        state = answer.partition
+        if answer.parts is None:
+            assert state.position is not None
+            answer.parts = _parts(state.name, answer.records, answer.aborted, state.position)
+        while not answer.rest:
+            part = next(answer.parts, None)
+            if part is None:
+                return False
+            answer.rest, *after = part
+            answer.after = (after[0], after[1])
+            if not answer.rest:
+                state.position, state.position_epoch = answer.after
+        return True
+
+    def _forget(self, answer: _Answer) -> None:
+        self._answers.remove(answer)
+        self._held_bytes -= len(answer.records)
+        answer.partition.answers -= 1
+        if answer.partition.is_out_of_range:
+            self._wake.set()
+        self._start_fetches()
+
+    def _drop_answers(self) -> None:
+        """Forgets the answers for partitions that are no longer read, or not from there."""
+        for answer in [each for each in self._answers if not self._is_current(each.partition)]:
+            self._forget(answer)
+
+    def _is_current(self, state: _Partition) -> bool:
+        return self._partitions.get(state.name) is state
+
+    # -- in the background ----------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        """Prepares what is to be fetched: whenever something has changed, and again after failures."""
+        while True:
+            self._wake.clear()
+            try:
+                is_done = await self._prepare()
+            except (NotSent, Disconnected):
+                is_done = False
+            self._start_fetches()
+            if is_done:
+                await self._wake.wait()
+            if is_done and not self._is_failing:
+                self._backoff_s = MIN_BACKOFF_S
+                continue
+            self._is_failing = False
+            await asyncio.sleep(self._backoff_s)
+            self._backoff_s = min(2 * self._backoff_s, MAX_BACKOFF_S)
+
+    async def _prepare(self) -> bool:
+        """Looks up leaders and positions, and checks that logs still have what was read. False: it must be repeated."""
+        if self._stale and self._partitions:
+            topics = dict.fromkeys(topic for topic, _ in self._partitions)
+            await self._client.refresh_metadata_once(topics, elsewhere=self._backoff_s > MIN_BACKOFF_S)
+            self._stale = False
+            self._failed_leaders.clear()
+            self._check_metadata()
+        await self._reset([state for state in self._readable() if state.position is None or self._must_reset(state)])
+        await self._validate([state for state in self._readable() if self._must_validate(state)])
+        waiting = [state for state in self._partitions.values() if state.error is None]
+        if any(self._metadata(state) is None for state in waiting):
+            self._stale = True
+        return not self._stale and not any(state.position is None or self._must_validate(state) for state in waiting)
+
+    def _readable(self) -> list[_Partition]:
+        """The partitions that have leaders."""
+        return [state for state in self._partitions.values() if state.error is None and self._metadata(state)]
+
+    def _check_metadata(self) -> None:
+        """Notes the partitions that cannot be read, according to the newest metadata."""
+        now_s = asyncio.get_running_loop().time()
+        for state in list(self._partitions.values()):
+            state.is_doubtful = False
+            self._check_leader(state)
+            topic = self._client.metadata.topics.get(state.name.topic)
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else ErrorCode(topic.error_code)
+            if code is ErrorCode.NONE and topic is not None and state.name.partition not in topic.partitions:
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            if code is not ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                state.missing_since_s = None
+                if code is not ErrorCode.NONE and code not in RETRIABLE_ERRORS:
+                    self._give_up(state, KafkaError(code, f"topic {state.name.topic}"))
+            elif state.missing_since_s is None:
+                state.missing_since_s = now_s
+            elif now_s - state.missing_since_s >= MISSING_TIMEOUT_S:
+                self._give_up(state, KafkaError(code, f"partition {state.name} does not exist"))
+
+    def _check_leader(self, state: _Partition) -> None:
+        """A new leader's log may differ from the former one's: only what was handed out counts as read."""
+        metadata = self._metadata(state)
+        if metadata is not None and state.valid_epoch not in (NO_EPOCH, metadata.leader_epoch):
+            self._partitions[state.name] = replace(state, answers=0, fetch_offset=state.position or 0)
+            self._drop_answers()
+
+    def _metadata(self, state: _Partition) -> PartitionMetadata | None:
+        """The partition's metadata if it has a leader."""
+        topic = self._client.metadata.topics.get(state.name.topic)
+        found = None if topic is None else topic.partitions.get(state.name.partition)
+        return found if found is not None and found.leader in self._client.metadata.brokers else None
+
+    def _must_reset(self, state: _Partition) -> bool:
+        # The records before the missing one are handed out first.
+        return state.is_out_of_range and not state.answers
+
+    async def _reset(self, states: Collection[_Partition]) -> None:
+        """Sets the positions of partitions that have none, or whose log does not have it."""
+        for state in states:
+            if state.reset is OffsetReset.NONE:
+                await self._refuse(state)
+        wanted = {state.name: _TIMESTAMPS[state.reset] for state in states if state.reset is not OffsetReset.NONE}
+        found = await self._list_offsets(wanted)
+        for state in states:
+            listed = found.get(state.name)
+            if listed is None or not self._is_current(state):
+                continue
+            if state.position is not None:
+                logger.warning(
+                    "%s: the log no longer has offset %d; reading goes on at %d (auto.offset.reset=%s)",
+                    *(state.name, state.position, listed, state.reset.value),
+                )
+            self.seek(state.name, listed)
+
+    async def _refuse(self, state: _Partition) -> None:
+        """An error instead of a reset."""
+        if state.position is None:
+            self._give_up(
+                state, NoOffset(ErrorCode.OFFSET_OUT_OF_RANGE, f"{state.name} has no offset to begin at, and no reset")
+            )
+            return
+        first = (await self._list_offsets({state.name: EARLIEST_TIMESTAMP})).get(state.name)
+        end = (await self._list_offsets({state.name: LATEST_TIMESTAMP})).get(state.name)
+        if first is not None and end is not None:
+            self._give_up(
+                state,
+                NoOffset(
+                    ErrorCode.OFFSET_OUT_OF_RANGE,
+                    f"{state.name} does not have offset {state.position}, its log has {first} to {end}",
+                ),
+            )
+
+    async def _list_offsets(self, timestamps: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """The offsets that are known now; for the others a further attempt is made."""
+        if not timestamps:
+            return {}
+        isolation_level = self._options.isolation_level
+        results = await list_offsets(self._client, timestamps, isolation_level=isolation_level, retry=_ONCE)
+        offsets = {}
+        for partition, result in results.items():
+            if isinstance(result, KafkaError):
+                self._note_error(self._partitions.get(partition), result)
+            else:
+                offsets[partition] = result.offset
+        return offsets
+
+    def _must_validate(self, state: _Partition) -> bool:
+        metadata = self._metadata(state)
+        return (
+            state.position is not None
+            and state.position_epoch != NO_EPOCH
+            and metadata is not None
+            and metadata.leader_epoch != state.valid_epoch
+        )
+
+    async def _validate(self, states: Collection[_Partition]) -> None:
+        """Asks new leaders whether their log has the records before the position (KIP-320)."""
+        if not states:
+            return
+        epochs = {state.name: metadata.leader_epoch for state in states if (metadata := self._metadata(state))}
+        results = await leader_epoch_ends(
+            self._client, {state.name: state.position_epoch for state in states}, retry=_ONCE
+        )
+        for state in states:
+            result = results[state.name]
+            if not self._is_current(state):
+                continue
+            if isinstance(result, KafkaError):
+                self._note_error(state, result)
+            elif 0 <= result.end_offset < (state.position or 0):
+                self._truncated(state, result.end_offset)
+            else:
+                state.valid_epoch = epochs[state.name]
+
+    def _truncated(self, state: _Partition, end_offset: int) -> None:
+        what = (
+            f"{state.name} was truncated: the records from offset {end_offset} to {(state.position or 0) - 1} that were"
+            " read are not in the log any more"
+        )
+        if state.reset is OffsetReset.NONE:
+            self._give_up(state, NoOffset(ErrorCode.OFFSET_OUT_OF_RANGE, what))
+        else:
+            logger.warning("%s; reading goes on at %d", what, end_offset)
+            self.seek(state.name, end_offset)
+
+    def _give_up(self, state: _Partition, error: KafkaError) -> None:
+        if state.error is None:
+            state.error = error
+            self._arrived.set()
+
+    def _note_error(self, state: _Partition | None, error: KafkaError) -> None:
+        """Another attempt follows, after a look at the metadata, unless no attempt helps."""
+        if state is not None and error.code not in RETRIABLE_ERRORS:
+            self._give_up(state, KafkaError(error.code, f"{state.name}: {error.message}"))
+        self._stale = self._is_failing = True
+
+    # -- fetches --------------------------------------------------------------------------------------------------
+
+    def _start_fetches(self) -> None:
+        """Asks every leader whose partitions have room for records, and that is not being asked.
+
+        While one of them has no room the others wait for it: an answer may be a while in coming when they are idle, and
+        that one would wait for it.
+        """
+        wanted: dict[int, list[tuple[_Partition, PartitionMetadata]]] = {}
+        full: set[int] = set()
+        for state in self._partitions.values():
+            metadata = self._metadata(state)
+            if metadata is None or not self._is_wanted(state):
+                continue
+            wanted.setdefault(metadata.leader, []).append((state, metadata))
+            if state.answers >= MAX_ANSWERS:
+                full.add(metadata.leader)
+        for leader, partitions in wanted.items():
+            room_bytes = self._options.fetch_max_bytes - self._held_bytes
+            if room_bytes > 0 and leader not in full | self._failed_leaders | self._fetches.keys():
+                max_bytes = min(room_bytes, len(partitions) * self._options.max_partition_fetch_bytes)
+                self._held_bytes += max_bytes
+                self._fetches[leader] = start_task(self._fetch(leader, partitions, max_bytes), self._fail)
+
+    def _is_wanted(self, state: _Partition) -> bool:
+        return (
+            state.position is not None
+            and state.error is None
+            and not (state.is_out_of_range or state.is_paused or state.is_doubtful)
+            and not self._must_validate(state)
+        )
+
+    async def _fetch(
+        self, leader: int, partitions: Sequence[tuple[_Partition, PartitionMetadata]], max_bytes: int
+    ) -> None:
+        """One request to a leader."""
+        options = self._options
+        asked = {state.name: (state, metadata.leader_epoch) for state, metadata in partitions}
+        request = fetch_request(
+            {
+                state.name: FetchFrom(state.fetch_offset, leader_epoch, options.max_partition_fetch_bytes)
+                for state, leader_epoch in asked.values()
+            },
+            max_bytes=max_bytes,
+            max_wait_ms=options.fetch_max_wait_ms,
+            min_bytes=options.fetch_min_bytes,
+            isolation_level=options.isolation_level,
+        )
+        try:
+            connection = await self._client.connection_to(leader)
+            timeout_ms = self._client.request_timeout_ms + options.fetch_max_wait_ms
+            response = await connection.send(ApiKey.FETCH, lambda version: request, timeout_ms=timeout_ms)
+            if response.error_code != ErrorCode.NONE:
+                raise KafkaError(ErrorCode(response.error_code), f"broker {leader} refuses to fetch")
+            for topic in response.responses:
+                for answer in topic.partitions:
+                    state, leader_epoch = asked[TopicPartition(topic.topic, answer.partition_index)]
+                    if self._is_current(state):
+                        self._received(state, leader_epoch, answer)
+        except (NotSent, Disconnected, KafkaError):
+            self._stale = self._is_failing = True
+            self._failed_leaders.add(leader)
+        finally:
+            del self._fetches[leader]
+            self._held_bytes -= max_bytes
+        if self._stale:
+            self._wake.set()
+        self._start_fetches()
+
+    def _received(self, state: _Partition, leader_epoch: int, answer: PartitionData) -> None:
+        code = ErrorCode(answer.error_code)
+        if code is ErrorCode.OFFSET_OUT_OF_RANGE:
+            state.is_out_of_range = True
+            self._wake.set()
+        elif code is not ErrorCode.NONE:
+            state.is_doubtful = True
+            self._note_error(
+                state, KafkaError(code, f"the leader refuses to fetch from offset {state.fetch_offset} on")
+            )
+        else:
+            state.valid_epoch = leader_epoch
+            if answer.records:
+                self._keep(state, answer.records, answer.aborted_transactions)
+
+    def _keep(self, state: _Partition, records: Buffer, aborted: Sequence[AbortedTransaction] | None) -> None:
+        try:
+            last = _last_batch(records)
+            if last is None or last.next_offset <= state.fetch_offset:
+                raise KafkaError(ErrorCode.CORRUPT_MESSAGE, "the leader returned no batch that reaches this offset")
+        except KafkaError as error:
+            self._give_up(
+                state, KafkaError(error.code, f"{state.name} from offset {state.fetch_offset} on: {error.message}")
+            )
+            return
+        state.fetch_offset = last.next_offset
+        state.answers += 1
+        self._held_bytes += len(records)
+        self._answers.append(_Answer(state, records, aborted))
+        # So that partitions take turns where an answer has no room for all: the next request asks for this one last.
+        self._partitions[state.name] = self._partitions.pop(state.name)
+        self._arrived.set()
+
+
+def _last_batch(records: Buffer) -> BatchHeader | None:
+    headers = [header for _, header in iterate_batches(records, allow_partial_end=True)]
+    return headers[-1] if headers else None
+
+
+def _parts(
+    name: TopicPartition, records: Buffer, aborted: Sequence[AbortedTransaction] | None, position: int
+) -> Iterator[tuple[list[ConsumerRecord], int, int]]:
+    """(records, the position after them, its epoch), part by part of the batches in an answer."""
+    topic, partition = name
+    for start, header, is_readable in readable_batches(records, aborted):
+        epoch = header.partition_leader_epoch
+        if is_readable and header.next_offset > position:
+            body = decompress(header.codec, memoryview(records)[start + HEADER_SIZE_BYTES : start + header.size_bytes])
+            at_append = header.is_log_append_time
+            for part in decode_in_parts(body, header):
+                yield (
+                    [
+                        ConsumerRecord(topic, partition, offset, timestamp_ms, at_append, key, value, headers, epoch)
+                        for key, value, timestamp_ms, headers, offset in part
+                        if offset >= position
+                    ],
+                    max(position, part[-1].offset + 1),
+                    epoch,
+                )
+        if header.next_offset > position:
+            yield [], header.next_offset, epoch

@@ -1,0 +1,377 @@
+"""The requests of a member of a consumer group, and what their answers mean.
+
+`GroupMember` joins its group and stays in it; `group_consumer.py` reads what the group assigns to it. The functions
+that build requests also serve the simulator's members, which check other things.
+
+What must stay true:
+- A coordinator is believed as long as it answers. One that is cut off from its cluster may still answer, and let its
+  members join again for ever: after each failure another broker is asked who coordinates the group.
+- A member that was fenced (its group instance id has a new owner) never joins again: this is an error.
+
+Source: org.apache.kafka.clients.consumer.internals.AbstractCoordinator, ConsumerCoordinator; KIP-345, KIP-394.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.fan_out import by_topic, error_of
+from klamm.client.options import GroupOptions
+from klamm.net.client import BuildRequest, Connection, Disconnected, NotSent
+from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
+from klamm.protocol.apis.heartbeat import HeartbeatRequest
+from klamm.protocol.apis.join_group import JoinGroupRequest, JoinGroupResponse
+from klamm.protocol.apis.leave_group import LeaveGroupRequest
+from klamm.protocol.apis.offset_commit import OffsetCommitRequest
+from klamm.protocol.apis.offset_fetch import OffsetFetchRequest
+from klamm.protocol.apis.sync_group import SyncGroupRequest
+from klamm.protocol.consumer_protocol import (
+    ASSIGNORS,
+    CONSUMER_PROTOCOL_TYPE,
+    Subscriber,
+    decode_assignment,
+    encode_assignment,
+    encode_subscription,
+    subscribed_topics,
+)
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import TopicPartition
+
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.1, 1.0
+NO_GENERATION = -1
+# A coordinator answers a JoinGroup when the rebalance is over; a lost answer is noticed a little later.
+JOIN_MARGIN_MS = 5_000
+_GROUP = 0
+
+# The generation is over, or the member forgotten: it joins again.
+_REJOIN = frozenset({ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID})
+
+
+# -- requests ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Membership:
+    """As what a client speaks to its group's coordinator."""
+
+    group_id: str
+    group_instance_id: str | None = None
+    member_id: str = ""
+    generation_id: int = NO_GENERATION
+
+    def forget(self) -> None:
+        """The coordinator no longer knows the member."""
+        self.member_id, self.generation_id = "", NO_GENERATION
+
+
+def join_request(
+    membership: Membership,
+    protocol_type: str,
+    protocols: Mapping[str, bytes],
+    *,
+    session_timeout_ms: int,
+    rebalance_timeout_ms: int,
+) -> JoinGroupRequest:
+    """`protocols` has the member's metadata for each protocol, by preference."""
+    return JoinGroupRequest(
+        group_id=membership.group_id,
+        member_id=membership.member_id,
+        group_instance_id=membership.group_instance_id,
+        session_timeout_ms=session_timeout_ms,
+        rebalance_timeout_ms=rebalance_timeout_ms,
+        protocol_type=protocol_type,
+        protocols=[
+            JoinGroupRequest.JoinGroupRequestProtocol(name=name, metadata=metadata)
+            for name, metadata in protocols.items()
+        ],
+    )
+
+
+def sync_request(
+    membership: Membership, protocol_type: str, protocol_name: str, assignments: Mapping[str, bytes]
+) -> SyncGroupRequest:
+    """`assignments` by member id, from the group's leader only."""
+    return SyncGroupRequest(
+        group_id=membership.group_id,
+        generation_id=membership.generation_id,
+        member_id=membership.member_id,
+        group_instance_id=membership.group_instance_id,
+        protocol_type=protocol_type,
+        protocol_name=protocol_name,
+        assignments=[
+            SyncGroupRequest.SyncGroupRequestAssignment(member_id=member_id, assignment=assignment)
+            for member_id, assignment in assignments.items()
+        ],
+    )
+
+
+def heartbeat_request(membership: Membership) -> HeartbeatRequest:
+    return HeartbeatRequest(
+        group_id=membership.group_id,
+        generation_id=membership.generation_id,
+        member_id=membership.member_id,
+        group_instance_id=membership.group_instance_id,
+    )
+
+
+def leave_request(membership: Membership) -> LeaveGroupRequest:
+    identity = LeaveGroupRequest.MemberIdentity(
+        member_id=membership.member_id, group_instance_id=membership.group_instance_id
+    )
+    return LeaveGroupRequest(group_id=membership.group_id, member_id=membership.member_id, members=[identity])
+
+
+def commit_request(
+    membership: Membership, offsets: Mapping[TopicPartition, int], *, metadata: str = ""
+) -> OffsetCommitRequest:
+    """The next offsets to be read."""
+    request = OffsetCommitRequest.of(
+        membership.group_id, {(topic, number): offset for (topic, number), offset in offsets.items()}, metadata=metadata
+    )
+    request.generation_id_or_member_epoch = membership.generation_id
+    request.member_id, request.group_instance_id = membership.member_id, membership.group_instance_id
+    return request
+
+
+def committed_request(group_id: str, partitions: Collection[TopicPartition]) -> OffsetFetchRequest:
+    """Asks for stable offsets only: one that a transaction may still commit is waited for (KIP-447)."""
+    return OffsetFetchRequest(
+        group_id=group_id,
+        topics=[
+            OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=numbers)
+            for topic, numbers in by_topic(partitions).items()
+        ],
+        require_stable=True,
+    )
+
+
+def find_coordinator_request(group_id: str) -> FindCoordinatorRequest:
+    return FindCoordinatorRequest(key=group_id, key_type=_GROUP)
+
+
+# -- a member ---------------------------------------------------------------------------------------------------------
+
+
+class MustRejoin(KafkaError):
+    """The member is not, or no longer, in the group's current generation."""
+
+
+class _Transient(Exception):
+    """No answer, or an error that passes."""
+
+
+class GroupMember:
+    """One member of a group, with a connection of its own to the coordinator.
+
+    Requests are repeated until they are answered for good; a caller that does not want to wait so long cancels them.
+    They raise KafkaError for an error that no repetition resolves, MustRejoin among them, and ClientError when brokers
+    do not trust this client.
+    """
+
+    def __init__(self, client: ClusterClient, options: GroupOptions) -> None:
+        unknown = [name for name in options.assignors if name not in ASSIGNORS]
+        if unknown or not options.assignors:
+            raise ValueError(f"partition.assignment.strategy: allowed are {', '.join(ASSIGNORS)}, not {unknown}")
+        self.membership = Membership(options.group_id, options.group_instance_id)
+        self.options = options
+        # The partition counts by which this member, as the leader, has assigned the partitions.
+        self.assigned_by: dict[str, int] | None = None
+        self._source = client
+        self._client = client.another()
+        self._coordinator: Connection | None = None
+        self._failures = 0
+
+    async def join(self, topics: Sequence[str]) -> list[TopicPartition]:
+        """Joins the group's next generation. Returns the partitions that this member owns in it."""
+        while True:
+            try:
+                joined = await self._join(topics)
+                return await self._sync(joined)
+            except MustRejoin:
+                await self._pause()
+
+    async def heartbeat(self) -> None:
+        """Tells the coordinator that the member is alive. Raises MustRejoin when a rebalance has begun."""
+        request = heartbeat_request(self.membership)
+        response = await self._repeat(ApiKey.HEARTBEAT, request, lambda response: [response.error_code])
+        self._check(response.error_code)
+
+    async def commit(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Commits the next offsets to be read."""
+        if not offsets:
+            return
+        request = commit_request(self.membership, offsets)
+        response = await self._repeat(
+            ApiKey.OFFSET_COMMIT, request, lambda response: list(response.error_codes().values())
+        )
+        for (topic, number), code in response.error_codes().items():
+            self._check(code, f"the offset of {topic}-{number} was not committed")
+
+    async def committed(self, partitions: Collection[TopicPartition]) -> dict[TopicPartition, int]:
+        """The committed offsets of these partitions, of those that have one."""
+        if not partitions:
+            return {}
+        response = await self._repeat(
+            ApiKey.OFFSET_FETCH,
+            committed_request(self.membership.group_id, partitions),
+            lambda response: [response.error_code, *(each.error_code for _, each in _committed(response))],
+        )
+        self._check(response.error_code)
+        offsets = {}
+        for partition, each in _committed(response):
+            self._check(each.error_code, f"the offset of {partition}")
+            if each.committed_offset >= 0:
+                offsets[partition] = each.committed_offset
+        return offsets
+
+    async def leave(self) -> None:
+        """Leaves the group, in one attempt: without an answer the session expires. A static member stays a member."""
+        if self.membership.member_id and self.membership.group_instance_id is None:
+            with contextlib.suppress(_Transient, KafkaError):
+                await self._ask(ApiKey.LEAVE_GROUP, leave_request(self.membership))
+        self.membership.forget()
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        await self._client.close()
+
+    # -- joining --------------------------------------------------------------------------------------------------
+
+    async def _join(self, topics: Sequence[str]) -> JoinGroupResponse:
+        while True:
+            request = join_request(
+                self.membership,
+                CONSUMER_PROTOCOL_TYPE,
+                dict.fromkeys(self.options.assignors, encode_subscription(topics)),
+                session_timeout_ms=self.options.session_timeout_ms,
+                rebalance_timeout_ms=self.options.max_poll_interval_ms,
+            )
+            timeout_ms = self.options.max_poll_interval_ms + JOIN_MARGIN_MS
+            joined: JoinGroupResponse = await self._repeat(
+                ApiKey.JOIN_GROUP, request, lambda response: [response.error_code], timeout_ms=timeout_ms
+            )
+            if joined.error_code == ErrorCode.MEMBER_ID_REQUIRED:
+                self.membership.member_id = joined.member_id
+                continue
+            self._check(joined.error_code)
+            self.membership.member_id, self.membership.generation_id = joined.member_id, joined.generation_id
+            return joined
+
+    async def _sync(self, joined: JoinGroupResponse) -> list[TopicPartition]:
+        assignments: dict[str, bytes] = {}
+        self.assigned_by = None
+        if joined.leader == joined.member_id:
+            assignments = await self._assign(joined)
+        request = sync_request(self.membership, CONSUMER_PROTOCOL_TYPE, joined.protocol_name or "", assignments)
+        timeout_ms = self.options.max_poll_interval_ms + JOIN_MARGIN_MS
+        # A sync is not repeated at another coordinator, which would know nothing of the generation.
+        synced = await self._repeat(
+            ApiKey.SYNC_GROUP, request, lambda response: [response.error_code], timeout_ms=timeout_ms
+        )
+        self._check(synced.error_code)
+        try:
+            return decode_assignment(synced.assignment)
+        except ValueError as error:
+            what = f"the leader of group {self.membership.group_id} has sent no valid assignment: {error}"
+            raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, what) from None
+
+    async def _assign(self, joined: JoinGroupResponse) -> dict[str, bytes]:
+        """The assignments of all members, as the protocol that they have agreed on makes them."""
+        assignor = ASSIGNORS.get(joined.protocol_name or "")
+        if assignor is None:
+            what = f"the group has agreed on {joined.protocol_name}, which this member did not name"
+            raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, what)
+        members = []
+        for member in joined.members:
+            try:
+                topics = subscribed_topics(member.metadata)
+            except ValueError as error:
+                what = f"member {member.member_id} has sent no valid subscription: {error}"
+                raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, what) from None
+            members.append(Subscriber(member.member_id, topics, member.group_instance_id))
+        counts = await self.partition_counts(sorted({topic for member in members for topic in member.topics}))
+        self.assigned_by = counts
+        return {member_id: encode_assignment(owned) for member_id, owned in assignor(members, counts).items()}
+
+    async def partition_counts(self, topics: Sequence[str]) -> dict[str, int]:
+        """How many partitions these topics have, of those that exist."""
+        metadata = await self._client.refresh_metadata(topics)
+        described = {topic: metadata.topics.get(topic) for topic in topics}
+        return {
+            topic: len(each.partitions) for topic, each in described.items() if each is not None and each.partitions
+        }
+
+    # -- requests -------------------------------------------------------------------------------------------------
+
+    async def _repeat(self, api_key: ApiKey, request: Any, codes: Any, *, timeout_ms: int | None = None) -> Any:
+        """The coordinator's answer, once it has no transient error."""
+        while True:
+            try:
+                response = await self._ask(api_key, request, timeout_ms=timeout_ms)
+                if not any(code in RETRIABLE_ERRORS for code in codes(response)):
+                    self._failures = 0
+                    return response
+                if api_key is not ApiKey.OFFSET_FETCH or response.error_code != ErrorCode.NONE:
+                    self._coordinator = None
+            except _Transient:
+                self._coordinator = None
+            await self._pause()
+
+    async def _pause(self) -> None:
+        await asyncio.sleep(min(MIN_BACKOFF_S * 2 ** min(self._failures, 10), MAX_BACKOFF_S))
+        self._failures += 1
+
+    async def _ask(self, api_key: ApiKey, request: Any, *, timeout_ms: int | None = None) -> Any:
+        """One attempt. Raises _Transient without an answer."""
+        build: BuildRequest[Any] = lambda version: request  # noqa: E731
+        try:
+            if self._coordinator is None or not self._coordinator.connected:
+                self._coordinator = await self._find_coordinator()
+            return await self._coordinator.send(api_key, build, timeout_ms=timeout_ms)
+        except (NotSent, Disconnected) as error:
+            raise _Transient from error
+
+    async def _find_coordinator(self) -> Connection:
+        client = self._client
+        await client.refresh_metadata_once((), elsewhere=self._failures > 0)
+        broker_ids = sorted(client.metadata.brokers)
+        if not broker_ids:
+            raise _Transient
+        try:
+            # After a failure another broker is asked: this one may be cut off and know an old coordinator.
+            asked = await client.connection_to(broker_ids[self._failures % len(broker_ids)])
+            request = find_coordinator_request(self.membership.group_id)
+            found = await asked.send(ApiKey.FIND_COORDINATOR, lambda version: request)
+            if found.error_code == ErrorCode.NONE:
+                return await client.connection_to(found.node_id)
+        except KafkaError as unknown_broker:
+            raise _Transient from unknown_broker
+        if found.error_code in RETRIABLE_ERRORS:
+            raise _Transient
+        raise KafkaError(ErrorCode(found.error_code), f"the coordinator of group {self.membership.group_id}")
+
+    def _check(self, code: int, what: str = "") -> None:
+        """Raises the error of a response."""
+        error = error_of(code, what or f"group {self.membership.group_id}")
+        if error is None:
+            return
+        if error.code in _REJOIN:
+            if error.code is ErrorCode.UNKNOWN_MEMBER_ID:
+                self.membership.forget()
+            raise MustRejoin(error.code, error.message)
+        if error.code is ErrorCode.FENCED_INSTANCE_ID:
+            instance_id = self.membership.group_instance_id
+            raise KafkaError(error.code, f"another member has taken over the group instance id {instance_id}")
+        raise error
+
+
+def _committed(response: Any) -> list[tuple[TopicPartition, Any]]:
+    return [
+        (TopicPartition(topic.name, each.partition_index), each)
+        for topic in response.topics
+        for each in topic.partitions
+    ]

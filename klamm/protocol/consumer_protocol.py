@@ -1,0 +1,156 @@
+"""What consumers of a group tell each other through their coordinator: subscriptions, assignments, assignors.
+
+What must stay true:
+- Any bytes give a value or a ValueError: other members send them. No length is trusted before it has been compared with
+  the bytes that are there.
+- Later versions only add fields at the end, so the fields that are read here are the same in all versions.
+
+Versions of a subscription: 1 owned partitions (KIP-429).
+
+Source: org.apache.kafka.clients.consumer.internals.ConsumerProtocol.
+"""
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+from klamm.protocol.vocabulary import TopicPartition
+
+# Subscriptions are known only for groups of this protocol type.
+CONSUMER_PROTOCOL_TYPE: Final = "consumer"
+
+_VERSION = 1
+_NO_USER_DATA = struct.pack(">i", -1)
+
+
+def encode_subscription(topics: Sequence[str], owned: Iterable[TopicPartition] = ()) -> bytes:
+    """The subscription of a member that owns these partitions while it joins."""
+    names = b"".join(_text(topic) for topic in topics)
+    return struct.pack(">hi", _VERSION, len(topics)) + names + _NO_USER_DATA + _partitions(owned)
+
+
+def subscribed_topics(subscription: bytes) -> list[str]:
+    """The topics of a subscription: after an int16 version an array of text. Raises ValueError."""
+    try:
+        version, count = struct.unpack_from(">hi", subscription)
+        if version < 0 or count < 0:
+            raise ValueError(f"a subscription of version {version} with {count} topics")
+        topics, position = [], 6
+        for _ in range(count):
+            topic, position = _read_text(subscription, position)
+            topics.append(topic)
+    except struct.error:
+        raise ValueError(f"a subscription that ends after {len(subscription)} bytes") from None
+    return topics
+
+
+def encode_assignment(partitions: Iterable[TopicPartition]) -> bytes:
+    """The partitions that a member is to own."""
+    return struct.pack(">h", _VERSION) + _partitions(partitions) + _NO_USER_DATA
+
+
+def decode_assignment(assignment: bytes) -> list[TopicPartition]:
+    """The partitions of an assignment; empty bytes mean no partitions. Raises ValueError.
+
+    After an int16 version come, for each topic, its name and an array of int32.
+    """
+    if not assignment:
+        return []
+    partitions = []
+    try:
+        _, count = struct.unpack_from(">hi", assignment)
+        position = 6
+        for _ in range(count):
+            topic, position = _read_text(assignment, position)
+            (length,) = struct.unpack_from(">i", assignment, position)
+            position += 4
+            if not 0 <= length <= (len(assignment) - position) // 4:
+                raise ValueError(f"{length} partitions at {position}")
+            numbers = struct.unpack_from(f">{length}i", assignment, position)
+            position += 4 * length
+            partitions += [TopicPartition(topic, number) for number in numbers]
+    except struct.error:
+        raise ValueError(f"the data end after {len(assignment)} bytes") from None
+    return sorted(partitions)
+
+
+def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
+    topics: dict[str, list[int]] = {}
+    for topic, number in partitions:
+        topics.setdefault(topic, []).append(number)
+    parts = [struct.pack(">i", len(topics))]
+    for topic, numbers in topics.items():
+        parts += _text(topic), struct.pack(f">i{len(numbers)}i", len(numbers), *numbers)
+    return b"".join(parts)
+
+
+def _text(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack(">h", len(data)) + data
+
+
+def _read_text(data: bytes, position: int) -> tuple[str, int]:
+    (length,) = struct.unpack_from(">h", data, position)
+    end = position + 2 + length
+    if length < 0 or end > len(data):
+        raise ValueError(f"a topic of {length} bytes at {position}")
+    return data[position + 2 : end].decode(), end
+
+
+# -- assignors --------------------------------------------------------------------------------------------------------
+
+
+class Subscriber:
+    """A member and the topics that it wants; its order among members is Java's (`AbstractPartitionAssignor`)."""
+
+    __slots__ = ("group_instance_id", "member_id", "topics")
+
+    def __init__(self, member_id: str, topics: Sequence[str], group_instance_id: str | None = None) -> None:
+        self.member_id = member_id
+        self.topics = topics
+        self.group_instance_id = group_instance_id
+
+    @property
+    def place(self) -> tuple[bool, str]:
+        """Sorts static members by their instance ids, before the others by their member ids."""
+        if self.group_instance_id is None:
+            return True, self.member_id
+        return False, self.group_instance_id
+
+
+Assignments = dict[str, list[TopicPartition]]
+"""The partitions of each member, by its id."""
+
+
+def assign_range(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> Assignments:
+    """`RangeAssignor`: of each topic every member gets partitions in a row, the first members one more."""
+    ordered = sorted(members, key=lambda member: member.place)
+    assigned: Assignments = {member.member_id: [] for member in members}
+    for topic in sorted(partition_counts):
+        owners = [member.member_id for member in ordered if topic in member.topics]
+        start = 0
+        for place, member_id in enumerate(owners):
+            count = partition_counts[topic] // len(owners) + (place < partition_counts[topic] % len(owners))
+            assigned[member_id] += [TopicPartition(topic, number) for number in range(start, start + count)]
+            start += count
+    return assigned
+
+
+def assign_round_robin(members: Sequence[Subscriber], partition_counts: Mapping[str, int]) -> Assignments:
+    """`RoundRobinAssignor`: the members that want a partition's topic take turns."""
+    ordered = sorted(members, key=lambda member: member.place)
+    assigned: Assignments = {member.member_id: [] for member in members}
+    turn = 0
+    for topic in sorted(partition_counts):
+        if not any(topic in member.topics for member in ordered):
+            continue
+        for number in range(partition_counts[topic]):
+            while topic not in ordered[turn % len(ordered)].topics:
+                turn += 1
+            assigned[ordered[turn % len(ordered)].member_id].append(TopicPartition(topic, number))
+            turn += 1
+    return assigned
+
+
+ASSIGNORS = {"range": assign_range, "roundrobin": assign_round_robin}
+"""By the names under which members agree on one."""
