@@ -1,13 +1,13 @@
 """Compiles the notation of `schema.py` into functions: straight-line Python for each message and version.
 
 A decoder and an encoder are one function each: the structs of a message become nested loops, and fields of fixed size
-that follow each other are read or written by one `struct` call, together with the length of what comes next. Both also
-exist in steps: the same lines with a `yield` at the end of the loops.
+that follow each other are read or written by one `struct` call, together with the length of the next string or array.
+Both also exist in steps: the same lines with a `yield` at the end of the loops.
 
 What must stay true:
 - A decoder raises `InvalidFrame`, and nothing else, for any bytes that are not such a message: cut or oversized fields,
-  null where the schema allows none, text that is not UTF-8, tagged fields out of order or of another size than theirs,
-  bytes after the end. The error has the path of the field: it is looked up by the line of the function that failed.
+  null where the schema allows none, text that is not UTF-8, tagged fields out of order or with a wrong size, bytes
+  after the end. The error names the path of the field, found by the line of the function that failed.
 - The work and memory that a frame costs are bounded before they are spent: an array's count must fit into the bytes
   that follow it, and all arrays and tagged fields of a message together hold at most `max_elements` elements.
 - The common case is handled inline. Longer, null or invalid values go to the readers in `primitives.py`, which alone
@@ -29,14 +29,14 @@ DecoderInSteps = Callable[[Buffer, int], Steps[Any]]
 Encoder = Callable[[Any], list[Buffer]]
 EncoderInSteps = Callable[[Any], Steps[list[Buffer]]]
 
-# The bytes that one step reads or writes, in at most about a millisecond. Records cost nothing, and do not count.
+# The bytes that one step reads or writes, in at most about a millisecond. Records cost nothing and do not count.
 STEP_BYTES = 8 * 1024
 # A message with more elements than this is encoded in steps.
 LARGE_ELEMENTS = 500
 # Copying fewer bytes than this into the head of a frame costs less than another buffer in the system call.
 INLINE_BYTES = 4096
 
-# The letters of `struct` for what has one size. A UUID and a bit field are converted after.
+# The letters of `struct` for types of a fixed size. UUIDs and bit fields are converted afterwards.
 CODES = {
     "Int8": "b",
     "Int16": "h",
@@ -68,7 +68,7 @@ def _skip_tags(data: Buffer, position: int, left: int) -> tuple[int, int]:
 
 
 def _check_count(count: int, element_bytes: int, data: Buffer, position: int, left: int) -> None:
-    """Refuses a count that is negative, does not fit or is too much work."""
+    """Raises InvalidFrame for a count that is negative, does not fit into the frame or means too much work."""
     if count < 0:
         raise InvalidFrame("null where an array is required" if count == -1 else f"a count of {count}", position)
     primitives.check_count(count, element_bytes, data, position, [left])
@@ -124,7 +124,7 @@ def _explain(error: Exception, places: Sequence[_Place]) -> InvalidFrame:
     assert error.__traceback__ is not None
     frame, line = error.__traceback__.tb_frame, error.__traceback__.tb_lineno
     variables = frame.f_locals
-    # The frame would otherwise be kept alive by its own variables.
+    # Otherwise the traceback's variables would keep the frame in memory.
     error.__traceback__ = None
     place, position = places[line], variables["p"]
     cut = [path for path, end in place.run if position + end > len(variables["data"])]
@@ -265,11 +265,11 @@ class _Writer:
 
 
 class _DecoderWriter(_Writer):
-    """Writes `function(data, p)`: `p` is the position, `size` the frame's, `left` how many elements may still come."""
+    """Writes `function(data, p)`: `p` is the position, `size` the frame's, `left` the elements still allowed."""
 
     def __init__(self, version: int, flexible: bool, in_steps: bool) -> None:
         super().__init__(version, flexible, in_steps)
-        # Fields of fixed size that are read together: target, letter, path; and what is done after.
+        # Fields of fixed size that are read together: target, letter, path; and the lines that follow the read.
         self._run: list[tuple[str, str, tuple[str, ...]]] = []
         self._after: list[str] = []
 
@@ -336,7 +336,7 @@ class _DecoderWriter(_Writer):
         self._run.append((target, code, (*self.path, *filter(None, path))))
 
     def flush(self) -> None:
-        """Reads the fields of fixed size that were put off."""
+        """Reads the pending fields of fixed size."""
         if not self._run:
             return
         codes = "".join(code for _, code, _ in self._run)
@@ -395,7 +395,7 @@ class _DecoderWriter(_Writer):
             self.add(f"{target} = {variable}")
 
     def length(self, name: str, code: str) -> str:
-        """Reads a length with all that was put off: a byte of a compact one."""
+        """Reads a length with the pending fields; of a compact length the first byte."""
         variable = self.name("n")
         self.fixed(variable, "B" if self.flexible else code, name)
         self.flush()
@@ -485,7 +485,7 @@ class _DecoderWriter(_Writer):
 
 
 def _element(kind: str) -> Field:
-    """What stands for an element of an array of such values."""
+    """A nameless field for an element of an array of this type."""
     return Field(Struct, "", kind, ZEROS[kind])
 
 
@@ -493,11 +493,11 @@ def _element(kind: str) -> Field:
 
 
 class _EncoderWriter(_Writer):
-    """Writes `function(m)`: `out` is the buffer that is written, `buffers` are those before it."""
+    """Writes `function(m)`: `out` is the buffer being filled, `buffers` are the full ones before it."""
 
     def __init__(self, version: int, flexible: bool, in_steps: bool) -> None:
         super().__init__(version, flexible, in_steps)
-        # Expressions and letters of what is packed together.
+        # Expressions and letters of the values that are packed together.
         self._run: list[tuple[str, str]] = []
 
     def write(self, message: type[Struct]) -> None:
@@ -582,7 +582,7 @@ class _EncoderWriter(_Writer):
             self.flush()
 
     def length(self, value: str, nullable: bool, code: str) -> str:
-        """Writes the length of `value` with all that was put off; the name of the length, one more if compact."""
+        """Writes the length of `value` with the pending fields. Returns its name; a compact length is one larger."""
         length = self.name("n")
         measured = f"len({value}) + 1" if self.flexible else f"len({value})"
         if nullable:
@@ -673,7 +673,7 @@ def compile_decoder(
 ) -> Decoder:
     """A function (frame, position of the body) -> message, for one version.
 
-    Exactly `surplus_bytes` more may follow the message, for a client known to send them.
+    Exactly `surplus_bytes` bytes may follow the message, because a known client sends them.
     """
     writer = _DecoderWriter(version, flexible, False)
     writer.write(message, max_elements, surplus_bytes)
@@ -684,7 +684,7 @@ def compile_decoder(
 def compile_decoder_in_steps(
     message: type[Struct], version: int, flexible: bool, max_elements: int, surplus_bytes: int = 0
 ) -> DecoderInSteps:
-    """As `compile_decoder`, in steps of `STEP_BYTES`."""
+    """Like `compile_decoder`, in steps of `STEP_BYTES`."""
     writer = _DecoderWriter(version, flexible, True)
     writer.write(message, max_elements, surplus_bytes)
     decoder: DecoderInSteps = writer.function(f"decode {message.__name__} {version} in steps")
@@ -692,7 +692,7 @@ def compile_decoder_in_steps(
 
 
 def compile_encoder(message: type[Struct], version: int, flexible: bool) -> Encoder:
-    """A function message -> buffers of its body, for one version. Large records are among them as they are."""
+    """A function message -> buffers of its body, for one version. Large records are not copied."""
     writer = _EncoderWriter(version, flexible, False)
     writer.write(message)
     encoder: Encoder = writer.function(f"encode {message.__name__} {version}")
@@ -700,7 +700,7 @@ def compile_encoder(message: type[Struct], version: int, flexible: bool) -> Enco
 
 
 def compile_encoder_in_steps(message: type[Struct], version: int, flexible: bool) -> EncoderInSteps:
-    """As `compile_encoder`, in steps of `STEP_BYTES`."""
+    """Like `compile_encoder`, in steps of `STEP_BYTES`."""
     writer = _EncoderWriter(version, flexible, True)
     writer.write(message)
     encoder: EncoderInSteps = writer.function(f"encode {message.__name__} {version} in steps")
@@ -708,7 +708,7 @@ def compile_encoder_in_steps(message: type[Struct], version: int, flexible: bool
 
 
 def is_large(message: Struct) -> bool:
-    """Whether it has so many elements that encoding them may take several milliseconds."""
+    """Whether the message has so many elements that encoding them may take several milliseconds."""
     message_class = type(message)
     count = _COUNTERS.get(message_class)
     if count is None:
@@ -722,7 +722,7 @@ _COUNTERS: dict[type[Struct], Callable[[Any], int]] = {}
 def _compile_counter(struct_class: type[Struct]) -> Callable[[Any], int]:
     """A function message -> how many elements its arrays have; it stops soon after `LARGE_ELEMENTS`.
 
-    Numbers do not count: they are written at once.
+    Arrays of numbers do not count: each is written in one call.
     """
     writer = _Writer(0, False, False)
     with writer.block("def function(m):"):
@@ -748,7 +748,7 @@ def _count_arrays(writer: _Writer, struct_class: type[Struct], variable: str) ->
 
 
 def _arrays_of(struct_class: type[Struct]) -> list[Field]:
-    """The arrays that take a loop."""
+    """The arrays that need a loop."""
     return [one for one in fields_of(struct_class) if one.is_array and one.kind not in CODES]
 
 
@@ -765,7 +765,7 @@ def compile_init(struct_class: type[Struct]) -> None:
         writer.add("return None")
     made: Any = struct_class
     made.__init__ = writer.function(f"{struct_class.__name__}.__init__")
-    # Errors about arguments show it.
+    # Errors about arguments show this name.
     made.__init__.__qualname__ = f"{struct_class.__qualname__}.__init__"
 
 

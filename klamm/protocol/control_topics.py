@@ -81,10 +81,10 @@ def complaints_about(message: str, position: Callable[[], int]) -> Iterator[None
 class ControlTopics(Generic[Topic, State]):
     """Reads and writes the topics of one kind of request.
 
-    The functions are the layout of a partition (without its topic's name): `read_state` and `encode_state` know every
-    version; `read_flexible_states` adds so many partitions of a flexible version to a list, as `_read_states` does for
-    who has no faster way (None). `partition_bytes` is the least that a partition has, and `flexible_partition_bytes`
-    the least that one of a flexible version has.
+    The functions define the layout of a partition (without its topic's name). `read_state` and `encode_state` know
+    every version. `read_flexible_states` adds partitions of a flexible version to a list; None means that
+    `_read_states` does so. `partition_bytes` is the smallest size of a partition, `flexible_partition_bytes` that of a
+    flexible version.
     """
 
     topic_class: Callable[[str, UUID | None, list[State]], Topic]

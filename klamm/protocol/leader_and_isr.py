@@ -138,7 +138,7 @@ def request_decoder(version: int) -> Callable[[Buffer, int], LeaderAndIsrRequest
 
 
 def request_steps(version: int) -> Callable[[Buffer, int], Steps[LeaderAndIsrRequest]]:
-    """As `request_decoder`, in steps of `PARTITIONS_PER_STEP`."""
+    """Like `request_decoder`, in steps of `PARTITIONS_PER_STEP`."""
     flexible = version >= FLEXIBLE_FROM
 
     def decode(frame: Buffer, position: int) -> Steps[LeaderAndIsrRequest]:
@@ -343,7 +343,7 @@ def response_decoder(version: int) -> Callable[[Buffer, int], LeaderAndIsrRespon
 
 
 def response_steps(version: int) -> Callable[[Buffer, int], Steps[LeaderAndIsrResponse]]:
-    """As `response_decoder`, in steps of `PARTITIONS_PER_STEP`."""
+    """Like `response_decoder`, in steps of `PARTITIONS_PER_STEP`."""
     flexible = version >= FLEXIBLE_FROM
 
     def decode(frame: Buffer, position: int) -> Steps[LeaderAndIsrResponse]:

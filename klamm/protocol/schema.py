@@ -14,8 +14,8 @@ What must stay true:
 - The versions, the flexible versions (KIP-482) and the size of an API stand in the first line of its request and
   nowhere else.
 - A field that a version lacks reads as its default in that version. A default list is a new list each time.
-- Creating a class only notes what is written: a broker imports hundreds of them when it starts. `fields_of` reads the
-  notes, when a message is first made, encoded or decoded.
+- Creating a class only stores its annotations: a broker imports hundreds of classes when it starts. `fields_of`
+  interprets them when a message is first made, encoded or decoded.
 
 mypy reads the same lines: `Struct` is a dataclass to it (PEP 681), and the types of the wire are aliases of Python's.
 """
@@ -38,7 +38,7 @@ Bool: TypeAlias = bool
 String: TypeAlias = str
 Bytes: TypeAlias = bytes
 Records: TypeAlias = bytes | bytearray | memoryview
-"""Bytes that are a part of the frame's memory, and are sent as they are where they are many."""
+"""Bytes that are a part of the frame's memory. Many of them are sent without a copy."""
 Uuid: TypeAlias = UUID | None
 """None is the UUID of zeros."""
 BitField: TypeAlias = set[int] | None
@@ -58,7 +58,7 @@ ZEROS: dict[str, Any] = {
     "Uuid": None,
     "BitField": None,
 }
-"""The types of the wire, and what a field of each is where nobody says."""
+"""The types of the wire, and the default of a field of each type."""
 
 NEWEST = 2**15 - 1
 
@@ -106,7 +106,7 @@ NEVER = Versions(f"{NEWEST}+")
 
 
 class Api:
-    """What the first line of a request says. `versions` are those that klamm serves; it knows those of `known`."""
+    """The first line of a request. klamm serves `versions`; it can encode and decode `known`."""
 
     __slots__ = ("flexible", "key", "known", "size", "versions")
 
@@ -141,14 +141,15 @@ def field(
 ) -> Any:
     """A field that only some versions have, or which may be null or is tagged in only some versions.
 
-    A type with `| None` may be null in all versions unless `nullable` says in which ones. `tagged` says since when the
-    field of this tag is a tagged one: by default, whenever it is there. A tagged struct that is None is left out.
+    A type with `| None` may be null in all versions unless `nullable` names some. `tagged` names the versions in which
+    a field with a tag is a tagged field; the default is all versions that have the field. A tagged struct that is None
+    is left out.
     """
     return _Given(versions, default, nullable, tag, tagged)
 
 
 class _StructType(type):
-    """Makes slots of a struct's annotations, and keeps what stands to the right of them."""
+    """Makes slots of a struct's annotations, and keeps the values that are assigned to them."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], body: dict[str, Any], **options: Any) -> _StructType:
         names = [name for name, kind in body.get("__annotations__", {}).items() if not kind.startswith("ClassVar")]
@@ -169,14 +170,14 @@ class Struct(_Noted):
     __slots__: ClassVar[tuple[str, ...]]
 
     def __init__(self, **values: Any) -> None:
-        # The first one of a class makes the class's own `__init__`.
+        # The first instance of a class makes the class's own `__init__`.
         from klamm.protocol.compiler import compile_init
 
         compile_init(type(self))
         self.__init__(**values)  # type: ignore[misc]
 
     def __eq__(self, other: object) -> bool:
-        # The first one of a class makes the class's own `__eq__`.
+        # The first comparison makes the class's own `__eq__`.
         from klamm.protocol.compiler import compile_eq
 
         compile_eq(type(self))
@@ -197,7 +198,7 @@ Answer_co = TypeVar("Answer_co", covariant=True)
 
 
 class Answered(Generic[Answer_co]):
-    """A request, to who sends it: its response is an `Answer_co`."""
+    """A request as its sender sees it: the response is an `Answer_co`."""
 
     __slots__ = ()
 
@@ -214,7 +215,7 @@ class Request(Struct, Answered[Answer_co]):
         cls.api = Api(api, versions, flexible, size, known)
 
 
-# -- what the notes say -----------------------------------------------------------------------------------------------
+# -- fields -----------------------------------------------------------------------------------------------------------
 
 
 class Field:
@@ -248,16 +249,16 @@ class Field:
 
     @property
     def makes_list(self) -> bool:
-        """Whether the default is a list, of which every message needs one of its own."""
+        """Whether the default is a list; every message needs a list of its own."""
         return isinstance(self.default, list)
 
     @property
     def is_left_out_as_none(self) -> bool:
-        """Whether it is a tagged struct: None means that it is not there, and no byte of the wire says null."""
+        """Whether the field is a tagged struct: None leaves it out, because a tagged field cannot be null."""
         return self.tag is not None and not self.is_array and not isinstance(self.kind, str)
 
     def is_plain_in(self, version: int) -> bool:
-        """Whether it has its place among the fields of this version."""
+        """Whether this version has the field outside its tagged fields."""
         return version in self.versions and version not in self.tagged
 
     def is_tagged_in(self, version: int) -> bool:

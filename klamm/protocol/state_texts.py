@@ -1,6 +1,4 @@
-"""What the controller says of a partition, as the lines of state-change.log show it: like Kafka's message classes print
-themselves. Pure.
-"""
+"""The texts of partition states in state-change.log, as Kafka's message classes print them. Pure."""
 
 from collections.abc import Iterable
 

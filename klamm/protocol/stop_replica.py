@@ -1,13 +1,13 @@
-"""StopReplica (key 5), versions 0 to 3: messages and hand-written codecs. The controller ends a broker's part in
-partitions, or has it delete them.
+"""StopReplica (key 5), versions 0 to 3: messages and hand-written codecs. The controller tells a broker to stop
+replicas, and which of them to delete.
 
 Messages are the same for every version; the codecs put them into the version's layout.
 
-Versions: 1 grouped by topic, broker epoch (KIP-380), 2 flexible, 3 for each partition its leader epoch (KIP-570), and
-whether it is deleted: before, all partitions of a request are, or none.
+Versions: 1 grouped by topic, broker epoch (KIP-380), 2 flexible, 3 leader epoch (KIP-570) and
+deletion for each partition: before, a request deletes all its partitions or none of them.
 
-What must stay true: a partition's state is not changed once it is made. Its encoding is kept with it, so that all
-brokers which are told the same share the work.
+What must stay true: a partition's state never changes. Its encoding is kept with it and shared by the requests to all
+brokers.
 """
 
 import struct
@@ -27,7 +27,7 @@ from klamm.protocol.primitives import Buffer, Steps, check_end, in_one_go, skip_
 from klamm.protocol.schema import WHOLE, Answered, Api
 from klamm.protocol.vocabulary import NO_EPOCH
 
-# Leader epochs: the version or the controller does not know it; the topic is being deleted.
+# Special leader epochs: unknown to the version or the controller; the topic is being deleted.
 EPOCH_DURING_DELETE = -2
 
 GROUPED_FROM = 1
@@ -48,7 +48,7 @@ _STATE = struct.Struct(">ii?B")
 class StopReplicaPartitionState:
     """One partition that stops: whether its data is deleted, and in which leader epoch (NO_EPOCH, EPOCH_DURING_DELETE).
 
-    Never changed once made: `_encoded` is (version, what the state is in that version).
+    A state never changes: `_encoded` is (version, the state's encoding in that version).
     """
 
     partition: int
@@ -64,7 +64,7 @@ class StopReplicaTopic(ControlTopic[StopReplicaPartitionState]):
 
 @dataclass(slots=True)
 class StopReplicaRequest(Answered["StopReplicaResponse"]):
-    """`broker_epoch` is the receiver's, as the controller knows it; -1 where the version does not say."""
+    """`broker_epoch` is the receiver's, as the controller knows it; -1 if the version does not have it."""
 
     controller_id: int
     controller_epoch: int
@@ -95,7 +95,7 @@ def request_decoder(version: int) -> Callable[[Buffer, int], StopReplicaRequest]
 
 
 def request_steps(version: int) -> Callable[[Buffer, int], Steps[StopReplicaRequest]]:
-    """What `request_decoder` makes, in steps of `PARTITIONS_PER_STEP`."""
+    """Like `request_decoder`, in steps of `PARTITIONS_PER_STEP`."""
 
     def decode(frame: Buffer, position: int) -> Steps[StopReplicaRequest]:
         elements = [CONTROLLER_MAX_ELEMENTS]
@@ -122,7 +122,7 @@ def request_steps(version: int) -> Callable[[Buffer, int], Steps[StopReplicaRequ
 def _read_state(
     delete: bool, version: int, frame: Buffer, position: int, elements: list[int]
 ) -> tuple[StopReplicaPartitionState, int]:
-    """A partition of any version, without the topic's name. `delete` is what a version says that says it once."""
+    """A partition of any version, without the topic's name. Older versions have `delete` once for the request."""
     if version < STATES_FROM:
         (partition,) = _INT32.unpack_from(frame, position)
         return StopReplicaPartitionState(partition, NO_EPOCH, delete), position + 4
@@ -136,7 +136,7 @@ def _read_state(
 def encode_request(version: int, request: StopReplicaRequest) -> list[Buffer]:
     """The request's body.
 
-    Raises ValueError before version 3 for a request that deletes some of its partitions, and stops others.
+    Raises ValueError before version 3 for a request that deletes only some of its partitions.
     """
     if version >= STATES_FROM:
         head = _HEAD_V3.pack(request.controller_id, request.controller_epoch, request.broker_epoch)
@@ -152,7 +152,7 @@ def encode_request(version: int, request: StopReplicaRequest) -> list[Buffer]:
 
 
 def _deletes(version: int, request: StopReplicaRequest) -> bool:
-    """What a version says that says it once for all partitions."""
+    """Whether the request deletes its partitions, in versions that have this once for all of them."""
     found = {state.delete for topic in request.topics for state in topic.partitions}
     if len(found) > 1:
         raise ValueError(f"StopReplica version {version} deletes all partitions or none, not some")
@@ -166,7 +166,7 @@ def _encode_state(version: int, state: StopReplicaPartitionState) -> bytes:
     return _STATE.pack(state.partition, state.leader_epoch, state.delete, 0)
 
 
-# By whether a request deletes all its partitions, in a version that says it once.
+# By whether the request deletes its partitions, in versions that have this once.
 _TOPICS = {
     delete: ControlTopics(
         StopReplicaTopic,
@@ -195,7 +195,7 @@ def response_decoder(version: int) -> Callable[[Buffer, int], StopReplicaRespons
 
 
 def response_steps(version: int) -> Callable[[Buffer, int], Steps[StopReplicaResponse]]:
-    """What `response_decoder` makes, in steps of `PARTITIONS_PER_STEP`."""
+    """Like `response_decoder`, in steps of `PARTITIONS_PER_STEP`."""
     flexible = version >= FLEXIBLE_FROM
 
     def decode(frame: Buffer, position: int) -> Steps[StopReplicaResponse]:

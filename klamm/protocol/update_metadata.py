@@ -1,12 +1,12 @@
-"""UpdateMetadata (key 6), versions 0 to 7: messages and hand-written codecs. The controller tells every broker who
-lives and who leads what.
+"""UpdateMetadata (key 6), versions 0 to 7: messages and hand-written codecs. The controller tells every broker
+which brokers are alive and which of them leads each partition.
 
 Messages are the same for every version; the codecs put them into the version's layout.
 
 Versions: 1 several endpoints, 2 rack, 3 listener names, 4 offline replicas, 5 grouped by topic, broker epoch (KIP-380),
 6 flexible, 7 topic ids (KIP-516).
 
-What must stay true: a partition's state is not changed once it is made, nor a request's topics and brokers once it was
+What must stay true: a partition's state never changes, and a request's topics and brokers do not change once it is
 encoded. The encodings are kept: the requests that `for_broker` makes for many brokers are encoded once.
 """
 
@@ -59,15 +59,15 @@ _HEAD_V0 = struct.Struct(">ii")
 _HEAD_V5 = struct.Struct(">iiq")
 _STATE_HEAD = struct.Struct(">iiii")
 
-# Where the version has no names for listeners, a listener has the name of its security protocol.
+# In versions without listener names a listener is called like its security protocol.
 _PLAINTEXT = SECURITY_PROTOCOLS.index("PLAINTEXT")
 
 
 @dataclass(slots=True)
 class UpdateMetadataPartitionState:
-    """One partition as clients shall see it. `leader`: -1 for nobody, LEADER_DURING_DELETE.
+    """One partition as clients see it. `leader` is -1 if there is none, or LEADER_DURING_DELETE.
 
-    Never changed once made: `_encoded` is (version, what the state is in that version).
+    A state never changes: `_encoded` is (version, the state's encoding in that version).
     """
 
     partition: int
@@ -106,9 +106,9 @@ class UpdateMetadataTopic(ControlTopic[UpdateMetadataPartitionState]):
 
 @dataclass(slots=True)
 class UpdateMetadataRequest(Answered["UpdateMetadataResponse"]):
-    """`broker_epoch` is the receiver's, as the controller knows it; -1 where the version does not say.
+    """`broker_epoch` is the receiver's, as the controller knows it; -1 if the version does not have it.
 
-    `_encoded` has, by version, all that follows the broker epoch; the requests made by `for_broker` share it.
+    `_encoded` has the bytes behind the broker epoch, by version; the requests made by `for_broker` share it.
     """
 
     controller_id: int
@@ -119,7 +119,7 @@ class UpdateMetadataRequest(Answered["UpdateMetadataResponse"]):
     _encoded: dict[int, bytes] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def for_broker(self, broker_epoch: int) -> "UpdateMetadataRequest":
-        """The same for the broker of this epoch. Both share topics and brokers, which may not change any more."""
+        """The same request with another broker epoch. Both share topics and brokers: do not change them."""
         request = UpdateMetadataRequest(
             self.controller_id, self.controller_epoch, broker_epoch, self.topics, self.live_brokers
         )
@@ -129,7 +129,7 @@ class UpdateMetadataRequest(Answered["UpdateMetadataResponse"]):
 
 @dataclass(slots=True)
 class UpdateMetadataResponse:
-    """Nothing but whether it was taken."""
+    """Only an error code."""
 
     error_code: int = 0
 
@@ -149,7 +149,7 @@ def request_decoder(version: int) -> Callable[[Buffer, int], UpdateMetadataReque
 
 
 def request_steps(version: int) -> Callable[[Buffer, int], Steps[UpdateMetadataRequest]]:
-    """What `request_decoder` makes, in steps of `PARTITIONS_PER_STEP`."""
+    """Like `request_decoder`, in steps of `PARTITIONS_PER_STEP`."""
     flexible = version >= FLEXIBLE_FROM
     head = _HEAD_V5 if version >= GROUPED_FROM else _HEAD_V0
 
@@ -179,10 +179,10 @@ def _read_flexible_states(
     count: int,
     states: list[UpdateMetadataPartitionState],
 ) -> int:
-    """Adds so many partitions to `states`, those with short arrays in a fast way; returns the position after them."""
+    """Adds `count` partitions to `states`, faster if their arrays are short. Returns the position after them."""
     for _ in range(count):
         try:
-            # Where the lengths stand if all of them are short: a null would be -1, a longer one more than SHORT_ARRAY.
+            # The lengths if all arrays are short: a null would give -1, a longer array more than SHORT_ARRAY.
             isr = frame[position + 16] - 1
             next_length = position + 21 + 4 * isr
             replicas = frame[next_length] - 1
@@ -238,7 +238,7 @@ def _read_state(
 
 @lru_cache(maxsize=1024)
 def _layout(isr: int, replicas: int, offline: int) -> struct.Struct:
-    """A whole partition of a flexible version whose arrays have so many (fewer than SHORT_ARRAY) elements."""
+    """A whole partition of a flexible version whose arrays have these lengths, all below SHORT_ARRAY."""
     return struct.Struct(f">4iB{isr}iiB{replicas}iB{offline}iB")
 
 
@@ -287,9 +287,9 @@ def _read_endpoint(
 
 
 def encode_request(version: int, request: UpdateMetadataRequest) -> list[Buffer]:
-    """The request's body: what is the receiver's own, then what all receivers share.
+    """The request's body: the receiver's broker epoch, then the part that all receivers share.
 
-    Raises ValueError in version 0 for a broker without a PLAINTEXT endpoint: that version knows no other.
+    Raises ValueError in version 0 for a broker without a PLAINTEXT endpoint: that version has no other endpoints.
     """
     shared = request._encoded.get(version)
     if shared is None:

@@ -24,7 +24,7 @@ HAND_WRITTEN: dict[ApiKey, ModuleType] = {
     ApiKey.UPDATE_METADATA: update_metadata,
 }
 
-# What brokers of Kafka 2.8 say to each other without ZooKeeper. klamm knows no more of it than the keys.
+# The APIs of brokers without ZooKeeper (KRaft). klamm knows their keys and has no messages for them.
 _KRAFT = (
     ApiKey.VOTE,
     ApiKey.BEGIN_QUORUM_EPOCH,
@@ -42,7 +42,7 @@ KEYS = tuple(key for key in ApiKey if key not in _KRAFT)
 
 @cache
 def api_of(api_key: ApiKey) -> Api:
-    """The versions and the size of an API. LookupError for one that has no messages."""
+    """The versions and the size of an API. Raises LookupError for an API without messages."""
     own = HAND_WRITTEN.get(api_key)
     api: Api = own.API if own else request_class(api_key).api
     return api

@@ -1,4 +1,5 @@
-"""AlterIsr (key 56): a leader asks the controller for another ISR (KIP-497). Later Kafkas call it AlterPartition.
+"""AlterIsr (key 56): a leader asks the controller for another ISR (KIP-497). Later versions of Kafka call it
+AlterPartition.
 
 Versions: 0 flexible.
 """

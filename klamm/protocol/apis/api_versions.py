@@ -1,6 +1,6 @@
 """ApiVersions (key 18): which APIs and versions a broker serves.
 
-Versions: 1 throttle time; 3 flexible, the client's software (KIP-511), features (KIP-584).
+Versions: 1 throttle time; 3 flexible, name and version of the client (KIP-511), features (KIP-584).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DeleteRecords (key 21): moves the log start offsets of partitions up.
+"""DeleteRecords (key 21): advances the log start offsets of partitions.
 
 Versions: 2 flexible.
 """

@@ -4,8 +4,8 @@ A response is encoded as a list of buffers in which the records of each partitio
 not change until they are sent. The records of a decoded response are parts of its frame's memory.
 
 Versions: 5 log start offset; 7 sessions and forgotten topics (KIP-227); 9 current leader epoch (KIP-320); 11 rack and
-preferred read replica (KIP-392); 12 flexible, last fetched and diverging epoch (KIP-595), current leader. A
-response has no snapshot id, which only KRaft knows.
+preferred read replica (KIP-392); 12 flexible, last fetched and diverging epoch (KIP-595), current leader. The snapshot
+id, which only KRaft uses, is left out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """InitProducerId (key 22): the producer id and epoch of an idempotent or transactional producer.
 
-Versions: 2 flexible; 3 the id and epoch so far (KIP-360); 6 two-phase commit (KIP-939).
+Versions: 2 flexible; 3 the current id and epoch (KIP-360); 6 two-phase commit (KIP-939).
 """
 
 from __future__ import annotations

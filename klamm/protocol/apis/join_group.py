@@ -1,8 +1,8 @@
 """JoinGroup (key 11): a member enters a rebalance of its group.
 
-Versions: 1 rebalance timeout; 2 throttle time; 4 the member id is given first (KIP-394); 5 group instance id (KIP-345);
-6 flexible; 7 protocol type in the response (KIP-559); 8 reason (KIP-800); 9 the leader may skip the assignment
-(KIP-814).
+Versions: 1 rebalance timeout; 2 throttle time; 4 a new member gets its id first and joins again (KIP-394); 5 group
+instance id (KIP-345); 6 flexible; 7 protocol type in the response (KIP-559); 8 reason (KIP-800); 9 the leader may skip
+the assignment (KIP-814).
 """
 
 from __future__ import annotations

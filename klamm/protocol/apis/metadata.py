@@ -1,7 +1,7 @@
 """Metadata (key 3): the brokers, and the leader and replicas of each partition.
 
-Versions: 0 empty topics ask for all, from 1 on null does; 1 rack, controller, internal topics; 2 cluster id; 3 throttle
-time; 4 auto topic creation; 5 offline replicas; 7 leader epoch (KIP-320); 8 authorized operations (KIP-430); 9
+Versions: 0 an empty list asks for all topics, from 1 on null does; 1 rack, controller, internal topics; 2 cluster id; 3
+throttle time; 4 auto topic creation; 5 offline replicas; 7 leader epoch (KIP-320); 8 authorized operations (KIP-430); 9
 flexible; 10 topic ids (KIP-516); 11 no operations of the cluster (KIP-700); 12 topics asked for by id; 13 error code
 (KIP-1102).
 """

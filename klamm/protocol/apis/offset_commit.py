@@ -1,7 +1,7 @@
-"""OffsetCommit (key 8): a group remembers how far it has read, for each partition.
+"""OffsetCommit (key 8): stores the offsets that a group has consumed.
 
-Versions: 3 throttle time; 5 no retention of the client's own; 6 leader epoch (KIP-320); 7 group instance id (KIP-345);
-8 flexible.
+Versions: 3 throttle time; 5 without the retention that the client chose; 6 leader epoch (KIP-320); 7 group instance id
+(KIP-345); 8 flexible.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class OffsetCommitRequest(
     def of(
         cls, group_id: str, offsets: Mapping[PartitionKey, int], *, metadata: str | None = ""
     ) -> OffsetCommitRequest:
-        """The commit of offsets by (topic, partition), of a client that is no member."""
+        """The commit of offsets by (topic, partition), of a client that is not a member."""
         topics: dict[str, OffsetCommitRequest.OffsetCommitRequestTopic] = {}
         for (name, number), offset in offsets.items():
             topic = topics.setdefault(name, cls.OffsetCommitRequestTopic(name=name, partitions=[]))

@@ -4,8 +4,8 @@ A decoded request's records are parts of its frame's memory, and writable if the
 can put offsets into them in place.
 
 Versions: 1 throttle time; 2 log append time; 3 transactional id (KIP-98); 5 log start offset (KIP-107); 8 record errors
-(KIP-467); 9 flexible. Versions 0 to 2 are decoded so that they can be answered: their records are message sets, which
-klamm refuses.
+(KIP-467); 9 flexible. Versions 0 to 2 are decoded so that klamm can answer them with an error: their records are
+message sets.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """SaslHandshake (key 17): the choice of a SASL mechanism.
 
-Versions: 1 what follows is sent as SaslAuthenticate (KIP-152). No version is flexible.
+Versions: 1 the exchanges that follow are sent as SaslAuthenticate (KIP-152). No version is flexible.
 """
 
 from __future__ import annotations
