@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
+from klamm.config.properties import format_properties
 from klamm.net.client import AuthenticationFailed, ConnectionOptions, connect
 from klamm.net.sasl import authenticator
 from klamm.net.security import SecurityError, security_options
@@ -24,6 +25,7 @@ from klamm.spark.options import read_options, write_options
 from klamm.spark.read.partition_reader import read_range
 from klamm.spark.settings import PartitionRange
 from klamm.spark.write.writing import record_writer
+from klamm.tools import main
 from support.certificates import Authority, one_line
 from support.oracles import RealKafka, RealZooKeeper, java_tool
 from support.processes import free_port
@@ -389,3 +391,71 @@ def test_a_query_of_spark(spark: "SparkSession", secured: Secured) -> None:
     with pytest.raises(Exception, match="SCRAM-SHA-512: the broker refuses user name and password") as caught:
         spark.read.format("klamm").options(**refused, subscribe="of-spark").load().count()
     assert "scram-guess" not in str(caught.value)
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def command(secured: Secured, way: str, *arguments: str, **changes: str) -> list[str]:
+    """A command line with a file of these properties, in which `changes` are made."""
+    options = ways(secured)[way]
+    properties = {name.removeprefix("kafka."): value for name, value in options.items()} | changes
+    servers = properties.pop("bootstrap.servers")
+    file = secured.broker.directory / "command.properties"
+    file.write_bytes(format_properties(properties))
+    return [*arguments, "--bootstrap-server", servers, "--command-config", str(file)]
+
+
+@pytest.mark.parametrize("way", ["SASL_SSL SCRAM-SHA-512", "SASL_SSL PLAIN", "MUTUAL", "SASL_PLAINTEXT SCRAM-SHA-256"])
+def test_commands_take_the_properties_of_javas_clients(
+    secured: Secured, capfd: pytest.CaptureFixture[str], tmp_path: Path, way: str
+) -> None:
+    topic = f"command-{way.replace(' ', '-')}"
+
+    def klamm(*arguments: str) -> str:
+        capfd.readouterr()
+        code = main.run(command(secured, way, *arguments))
+        output = capfd.readouterr()
+        assert code == 0, output.err
+        return output.out
+
+    records = tmp_path / "records"
+    records.write_text("one\ntwo\n")
+    assert klamm("topics", "create", "--topic", topic, "--config", "retention.ms=-1") == f"Created topic {topic}.\n"
+    assert topic in klamm("topics", "list").split()
+    assert "Configs: retention.ms=-1" in klamm("topics", "describe", "--topic", topic)
+    klamm("produce", "--topic", topic, "--file", str(records), "--json")
+    group = ("--group", topic)
+    klamm("groups", "reset-offsets", *group, "--topic", topic, "--to-earliest", "--execute")
+    assert topic in klamm("groups", "list").split()
+    assert klamm("groups", "describe", *group).count(topic) == 4, "a group and a topic, in two lines"
+    assert "was successful" in klamm("groups", "delete", *group)
+    assert "Controller: broker" in klamm("controller", "status")
+
+
+@pytest.mark.parametrize(
+    ("way", "changes", "told"),
+    [
+        ("SASL_SSL PLAIN", {"sasl.jaas.config": "alice"}, "sasl.jaas.config, "),
+        ("SASL_SSL PLAIN", {"ssl.truststore.location": "/no/such.pem"}, "ssl.truststore.location: /no/such.pem cannot"),
+        ("SASL_SSL PLAIN", {"ssl.truststore.type": "JKS"}, "ssl.truststore.type is 'JKS'; allowed: PEM. A JKS or "),
+        ("SASL_SSL PLAIN", {"sasl.mechanism": "GSSAPI"}, "sasl.mechanism is 'GSSAPI'; allowed: PLAIN, SCRAM-SHA-256"),
+        ("SASL_SSL PLAIN", {"security.protocol": "SSL"}, "sasl.mechanism has no effect with security.protocol=SSL"),
+        ("SASL_SSL PLAIN", {"ssl.ca.location": "x"}, "ssl.ca.location is not a property of Java's clients: the name"),
+        (
+            "SASL_SSL PLAIN",
+            {"sasl.jaas.config": f'{PLAIN_MODULE} required username="alice" password="guess";'},
+            "PLAIN: the broker refuses user name and password; see sasl.jaas.config",
+        ),
+    ],
+)
+def test_a_command_tells_what_is_wrong_with_its_properties(
+    secured: Secured, capfd: pytest.CaptureFixture[str], way: str, changes: dict[str, str], told: str
+) -> None:
+    began = time.monotonic()
+    assert main.run(command(secured, way, "topics", "list", **changes)) == 1
+    message = capfd.readouterr().err
+    assert message.startswith("klamm: ") and told in message
+    assert message.count("\n") == 1
+    assert "guess" not in message
+    assert time.monotonic() - began < 5
