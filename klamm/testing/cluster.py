@@ -30,7 +30,7 @@ from klamm.processes.supervisor import BROKER, EMBEDDED_ZOOKEEPER, Processes, Se
 from klamm.protocol.vocabulary import NO_LEADER, NO_REPLICATION_FACTOR, PartitionKey
 from klamm.testing.conditions import Wait, note
 from klamm.testing.errors import ClusterError
-from klamm.testing.observer import LoopThread, Observer, create_topic, delete_topic, load_messages
+from klamm.testing.observer import LoopThread, Observer, create_topic, delete_topic
 from klamm.testing.ports import ReservedPort
 from klamm.znodes.topics import LeaderAndIsr
 
@@ -148,8 +148,6 @@ class Cluster:
             raise
 
     def _start_all(self) -> None:
-        # This process imports while the helper does its own imports.
-        load_messages()
         if self._external_zookeeper is None:
             self._reserve(ZOOKEEPER)
             self._launch(ZOOKEEPER)

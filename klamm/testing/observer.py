@@ -14,7 +14,6 @@ from klamm.client.topics import NewTopic, create_topics, delete_topics
 from klamm.environment import SystemEnvironment
 from klamm.net.client import Address, ClientError
 from klamm.protocol.errors import ErrorCode, KafkaError
-from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.vocabulary import PartitionKey
 from klamm.testing.errors import ClusterError
 from klamm.znodes.cluster import CONTROLLER_PATH, Controller
@@ -139,12 +138,6 @@ class Observer:
                 await client.start()
                 self._store = KafkaZooKeeper(client)
             return self._store
-
-
-def load_messages() -> None:
-    """Imports the message classes for requests to a cluster (a fifth of a second, once)."""
-    for api_key in (ApiKey.API_VERSIONS, ApiKey.METADATA, ApiKey.CREATE_TOPICS):
-        request_class(api_key)
 
 
 async def create_topic(brokers: Mapping[int, Address], topic: NewTopic) -> None:
