@@ -1,4 +1,4 @@
-"""Topics as Arrow record batches for pandas, Polars, DuckDB and whatever else takes Arrow: no Spark, no JVM.
+"""Topics as Arrow record batches for pandas, Polars, DuckDB and other users of Arrow: no Spark, no JVM.
 
 With pandas:
 
@@ -61,9 +61,9 @@ def read(
       `include_headers`.
     - `options`: the other options of the data source, by their names there.
 
-    The plan is made at once, the records are fetched as the reader is read. Raises ValueError for wrong arguments
-    (naming what is allowed), KafkaError and ClientError when the cluster does not answer; the reader raises what
-    `read_range` raises.
+    The offsets to read are planned at once; records are fetched while the reader is read. Raises ValueError for wrong
+    arguments (naming what is allowed), KafkaError and ClientError when the cluster does not answer; the reader raises
+    what `read_range` raises.
     """
     given: dict[str, object | None] = {
         "kafka.bootstrap.servers": bootstrap_servers,

@@ -1,4 +1,4 @@
-"""memcpy for loops that numba compiles: for a hundred bytes, a compiled copy loop takes half as long again."""
+"""memcpy for loops that numba compiles: for a hundred bytes, a compiled copy loop takes 1.5 times as long."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from numba.extending import intrinsic
 
 @intrinsic
 def copy_bytes(typing_context: Any, target: Any, target_at: Any, source: Any, source_at: Any, size: Any) -> Any:
-    """Copies `size` bytes between byte arrays. No bound is checked."""
+    """Copies `size` bytes between byte arrays. Bounds are not checked."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to_array = context.make_array(signature.args[0])(context, builder, arguments[0])

@@ -22,7 +22,7 @@ from klamm.protocol.vocabulary import TopicPartition
 logger = logging.getLogger(__name__)
 
 TIMEOUT_MS = 5_000
-# The time of retries; what is left of TIMEOUT_MS is for the last attempt.
+# The time for retries; the rest of TIMEOUT_MS is for the last attempt.
 RETRY_MS = 4_000
 
 
@@ -44,6 +44,6 @@ def commit_offsets(options: ClientOptions, group: str, offsets: Mapping[TopicPar
             raise failed
         if failed is not None:
             reason = "no answer in time" if isinstance(failed, TimeoutError) else failed
-            logger.warning("group %s is not told how far the query has come: %s", group, reason)
+            logger.warning("the offsets of the query were not committed to group %s: %s", group, reason)
 
     call(options, commit)

@@ -4,8 +4,8 @@ Names are case-insensitive. An option that does not exist, a value that is not a
 other raise an `OptionError`, whose message names the option and the allowed values. No value is guessed, and no option
 is silently ignored, except options of the other direction (a reader's in a writer), so that one set serves both.
 
-`kafka.*` passes configuration of Kafka's clients through. A key is used, or it is known and has no effect here (a group
-member's heartbeat, for example), or it is refused, because the data source decides it itself or klamm lacks it.
+`kafka.*` passes configuration of Kafka's clients through. A key is used, or known without an effect here (a group
+member's heartbeat, for example), or refused because the data source sets it itself or klamm lacks it.
 
 What must stay true: options are immutable, picklable and comparable; they are made on the driver and used by workers.
 
@@ -33,7 +33,7 @@ from klamm.net.security import REFUSED
 from klamm.protocol.vocabulary import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, TopicPartition
 from klamm.spark.settings import FetchOptions
 
-"""The numbers that stand for earliest and latest in JSON, as in the ListOffsets request."""
+"""The numbers for earliest and latest in JSON, as in the ListOffsets request."""
 
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60_000
 
@@ -42,12 +42,12 @@ _LONG_MAX = 2**63 - 1
 
 
 class OptionError(ValueError):
-    """An option is wrong; the message says which and what is allowed."""
+    """A wrong option; the message names the option and the allowed values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """Which partitions are read: exactly one of the three is set."""
+    """The partitions to read: exactly one of the three fields is set."""
 
     subscribe: tuple[str, ...] = ()
     subscribe_pattern: str | None = None
@@ -55,7 +55,7 @@ class Topics:
 
 
 class Bound(Enum):
-    """How a `Limit` says where reading begins or ends."""
+    """How a `Limit` defines where reading begins or ends."""
 
     OFFSETS = "offsets"
     """An offset, EARLIEST_TIMESTAMP or LATEST_TIMESTAMP; for each partition, or for all."""
@@ -263,7 +263,7 @@ def includes_headers(options: Mapping[str, str]) -> bool:
 
 
 class _Given:
-    """The options as they were given. Every method raises OptionError for a value that is not allowed."""
+    """The given options. Every method raises OptionError for a value that is not allowed."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._values = {name.lower(): value.strip() for name, value in options.items()}

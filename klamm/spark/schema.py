@@ -1,9 +1,9 @@
 """The columns of a record: those of Spark's own Kafka connector, with the same names, types and order, and one more.
 
 `key` and `value` are null where the record's are. `timestamp` is UTC and `timestampType` says what it means: 0, when
-the record was made (CreateTime); 1, when a broker appended it (LogAppendTime). `headers` is null for a record that has
-none, and is there only where it is asked for. `leaderEpoch` says under which leader of the partition the record was
-written, -1 where its batch does not say (KIP-320); Spark's connector does not have it, so who wants it names it.
+the record was made (CreateTime); 1, when a broker appended it (LogAppendTime). `headers` is null for a record
+without headers, and exists only on request. `leaderEpoch` is the epoch of the leader that appended the record, -1 where
+the batch has none (KIP-320); Spark's connector does not have it, so it exists only where a query names it.
 
 Source: org.apache.spark.sql.kafka010.KafkaRecordToRowConverter.
 """
@@ -18,7 +18,7 @@ HEADERS = "headers"
 LEADER_EPOCH = "leaderEpoch"
 
 COLUMNS: tuple[str, ...] = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-"""The columns of a read that chooses none."""
+"""The columns of a read that does not choose its columns."""
 
 ALL_COLUMNS: tuple[str, ...] = (*COLUMNS, HEADERS, LEADER_EPOCH)
 
@@ -31,9 +31,9 @@ def columns(*, include_headers: bool) -> tuple[str, ...]:
 def schema(names: Sequence[str]) -> "pa.Schema":
     """The Arrow schema of these columns, in their order.
 
-    Raises ValueError for a name that is no column, and for one that is there twice.
+    Raises ValueError for a name that is not a column, and for a column named twice.
     """
-    # Imported here, because a caller that only needs the names must not wait for it.
+    # Imported here, because a caller that only needs the names must not wait for pyarrow.
     import pyarrow as pa
 
     types: dict[str, pa.DataType] = {

@@ -1,4 +1,4 @@
-"""What the driver tells its workers: plain values, which can be pickled and compared.
+"""The settings that the driver sends to its workers: plain values, which can be pickled and compared.
 
 What must stay true: importing this module, and with it `options.py`, imports nothing heavy. Spark starts several
 processes for each query that only look at the options, and the user waits for them.
@@ -10,15 +10,15 @@ from klamm.client.options import ClientOptions
 
 
 class DataLoss(Exception):
-    """Records that were to be read are not there any more. The message says which and why."""
+    """Planned records no longer exist. The message names them and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionRange:
     """The records of one partition from `start_offset` to before `end_offset`.
 
-    `topic_id` is the topic's UUID as 32 hexadecimal digits, as it was when the range was planned; None where the
-    brokers do not tell it.
+    `topic_id` is the topic's UUID as 32 hexadecimal digits, of the time of planning; None if the brokers
+    have no topic ids.
     """
 
     topic: str
@@ -33,9 +33,10 @@ class FetchOptions:
     """How records are fetched.
 
     - `poll_timeout_ms`: how long to wait for the next records of a range before giving up.
-    - `fail_on_data_loss`: whether loss raises DataLoss, or is told and what is left is read.
-    - `fetch_max_bytes`: of one fetch, unless a single batch is larger; more than 64 MB count as 64 MB.
-    - `max_batch_bytes`: of one Arrow record batch, unless a single record is larger.
+    - `fail_on_data_loss`: whether a loss raises DataLoss. Otherwise it is a warning, and the remaining records are
+      read.
+    - `fetch_max_bytes`: the size of one fetch, unless a single batch is larger; at most 64 MB.
+    - `max_batch_bytes`: the size of one Arrow record batch, unless a single record is larger.
     """
 
     client: ClientOptions

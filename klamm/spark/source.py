@@ -1,13 +1,13 @@
 """The data source `klamm` for PySpark: `format("klamm")` of `spark.read`, `readStream`, `df.write` and `writeStream`.
 
-PySpark makes a `KlammDataSource` in one process of the driver after another: to look which data sources there are, to
-ask for the schema, and to plan. What was planned goes to Python workers, with the reader (`batch.py`, `stream.py`) or
-the writer (`sink.py`).
+PySpark makes a `KlammDataSource` in one process of the driver after another: to find the data sources, to ask for the
+schema, and to plan. The plan goes to Python workers with the reader (`batch.py`, `stream.py`) or the writer
+(`sink.py`).
 
 What must stay true:
 - Importing this module imports no more of klamm than the options and the columns, and neither pyarrow nor numba: the
   user waits for each of these processes.
-- Rows are as a schema says that was given to the reader; naming fewer columns is how a query reads less.
+- A schema that was given to the reader defines the rows. A schema with fewer columns makes a query read less.
 """
 
 from pyspark.sql.datasource import (

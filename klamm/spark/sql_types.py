@@ -2,7 +2,7 @@
 
 What must stay true:
 - Importing this module imports neither pyarrow nor numba: the driver's processes import it to plan.
-- A schema that passes the check can be filled: each column exists, has its type, and may be null where a record's is.
+- A schema that passes the check can be filled: each column exists, has its type, and is nullable where records are.
 """
 
 from pyspark.sql.types import (

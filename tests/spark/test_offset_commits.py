@@ -45,7 +45,7 @@ def test_a_coordinator_that_stays_away_does_not_stop_the_query(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert commit(monkeypatch, ScriptedCluster(coordinators=[7])) == 0
-    assert "group group is not told how far the query has come: COORDINATOR_NOT_AVAILABLE" in caplog.text
+    assert "the offsets of the query were not committed to group group: COORDINATOR_NOT_AVAILABLE" in caplog.text
 
 
 def test_a_coordinator_that_refuses_does(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
-"""How a pipeline's work is spread over Spark's executors: one task for each piece of work, also with Spark Connect.
+"""Spreads a pipeline's work over Spark's executors: one task for each piece of work, also with Spark Connect.
 
 What must stay true: a piece of work may be done twice, also at the same time, because Spark repeats tasks and a task
-may outlive its driver. So what a function does must be the same, done once or several times.
+may outlive its driver. So functions must be idempotent.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 def distribute(spark: "SparkSession", work: "Sequence[T]", do: "Callable[[T], str]") -> list[str]:
-    """What `do` returned for each piece of work, in the order of the work. Raises what Spark raises for a failure."""
+    """The results of `do`, in the order of the work. Raises Spark's error for a failed task."""
     if not work:
         return []
 

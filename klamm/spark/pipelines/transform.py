@@ -4,9 +4,9 @@ In:   {"product": "tea", "amount": 2.5, "time": "2024-05-01T10:00:07Z"}
 Out:  key tea@2024-05-01T10:00:00Z
       value {"product":"tea","begin":"2024-05-01T10:00:00.000Z","total":2.5,"sales":1}
 
-A total is written once, when no sale can change it any more: when there is one that is younger by more than `late`.
-Sales that come later than that are passed over, and so is what is no such JSON. Run again with the same checkpoint, it
-goes on where it ended; a run that dies may write the totals of its last micro-batch twice.
+A total is written once, as soon as a sale is younger by more than `late`. Later sales of that minute are ignored, and
+so are records that are not such JSON. Run again with the same checkpoint, the query continues where it ended; a run
+that dies may write the totals of its last micro-batch twice.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ def transform(
     window: str = "1 minute",
     late: str = "10 minutes",
 ) -> "StreamingQuery":
-    """Starts a query that writes the totals of what is in `source` now to `target`, and then ends.
+    """Starts a query that reads the present records of `source`, writes their totals to `target`, and ends.
 
     `options` are `kafka.*` of the reader and the writer. For a query that does not end, leave the trigger out.
     """

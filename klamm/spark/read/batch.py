@@ -1,7 +1,7 @@
 """Batch queries: the driver plans the ranges once (`planning.py`), and each task reads one (`partition_reader.py`).
 
 What must stay true:
-- Planning imports nothing that decodes: no pyarrow, no numba.
+- Planning imports neither pyarrow nor numba.
 - A reader is picklable, and `read` changes nothing in it: Spark may run a partition twice.
 - `KlammReader` takes no filters (it has no `pushFilters`): PySpark 4.3 keeps the plan of the last condition for all
   uses of a frame, so a frame that is used again would lack rows.
@@ -37,7 +37,7 @@ class KlammReader(DataSourceReader):
 
 
 def read_partition(options: ReadOptions, schema: StructType, partition: InputPartition) -> "Iterator[pa.RecordBatch]":
-    """The rows of a range in a worker, exactly as Spark wants them. PySpark makes an empty plan one None."""
+    """The rows of a range in a worker, exactly as Spark wants them. For an empty plan PySpark passes None."""
     if partition.value is None:
         return
     import pyarrow as pa

@@ -1,13 +1,13 @@
-"""Streaming queries: how far a micro-batch goes, and what Spark keeps in its checkpoint.
+"""Streaming queries: the end of each micro-batch, and the positions in Spark's checkpoint.
 
 One `KlammStreamReader` lives in a process of the driver as long as its query and plans every micro-batch; copies of it
 in the workers only read. Positions travel as JSON (`planning.Position`).
 
 What must stay true:
-- What has been planned can be planned again: the ranges of a micro-batch follow from its end alone.
-- Without new records the position that Spark gave is returned as it was, or Spark would run an empty batch.
-- With the trigger availableNow nothing is read that came after the first batch had begun, and every batch comes nearer
-  to that end.
+- A micro-batch can be planned again: its ranges follow from its end alone.
+- Without new records the position that Spark gave is returned unchanged; else Spark would run an empty batch.
+- With the trigger availableNow no record is read that was appended after the first batch began, and every batch gets
+  closer to that end.
 """
 
 import asyncio
@@ -50,9 +50,9 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # Where an availableNow query ends, from its first batch on.
         self._target: Position | None = None
         self._latest: Position | None = None
-        # What the group was told last.
+        # The last committed position.
         self._committed: Offsets | None = None
-        # When records were last let through, by the loop's clock; None: not yet.
+        # When the last batch with records was planned, by the loop's clock; None before the first one.
         self._triggered_s: float | None = None
 
     def initialOffset(self) -> dict[str, Any]:
@@ -97,7 +97,7 @@ class KlammStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._commit(Position.from_json(end))
 
     def _commit(self, position: Position) -> None:
-        """Shows the group how far the query has come, if it is asked for and has not been done."""
+        """Commits the query's position to the group, if `commitOffsets` is set and the position is new."""
         group = self._options.commit_to_group
         if group is not None and position.offsets != self._committed:
             self._committed = position.offsets

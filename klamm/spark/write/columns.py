@@ -1,7 +1,7 @@
 """The columns that become records, as compiled code sees them: arrays of numbers over Arrow's own memory.
 
 What must stay true:
-- A null is not an empty byte string, neither as key nor as value nor as a header's value.
+- Null and the empty byte string stay different, in keys, in values and in headers' values.
 - The bytes of keys and values are not copied.
 """
 
@@ -17,7 +17,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class Strings(NamedTuple):
-    """A column of byte strings: those of row r are `data[starts[r] : starts[r] + sizes[r]]`; a size of -1 is null."""
+    """A column of byte strings: row r has `data[starts[r] : starts[r] + sizes[r]]`; a size of -1 is null."""
 
     data: npt.NDArray[np.uint8]
     starts: Integers
@@ -25,7 +25,7 @@ class Strings(NamedTuple):
 
 
 class Headers(NamedTuple):
-    """A column of headers: those of row r are `counts[r]` of `names` and `values`, from `starts[r]`."""
+    """A column of headers: row r has `counts[r]` of `names` and `values`, from index `starts[r]` on."""
 
     starts: Integers
     counts: Integers
@@ -34,7 +34,7 @@ class Headers(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """What becomes records, one a row. Timestamps in ms since 1970."""
+    """The columns of records, one record a row. Timestamps are in ms since 1970."""
 
     keys: Strings
     values: Strings
@@ -111,7 +111,7 @@ def _nulls(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def _from_buffer(buffer: pa.Buffer | None, dtype: Any) -> npt.NDArray[Any]:
-    """An array that cannot be written to, always: numba compiles anew for one that can."""
+    """A read-only array. All arrays are read-only, because numba would compile the loops again for a writable one."""
     array = np.frombuffer(b"" if buffer is None else buffer, dtype)
     array.flags.writeable = False
     return array

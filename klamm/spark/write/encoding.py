@@ -4,7 +4,7 @@ The rows of one Arrow batch that go to one target (a partition) keep their order
 size. `klamm.protocol.records.build_batch` does the same one record at a time and is what the tests compare with.
 
 What must stay true:
-- A sealed batch has memory of its own and is never written to again: it goes to a transport as it is.
+- A sealed batch has memory of its own and is never written to again: the transport gets it without a copy.
 
 Source: org.apache.kafka.common.record.DefaultRecordBatch, DefaultRecord.
 """
@@ -24,7 +24,7 @@ SLAB_BYTES = 2 * 1024 * 1024
 
 
 class EncodedBatch(NamedTuple):
-    """A batch for `target`, complete but for producer id, epoch and sequence. `max_timestamp` belongs to its header."""
+    """A batch for `target`, complete except for producer id, epoch and sequence. `max_timestamp` is its header's."""
 
     target: int
     data: memoryview
@@ -35,7 +35,7 @@ class EncodedBatch(NamedTuple):
     def seal(
         self, codec: CompressionType, producer_id: int, producer_epoch: int, base_sequence: int
     ) -> bytes | bytearray:
-        """The batch as it goes to a broker, in memory of its own: one that waits long keeps no others alive."""
+        """The batch for a broker, in memory of its own: a batch that waits long keeps no other batch in memory."""
         header = BatchHeader(
             0,
             len(self.data) - LOG_OVERHEAD_BYTES,
@@ -56,7 +56,7 @@ class EncodedBatch(NamedTuple):
 
 
 def record_sizes(columns: Columns) -> Integers:
-    """How many bytes each row needs as a record without compression, or up to a dozen more."""
+    """The bytes that each row needs as an uncompressed record, or up to a dozen more."""
     sizes = np.empty(len(columns.timestamps), np.int64)
     same_timestamp = len(sizes) == 0 or bool((columns.timestamps == columns.timestamps[0]).all())
     kernels.measure(sizes, columns, same_timestamp)
@@ -66,8 +66,8 @@ def record_sizes(columns: Columns) -> Integers:
 def encode(columns: Columns, targets: Integers, sizes: Integers, limits: Sequence[int]) -> Iterator[EncodedBatch]:
     """The batches of all rows, target after target.
 
-    `targets` has the target of each row, a number below `len(limits)`, and `sizes` what `record_sizes` found. A batch
-    has at most `limits[target]` bytes, unless it has a single record.
+    `targets` has the target of each row, a number below `len(limits)`, and `sizes` the result of
+    `record_sizes`. A batch has at most `limits[target]` bytes, unless it has a single record.
     """
     rows = len(targets)
     order, first, needs = np.empty(rows, np.int64), np.empty(rows + 1, np.int64), np.empty(rows, np.int64)

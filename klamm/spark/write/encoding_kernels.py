@@ -1,7 +1,7 @@
 """The loops over rows that turn columns into record batches, compiled by numba.
 
 Importing this module imports numba, and the first call of a loop compiles it or loads it from numba's cache on disk, so
-it is imported where records are about to be written and nowhere else. `encoding.py` is its only user.
+`encoding.py`, its only user, imports it when records are about to be written.
 
 What must stay true: compiled code checks no index. Every record is written into room of the size that `measure` found,
 and `measure` never finds less than what `write` needs.
@@ -17,7 +17,7 @@ from klamm.compiling import compiled, inlined
 from klamm.spark.memcpy import copy_bytes
 from klamm.spark.write.columns import Columns
 
-# A record's attributes, and the most that the difference of two offsets needs.
+# The bytes of a record's attributes, and the most bytes of the difference of two offsets.
 _FIXED_BYTES = 1 + 5
 _MAX_VARLONG_BYTES = 10
 
@@ -66,12 +66,12 @@ def _headers_size(name_sizes: Any, value_sizes: Any, first: int, count: int) -> 
     return size
 
 
-# Arrays are taken out of their tuples before a loop: inside of it, that costs as much as a record.
+# Arrays are taken out of their tuples before a loop: inside the loop that costs as much as a record.
 
 
 @compiled()
 def measure(sizes: Any, columns: Columns, same_timestamp: bool) -> None:
-    """Puts into `sizes` how many bytes the record of each row needs, or a few more."""
+    """Sets `sizes` to the bytes that the record of each row needs, or a few more."""
     key_sizes, value_sizes = columns.keys.sizes, columns.values.sizes
     header_starts, header_counts = columns.headers.starts, columns.headers.counts
     name_sizes, text_sizes = columns.headers.names.sizes, columns.headers.values.sizes
@@ -86,7 +86,8 @@ def measure(sizes: Any, columns: Columns, same_timestamp: bool) -> None:
 def split(
     targets: Any, target_count: int, sizes: Any, limits: Any, order: Any, first: Any, batch_targets: Any, needs: Any
 ) -> int:
-    """Sorts the rows by target, keeping their order within it, and cuts them into batches; returns their number.
+    """Sorts the rows by target, keeping their order within it, and cuts them into batches. Returns the number of
+    batches.
 
     Batch b, for target `batch_targets[b]`, has the rows `order[first[b] : first[b + 1]]`, which need `needs[b]` bytes:
     at most the target's limit, unless it is a single row. The arrays have room for one batch a row, `first` for one

@@ -1,7 +1,7 @@
-"""Which partition a record goes to, as Kafka's default partitioner decides it, in bulk.
+"""The partition of each record, chosen as Kafka's default partitioner does, in bulk.
 
-A record goes to the partition that its row names, else to the one of its key's hash, else (a null key) to whichever its
-topic's keyless records go to until they have filled a batch; then the next partition that has a leader takes its turn.
+A record goes to the partition that its row names, else to the partition of its key's hash. Records with a null key go
+to one partition of their topic until they have filled a batch, and then to the next partition that has a leader.
 
 Source: org.apache.kafka.clients.producer.internals.DefaultPartitioner, StickyPartitionCache (KIP-480).
 """
@@ -22,16 +22,16 @@ from klamm.spark.write.partitioning_kernels import Layout, Sticky
 
 @dataclass(slots=True)
 class Topic:
-    """A topic that is written to. `available`: partitions with a leader, at least one number in any case."""
+    """A topic to write to. `available`: the partitions with a leader; never empty."""
 
     name: str
     partition_count: int
     available: list[int]
     limit_bytes: int
-    """How large a batch may become."""
+    """The largest size of a batch."""
 
     current: int = 0
-    """Which of the available partitions keyless records go to; the caller may set it at the beginning."""
+    """The partition for keyless records is `available[current % len(available)]`; the caller may set the first one."""
     filled_bytes: int = 0
 
 

@@ -1,7 +1,7 @@
 """The loop over rows that gives each its partition, compiled by numba.
 
-Importing this module imports numba, and the first call compiles the loop or loads it from numba's cache on disk, so it
-is imported where records are about to be written and nowhere else. `partitioning.py` is its only user.
+Importing this module imports numba, and the first call compiles the loop or loads it from numba's cache on disk, so
+`partitioning.py`, its only user, imports it when records are about to be written.
 
 What must stay true: compiled code checks no index. A row's own partition is checked before it is used as one.
 
@@ -18,12 +18,12 @@ _MULTIPLIER = 0x5BD1E995
 _ROTATION = 24
 _32_BITS = 0xFFFFFFFF
 
-# No int32, so that every number in a column of partitions is one that somebody meant.
+# Not an int32, so that no number in a column of partitions has this meaning.
 NO_PARTITION = -(2**31) - 1
 
 
 class Layout(NamedTuple):
-    """Topics as compiled code sees them; all arrays but `available` have an element a topic.
+    """Topics as compiled code sees them; all arrays except `available` have one element a topic.
 
     The targets of a topic are the numbers from `first_targets` on, one a partition.
     """
@@ -37,7 +37,7 @@ class Layout(NamedTuple):
 
 
 class Sticky(NamedTuple):
-    """Where the keyless records of each topic go, and how many bytes have gone there."""
+    """The current partition for keyless records of each topic, and the bytes that it has got."""
 
     current: Integers
     filled: Integers
@@ -45,7 +45,7 @@ class Sticky(NamedTuple):
 
 @inlined
 def murmur2(data: Any, start: int, size: int) -> int:
-    """The hash of Kafka's default partitioner, as a number of 32 bits without sign."""
+    """The hash of Kafka's default partitioner, as an unsigned number of 32 bits."""
     value = (_SEED ^ size) & _32_BITS
     for at in range(start, start + size - size % 4, 4):
         word = data[at] | data[at + 1] << 8 | data[at + 2] << 16 | data[at + 3] << 24
@@ -67,8 +67,8 @@ def murmur2(data: Any, start: int, size: int) -> int:
 def assign(targets: Any, topics: Any, partitions: Any, keys: Any, sizes: Any, layout: Layout, sticky: Sticky) -> int:
     """Puts the target of each row into `targets`: its topic's first target plus its partition.
 
-    The partition is the row's own, else that of its key, else (null keys) that which the topic keeps to until a batch
-    is full. Returns the first row whose own partition its topic does not have, -1 when there is none.
+    The partition is the row's own, else that of its key, else (null keys) the topic's current one until a batch is
+    full. Returns the first row that names a partition which its topic does not have, or -1.
     """
     counts, first_targets, limits, available, first_available, available_counts = layout
     key_data, key_starts, key_sizes = keys

@@ -2,13 +2,13 @@
 
 The columns are those of Spark's Kafka connector: `value` (required) and `key`, each string or binary; `topic` (string),
 unless the option `topic` names one for all; `partition` (int) and `headers` (array of key and value), both optional.
-Other columns are passed over. The timestamp is the time of writing.
+Other columns are ignored. The timestamp is the time of writing.
 
 What must stay true:
 - A task succeeds only when all in-sync replicas have every one of its records.
-- At least once: Spark repeats a task that failed, and a micro-batch of which it does not know that it succeeded; what
-  the failed attempt had already written stays in the topic. Within one attempt nothing is written twice, and a
-  partition keeps the order of the attempt's rows, whatever happens to brokers meanwhile (`producer.py`).
+- At least once: Spark repeats a failed task, and a micro-batch whose success it does not know; records of the failed
+  attempt stay in the topic. Within one attempt no row is written twice, and a partition keeps the order of the
+  attempt's rows, whatever happens to brokers meanwhile (`producer.py`).
 - Nothing heavy is imported before the first record is written: Spark makes the writers for the driver.
 
 Source: org.apache.spark.sql.kafka010.KafkaWriter, KafkaRowWriter.
@@ -38,13 +38,13 @@ _ALLOWED: dict[str, tuple[DataType, ...]] = {
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task has written."""
+    """The commit message of a task."""
 
     records: int
 
 
 class KlammWriter(DataSourceArrowWriter):
-    """Writes a DataFrame. Raises OptionError when `schema` lacks a column, or has one of another type."""
+    """Writes a DataFrame. Raises OptionError when `schema` lacks a column, or a column has a wrong type."""
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._options = options
@@ -81,12 +81,12 @@ def _columns(options: WriteOptions, schema: StructType) -> list[str]:
 
 
 def _same(found: DataType, wanted: DataType) -> bool:
-    """Whether the types are the same, whatever may be null in them."""
+    """Whether the types are the same, apart from nullability."""
     return found.simpleString() == wanted.simpleString()
 
 
 def _write(options: WriteOptions, columns: list[str], batches: "Iterator[pa.RecordBatch]") -> Written:
-    # Compiled code and what it stands on.
+    # Compiled code and its libraries.
     from klamm.spark.write.writing import record_writer
 
     records = 0

@@ -1,8 +1,8 @@
-"""Writes Arrow batches to topics, from plain threads: rows are given partitions, encoded and handed to a producer.
+"""Writes Arrow batches to topics, from plain threads: rows get partitions, are encoded and go to a producer.
 
 What must stay true:
-- The sequence number of a batch is given here, in the order in which batches are handed over; so a writer whose work
-  was broken off is never used again.
+- This module numbers the batches, in the order in which the producer gets them. So a writer that was interrupted is
+  never used again.
 - A writer that has written everything is kept for the next task of this process, with its producer id: every id that a
   partition has seen stays in its brokers' memory for days.
 """
@@ -28,19 +28,19 @@ from klamm.spark.write.columns import Columns, Integers
 from klamm.spark.write.encoding import encode, record_sizes
 from klamm.spark.write.partitioning import Topic, assign
 
-# Arrow batches are gathered until there is enough for every partition to have batches that are worth sending, within
-# the memory for what is not acknowledged.
+# Arrow batches are collected until every partition can have batches of a useful size, within the memory for
+# unacknowledged batches.
 GATHERED_BYTES = 8 * 1024 * 1024
 GATHERED_BYTES_PER_PARTITION = 64 * 1024
-# What a batch takes beside its columns, which is more than the columns of a single row.
+# The memory of a batch beside its columns, which is more than the columns of a single row.
 BATCH_OVERHEAD_BYTES = 2048
-# As soon as this much of them is encoded it is handed to the producer, which sends it while more is encoded.
+# Encoded batches of this size go to the producer, which sends them while more are encoded.
 HANDED_OVER_BYTES = 2 * 1024 * 1024
 
 
 class Continued(NamedTuple):
-    """What a writer goes on with, of one that wrote the records before and may write these, too: `sequences` are those
-    of the next record of each partition, 0 for others. Brokers take each number of a producer once.
+    """The producer state that one writer leaves to the next: `sequences` has the next sequence number of each
+    partition, 0 for others. Brokers accept each number of a producer once.
     """
 
     producer: Identity
@@ -50,9 +50,9 @@ class Continued(NamedTuple):
 class RecordWriter:
     """Writes the columns `key`, `value`, `topic`, `partition`, `headers` and `timestamp` of Arrow batches as records.
 
-    Only `value` and (unless the options name the topic) `topic` are required; other columns are passed over. A
-    timestamp is of microseconds, of which full milliseconds are kept; without one, a record has the time of writing.
-    When something cannot be written, any method raises KafkaError or ClientError, and the writer is of no use any more.
+    Only `value` and (unless the options name the topic) `topic` are required; other columns are ignored.
+    Timestamps are microseconds, of which full milliseconds are kept; the default is the time of writing. When a record
+    cannot be written, any method raises KafkaError or ClientError, and the writer must not be used again.
     """
 
     def __init__(self, options: WriteOptions, environment: Environment, continued: Continued | None = None) -> None:
@@ -68,11 +68,11 @@ class RecordWriter:
         self._limits: dict[str, int] = {}
 
     def forget_topics(self) -> None:
-        """Forgets the topics' metadata, so that it is read again."""
+        """Drops the topics' metadata; the next write reads it again."""
         self._topics.clear()
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Takes the rows."""
+        """Accepts rows; they are sent in the background."""
         self._gathered.append(batch)
         self._gathered_bytes += batch.nbytes + BATCH_OVERHEAD_BYTES
         if self._gathered_bytes >= self._enough_bytes:
@@ -84,11 +84,11 @@ class RecordWriter:
         network.call(self._options.client, lambda _: self._producer.flush())
 
     def end_offset(self, topic: str, partition: int) -> int:
-        """The offset after the last record that was written to a partition, once everything is flushed."""
+        """The offset after the last record written to a partition; complete after `flush`."""
         return self._producer.end_offsets[topic, partition]
 
     def close(self) -> None:
-        """Gives up all unacknowledged batches."""
+        """Drops all unacknowledged batches."""
         network.call(self._options.client, lambda _: self._producer.close())
 
     # -- inside ---------------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class RecordWriter:
                 self._topics[name].limit_bytes = min(limit, self._topics[name].limit_bytes)
 
     def _topics_of(self, column: pa.Array | None, rows: int) -> tuple[list[Topic], Integers]:
-        """Topics, and which of them each row goes to."""
+        """The topics, and the index of each row's topic."""
         if self._topic is not None:
             names, topic_of = [self._topic], np.zeros(rows, np.int64)
         elif column is None:
