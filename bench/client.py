@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
-from kafka.record.default_records import DefaultRecordBatchBuilder
+
+from klamm.protocol.records import Record, build_batch
 
 PAYLOAD_SEED = 20
 MAX_QUEUED = 200_000
@@ -125,9 +126,7 @@ def socket_roundtrip(bootstrap: str, topic: str) -> Callable[[], None]:
     """Produce v7 by hand: what the broker alone takes, without a client's threads."""
     connection = socket.create_connection(leader(bootstrap, topic))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    builder = DefaultRecordBatchBuilder(2, 0, False, -1, -1, -1, 1_000_000)
-    builder.append(0, int(time.time() * 1000), None, payload(100), [])
-    batch = bytes(builder.build())
+    batch = bytes(build_batch([Record(None, payload(100), int(time.time() * 1000))]))
     name = topic.encode()
     header = struct.pack(">hhih5s", 0, 7, 1, 5, b"bench")
     body = struct.pack(">hhii", -1, -1, 30_000, 1) + struct.pack(f">h{len(name)}s", len(name), name)

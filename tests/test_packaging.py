@@ -64,6 +64,17 @@ def test_make_installs_no_more_than_a_target_needs(target: str, built: str, tmp_
 
 def test_the_environment_of_a_run_has_no_client_spark_or_linter() -> None:
     names = [line.partition("==")[0] for line in (ROOT / "requirements/base.txt").read_text().splitlines()]
-    not_needed = {"pyspark", "mypy", "aiokafka", "confluent-kafka", "pytest", "ruff", "numba", "pyarrow", "kazoo"}
+    not_needed = {
+        "pyspark",
+        "mypy",
+        "aiokafka",
+        "confluent-kafka",
+        "kafka-python",
+        "pytest",
+        "ruff",
+        "numba",
+        "pyarrow",
+        "kazoo",
+    }
     assert "uvloop" in names
     assert not_needed.isdisjoint(names)

@@ -1,12 +1,10 @@
 """How a command reaches a Kafka cluster, and how it reports that it cannot."""
 
-import logging
 import re
-import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, ParamSpec, TypeVar
 
 import typer
 
@@ -54,10 +52,8 @@ CommandConfig = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 DEFAULT_BOOTSTRAP: Final = "127.0.0.1:9092"
-BOOTSTRAP_TIMEOUT_MS: Final = 10_000
 # Long enough for a broker that has just been started to accept connections.
 LOOK_MS: Final = 1_000
-LOOK_EVERY_S: Final = 0.1
 
 # What codes mean that brokers send without a message.
 _MEANINGS: Final = {
@@ -69,20 +65,6 @@ _MEANINGS: Final = {
     68: "The group is not empty.",
     69: "There is no such group.",
     86: "The group consumes this topic.",
-}
-
-# Kafka's client properties, and kafka-python's name for each.
-_OPTIONS: Final[Mapping[str, tuple[str, type]]] = {
-    "client.id": ("client_id", str),
-    "request.timeout.ms": ("request_timeout_ms", int),
-    "security.protocol": ("security_protocol", str),
-    "sasl.mechanism": ("sasl_mechanism", str),
-    "sasl.username": ("sasl_plain_username", str),
-    "sasl.password": ("sasl_plain_password", str),
-    "ssl.ca.location": ("ssl_cafile", str),
-    "ssl.certificate.location": ("ssl_certfile", str),
-    "ssl.key.location": ("ssl_keyfile", str),
-    "ssl.key.password": ("ssl_password", str),
 }
 
 
@@ -202,95 +184,3 @@ async def _reach(client: "ClusterClient", options: "ClientOptions") -> None:
             f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in options.bootstrap
         )
         raise ToolError(f"no broker answers at {addresses}: {error}") from error
-
-
-def client_options(bootstrap_server: str, command_config: Path | None) -> dict[str, Any]:
-    """The arguments of every kafka-python client. Raises ToolError for an unknown property."""
-    # The command reports each error once, so kafka-python's own log stays silent.
-    logging.getLogger("kafka").setLevel(logging.CRITICAL)
-    options: dict[str, Any] = {"client_id": "klamm", "bootstrap_timeout_ms": BOOTSTRAP_TIMEOUT_MS}
-    for key, value in read_properties(command_config).items() if command_config is not None else ():
-        if key == "bootstrap.servers":
-            continue
-        if key not in _OPTIONS:
-            raise ToolError(f"{command_config}: {key} is not a known client property; allowed: {', '.join(_OPTIONS)}")
-        name, kind = _OPTIONS[key]
-        try:
-            options[name] = kind(value)
-        except ValueError:
-            raise ToolError(f"{command_config}: {key}={value} is not a number") from None
-    return {"bootstrap_servers": bootstrap_server.split(","), **options}
-
-
-@contextmanager
-def client_errors() -> Iterator[None]:
-    """Turns the errors of kafka-python's clients into ToolErrors."""
-    from kafka.errors import KafkaError
-
-    try:
-        yield
-    except KafkaError as error:
-        raise ToolError(explain(error)) from error
-
-
-def connected(make: Callable[..., Any], options: Mapping[str, Any]) -> Any:
-    """A kafka-python client, created by `make`. Raises ToolError when no broker answers."""
-    if str(options.get("security_protocol", "PLAINTEXT")).endswith("PLAINTEXT"):
-        _require_a_broker(options["bootstrap_servers"])
-    from kafka.errors import KafkaConnectionError, KafkaTimeoutError
-
-    try:
-        return make(**options)
-    except (KafkaConnectionError, KafkaTimeoutError) as error:
-        raise ToolError(f"no broker answers at {','.join(options['bootstrap_servers'])}: {explain(error)}") from error
-
-
-def _require_a_broker(addresses: Sequence[str]) -> None:
-    """Raises ToolError, with the reason for each address, when no broker answers at any of them for `LOOK_MS`.
-
-    kafka-python itself would try for `BOOTSTRAP_TIMEOUT_MS` and then report only a timeout.
-    """
-    import asyncio
-
-    from klamm.net.client import ClientError, ConnectionOptions, connect
-
-    async def answers(address: str) -> str:
-        host, _, port = address.rpartition(":")
-        try:
-            connection = await connect(host.strip("[]"), int(port), ConnectionOptions(connect_timeout_ms=LOOK_MS))
-        except ClientError as error:
-            return str(error)
-        connection.close()
-        await connection.wait_closed()
-        return ""
-
-    async def look() -> list[str]:
-        deadline = time.monotonic() + LOOK_MS / 1000
-        while True:
-            reasons = await asyncio.gather(*map(answers, addresses))
-            if not all(reasons) or time.monotonic() > deadline:
-                return reasons
-            await asyncio.sleep(LOOK_EVERY_S)
-
-    reasons = asyncio.run(look())
-    if all(reasons):
-        raise ToolError(f"no broker answers at {','.join(addresses)}: {'; '.join(reasons)}")
-
-
-def explain(error: BaseException) -> str:
-    """One line for an error of kafka-python: Kafka's name and code for the error, if any, and its message."""
-    name = getattr(error, "message", type(error).__name__)
-    if isinstance(code := getattr(error, "errno", None), int) and code:
-        name = f"{name} ({code})"
-    text = str(error.args[0]) if error.args else str(getattr(error, "description", ""))
-    return f"{name}: {text}" if text else str(name)
-
-
-def explain_code(code: int, message: str | None) -> str:
-    """One line for an error code in a response, with the broker's message."""
-    from kafka.errors import for_code
-
-    error = for_code(code)
-    name = f"{getattr(error, 'message', error.__name__)} ({code})"
-    text = message or getattr(error, "description", "")
-    return f"{name}: {text}" if text else name
