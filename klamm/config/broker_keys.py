@@ -1,9 +1,9 @@
 """Every key of a broker's configuration (Kafka 2.8's server.properties), one field each.
 
-Defaults, types, allowed values and update modes are Kafka's. The attribute's type is what the broker works with, which
-for a few keys is richer than the key's own type (`listeners` is a string in the file and parsed `Listener`s here), and
-where Kafka falls back on another key the attribute already has (`log_retention_ms`); `BrokerConfig` sees to both.
-`effective=False` marks what klamm accepts and stores, but does not act on (yet).
+Defaults, types, allowed values and update modes are Kafka's. The attribute has the type that the
+broker works with: for a few keys a parsed value (`listeners` is a string in the file and `Listener`s here). Where Kafka
+falls back on another key, the attribute already has that key's value (`log_retention_ms`). `BrokerConfig` does both.
+`effective=False` marks keys that klamm accepts and stores, and that have no effect yet.
 """
 
 from collections.abc import Mapping
@@ -80,13 +80,13 @@ class BrokerKeys:
     zookeeper_ssl_ocsp_enable: bool = boolean(False, "Check revocation by OCSP.", importance=LOW, effective=False)
 
     # -- identity -------------------------------------------------------------------------------------------------
-    broker_id: int = integer(-1, "The broker's number in the cluster; -1 has one generated.", importance=HIGH)
-    broker_id_generation_enable: bool = boolean(True, "Generate a number for a broker that has none.")
-    reserved_broker_max_id: int = integer(1000, "Generated numbers are greater than this.", at_least(0))
-    broker_rack: str | None = string(None, "Where the broker stands; replicas spread over racks.")
+    broker_id: int = integer(-1, "The broker's id; -1 generates one.", importance=HIGH)
+    broker_id_generation_enable: bool = boolean(True, "Generate an id for a broker whose broker.id is -1.")
+    reserved_broker_max_id: int = integer(1000, "Generated ids are greater than this.", at_least(0))
+    broker_rack: str | None = string(None, "The broker's rack; replicas are spread over racks.")
     inter_broker_protocol_version: ApiVersion = string(  # noqa: RUF009 - it declares a field
         "2.8-IV1",
-        "Version of the protocol between brokers; raise it after all run the new program.",
+        "Version of the protocol between brokers; raise it when all brokers run the new version.",
         SUPPORTED_VERSION,
     )
 
@@ -96,7 +96,7 @@ class BrokerKeys:
     )
     advertised_listeners: tuple[Listener, ...] = string(
         None,
-        "What clients are told to connect to; the listeners when not set.",
+        "The addresses that clients connect to; the listeners when not set.",
         importance=HIGH,
         update_mode=PER_BROKER,
     )
@@ -112,7 +112,7 @@ class BrokerKeys:
         "Names the brokers' listener by its protocol instead of by inter.broker.listener.name.",
     )
     control_plane_listener_name: str | None = string(
-        None, "A listener of its own for the controller's requests.", importance=HIGH
+        None, "A separate listener for the controller's requests.", importance=HIGH
     )
     host_name: str = string("", "Old form of listeners: the host.", importance=HIGH)
     port: int = integer(9092, "Old form of listeners: the port.", importance=HIGH)
@@ -129,11 +129,11 @@ class BrokerKeys:
     socket_connection_setup_timeout_max_ms: int = long(
         30000, "Longest wait for an outgoing connection.", effective=False
     )
-    connections_max_idle_ms: int = long(600000, "An idle connection is closed after this; negative never.")
+    connections_max_idle_ms: int = long(600000, "Time after which an idle connection is closed; negative for never.")
     connection_failed_authentication_delay_ms: int = integer(
         100, "Wait before a failed login is answered.", at_least(0), importance=LOW, effective=False
     )
-    connections_max_reauth_ms: int = long(0, "Longest life of a login; 0 for ever.", effective=False)
+    connections_max_reauth_ms: int = long(0, "Longest lifetime of a login; 0 for no limit.", effective=False)
     max_connections: int = integer(INT_MAX, "Connections allowed in all.", at_least(0), update_mode=CLUSTER_WIDE)
     max_connections_per_ip: int = integer(
         INT_MAX, "Connections allowed from one address.", at_least(0), update_mode=CLUSTER_WIDE
@@ -226,7 +226,7 @@ class BrokerKeys:
     log_retention_hours: int = integer(168, "Age at which records are deleted.", importance=HIGH)
     log_retention_bytes: int = long(
         -1,
-        "Size of a partition above which old segments are deleted; -1 none.",
+        "Size of a partition above which old segments are deleted; -1 for no limit.",
         importance=HIGH,
         update_mode=CLUSTER_WIDE,
     )
@@ -295,7 +295,7 @@ class BrokerKeys:
         1, "Cleaners at work at once.", at_least(0), update_mode=CLUSTER_WIDE, effective=False
     )
     log_cleaner_io_max_bytes_per_second: float = double(
-        DOUBLE_MAX, "Most that cleaners read and write.", update_mode=CLUSTER_WIDE, effective=False
+        DOUBLE_MAX, "Bytes per second that cleaners read and write at most.", update_mode=CLUSTER_WIDE, effective=False
     )
     log_cleaner_dedupe_buffer_size: int = long(
         134217728, "Memory for the keys of all cleaners.", update_mode=CLUSTER_WIDE, effective=False
@@ -327,7 +327,7 @@ class BrokerKeys:
     )
 
     # -- fetch and produce ----------------------------------------------------------------------------------------
-    fetch_max_bytes: int = integer(57671680, "Most that one fetch answers.", at_least(1024))
+    fetch_max_bytes: int = integer(57671680, "Largest response to a fetch.", at_least(1024))
     max_incremental_fetch_session_cache_slots: int = integer(1000, "Fetch sessions kept.", at_least(0))
     fetch_purgatory_purge_interval_requests: int = integer(
         1000, "Kafka's housekeeping; klamm needs none.", effective=False
@@ -345,10 +345,10 @@ class BrokerKeys:
     replica_socket_receive_buffer_bytes: int = integer(
         65536, "SO_RCVBUF of fetchers.", importance=HIGH, effective=False
     )
-    replica_fetch_max_bytes: int = integer(1048576, "Asked for per partition and fetch.", at_least(0))
+    replica_fetch_max_bytes: int = integer(1048576, "Largest size of a follower's fetch, per partition.", at_least(0))
     replica_fetch_wait_max_ms: int = integer(500, "Longest wait of a fetch.", importance=HIGH)
     replica_fetch_min_bytes: int = integer(1, "Bytes that a fetch waits for.", importance=HIGH)
-    replica_fetch_response_max_bytes: int = integer(10485760, "Asked for per fetch.", at_least(0))
+    replica_fetch_response_max_bytes: int = integer(10485760, "Largest size of a follower's fetch.", at_least(0))
     replica_fetch_backoff_ms: int = integer(1000, "Wait after a failed fetch.", at_least(0))
     num_replica_fetchers: int = integer(
         1, "Fetchers for each leader broker.", importance=HIGH, update_mode=CLUSTER_WIDE, effective=False
@@ -369,12 +369,12 @@ class BrokerKeys:
     )
     leader_imbalance_per_broker_percentage: int = integer(
         10,
-        "Share of lost leaderships that triggers it.",
+        "Share of partitions not led by their preferred replica that triggers a rebalance.",
         importance=HIGH,
         update_mode=CLUSTER_WIDE,
     )
     leader_imbalance_check_interval_seconds: int = long(
-        300, "How often it is checked.", importance=HIGH, update_mode=CLUSTER_WIDE
+        300, "How often the balance is checked.", importance=HIGH, update_mode=CLUSTER_WIDE
     )
     unclean_leader_election_enable: bool = boolean(
         False,
@@ -391,7 +391,7 @@ class BrokerKeys:
     group_max_session_timeout_ms: int = integer(1800000, "Longest session of a member.")
     group_initial_rebalance_delay_ms: int = integer(3000, "First wait for members of a new group.")
     group_max_size: int = integer(INT_MAX, "Members allowed in a group.", at_least(1))
-    offset_metadata_max_bytes: int = integer(4096, "Largest note with a committed offset.", importance=HIGH)
+    offset_metadata_max_bytes: int = integer(4096, "Largest metadata of a committed offset.", importance=HIGH)
     offsets_load_buffer_size: int = integer(
         5242880, "Batch size when offsets are loaded.", at_least(1), importance=HIGH
     )
@@ -479,7 +479,7 @@ class BrokerKeys:
     # klamm's own; Kafka's brokers are asked through JMX.
     klamm_metrics_port: int = integer(
         -1,
-        "HTTP port that tells metrics and what the controller does; 0: any free one, -1: none.",
+        "HTTP port for metrics and the state of the controller; 0 takes any free port, -1 none.",
         between(-1, 65535),
         importance=LOW,
     )

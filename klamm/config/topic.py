@@ -54,11 +54,11 @@ class TopicKeys:
     flush_messages: int = long(LONG_MAX, "Records after which the log is synced.", at_least(0))
     flush_ms: int = long(LONG_MAX, "Time after which the log is synced.", at_least(0))
     follower_replication_throttled_replicas: tuple[str, ...] = list_of(
-        (), "Replicas throttled where they follow.", _THROTTLED_REPLICAS, effective=False
+        (), "Replicas whose fetches are throttled on followers.", _THROTTLED_REPLICAS, effective=False
     )
     index_interval_bytes: int = integer(4096, "Bytes of records between two index entries.", at_least(0))
     leader_replication_throttled_replicas: tuple[str, ...] = list_of(
-        (), "Replicas throttled where they lead.", _THROTTLED_REPLICAS, effective=False
+        (), "Replicas whose fetches are throttled on leaders.", _THROTTLED_REPLICAS, effective=False
     )
     max_compaction_lag_ms: int = long(
         LONG_MAX, "Age from which a record must be compacted.", at_least(1), effective=False
@@ -84,7 +84,7 @@ class TopicKeys:
     min_compaction_lag_ms: int = long(0, "Age below which a record is not compacted.", at_least(0), effective=False)
     min_insync_replicas: int = integer(1, "In-sync replicas that acks=all needs.", at_least(1))
     preallocate: bool = boolean(False, "Reserve a segment's space at once.", effective=False)
-    retention_bytes: int = long(-1, "Size of a partition above which old segments are deleted; -1 none.")
+    retention_bytes: int = long(-1, "Size of a partition above which old segments are deleted; -1 for no limit.")
     retention_ms: int = long(604800000, "Age at which records are deleted; -1 never.", at_least(-1))
     segment_bytes: int = integer(1 << 30, "Size at which a segment is closed.", at_least(14))
     segment_index_bytes: int = integer(10485760, "Largest index file.", at_least(0))
