@@ -1,29 +1,29 @@
 """Brokers that came back before the controller decided about their partitions: a bounce.
 
-A broker that was away may have lost what its disk had not synced. The controller that sees it go takes it out of the
-ISRs. But nobody may be there to see it: the controller dies at the same time, or is that broker. Its registration tells
-all the same. A broker that was registered (the czxid of its znode, which is its epoch) after a partition's state was
-written (mzxid) has come back since the last decision about that partition. (Kafka 2.8.2 finds it alive, as the leader
-or in the ISR, and lets it go on with the shorter log; KIP-903 names the race.)
+A broker that restarts may have lost records that were not synced. A controller that sees the broker die removes it from
+the ISRs. But the controller may have died at the same time, or may have been that broker. The registration shows the
+bounce nevertheless: if a broker's znode was created (its czxid is the broker epoch) after a partition's state was
+written (mzxid), the broker came back after the last decision about that partition. (Kafka 2.8.2 finds such a broker
+alive, as leader or in the ISR, and lets it continue with the shorter log; KIP-903 names the race.)
 
-What is decided about a partition with bounced replicas (`leader_election.bounced_replica_leader_election`):
+The decision about a partition with bounced replicas (`leader_election.bounced_replica_leader_election`):
 
-| who is in the ISR                        | the new ISR                 | the leader                                  |
+| members of the ISR                       | the new ISR                 | the leader                                  |
 |------------------------------------------|-----------------------------|---------------------------------------------|
 | some who are online and have not bounced | those                       | the same if it is one of those, else the    |
 |                                          |                             | first of them                               |
 | others, and some have bounced            | one of these: the leader if | that one                                    |
 |                                          | it is, else the first       |                                             |
-| nobody who is alive                      | as it was                   | as it was                                   |
+| no live broker                           | unchanged                   | unchanged                                   |
 
-The leader epoch rises in any case: a bounced leader may not write other records under an epoch that others know, and a
-proposal to take a replica in, made before it went, may not be accepted now that it is back.
+The leader epoch rises in any case: a bounced leader must not write other records under an epoch that followers know,
+and a proposal to add a replica to the ISR, made before the replica died, must not be accepted after it is back.
 
 What must stay true:
-- This is the first write to a partition's state after a bounce. Any other would be younger than the registration, and
-  hide the bounce from the next controller. So one write decides about all bounced replicas of a partition.
+- This is the first write to a partition's state after a bounce. Any other write would be younger than the registration
+  and hide the bounce from the next controller. So one write decides about all bounced replicas of a partition.
 - Every partition with a bounced replica is written, so that its state is younger than the registration. The next
-  controller finds no bounce any more: failovers, however many, take nobody out of an ISR twice.
+  controller finds no bounce: no number of failovers removes a replica from an ISR twice.
 """
 
 import logging
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 async def take_up_states(parts: ControllerParts, partitions: Sequence[PartitionKey]) -> Bounced:
-    """Reads the states of partitions into the context; returns who has bounced since they were written."""
+    """Reads the states of partitions into the context. Returns the brokers that have bounced since then."""
     context, store = parts.context, parts.store
     epochs = {broker_id: broker.epoch for broker_id, broker in context.live_or_shutting_down_brokers.items()}
     newest = max(epochs.values(), default=0)
@@ -56,7 +56,7 @@ async def take_up_states(parts: ControllerParts, partitions: Sequence[PartitionK
     async def take_up(piece: Sequence[PartitionKey]) -> None:
         for partition, (state, zxid) in (await store.partition_states_and_zxids(piece)).items():
             if isinstance(state, ZnodeError):
-                # It stays without a leader: to take the state for absent would begin its epochs anew.
+                # The partition stays without a leader: treating the state as absent would restart its epochs.
                 _log.error("%s-%d is left out: %s", *partition, state)
                 continue
             context.put_partition_leadership_info(partition, state)
@@ -70,7 +70,7 @@ async def take_up_states(parts: ControllerParts, partitions: Sequence[PartitionK
 
 
 async def decide_about_bounced_replicas(parts: ControllerParts, bounced: Bounced) -> dict[PartitionKey, LeaderAndIsr]:
-    """See the module. Returns the new states, which the context has, too; nobody is told yet."""
+    """See the module. Returns the new states, which are also in the context; no request is sent yet."""
     context = parts.context
     wanted = [key for key in bounced if not context.is_partition_to_be_deleted(key)]
     decided: dict[PartitionKey, LeaderAndIsr] = {}
@@ -104,7 +104,7 @@ async def _write(
     updates: Mapping[PartitionKey, LeaderAndIsr],
     decided: dict[PartitionKey, LeaderAndIsr],
 ) -> list[PartitionKey]:
-    """Adds what it has written to `decided`; returns the partitions whose state has changed meanwhile."""
+    """Adds the written states to `decided`. Returns the partitions whose state has changed meanwhile."""
     context = parts.context
     changed = []
     for partition, result in (await parts.store.update_partition_states(updates, parts.guard)).items():

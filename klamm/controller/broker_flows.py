@@ -3,10 +3,10 @@
 The functions with Kafka's names (`on_broker_startup` ...) are steps of several flows; the others process one event.
 
 What must stay true:
-- A broker that came back under a new epoch (a bounce) has died first: its channel, and what was known of its replicas,
-  is of the former life. What follows from it is decided before anything else is written about its partitions
-  (bounces.py), with the knowledge of who else is dead.
-- Brokers learn who is alive before they are told to follow somebody.
+- A broker that came back under a new epoch (a bounce) counts as dead first: its channel and the states of its replicas
+  belong to its former process. The bounce is decided before any other write to its partitions (bounces.py), when all
+  dead brokers are known.
+- Brokers get the live brokers before they get a leader to follow.
 - A partition's replicas that are already deleted, or about to be, are left to the topic deletion.
 """
 
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 async def broker_change(parts: ControllerParts) -> None:
-    """Compares the brokers in ZooKeeper with those that are known."""
+    """Compares the brokers in ZooKeeper with the known ones."""
     context, channels = parts.context, parts.channels
     assert channels is not None
     current = await compatible_brokers(parts)
@@ -70,7 +70,7 @@ async def broker_change(parts: ControllerParts) -> None:
 
 
 async def broker_modifications(parts: ControllerParts, broker_id: int) -> None:
-    """A live broker says something else about itself. Where its channel leads to may be among that."""
+    """A live broker has changed its registration, perhaps its address."""
     channels = parts.channels
     assert channels is not None
     broker = await parts.store.watched_broker(broker_id, parts.on_broker)
@@ -81,8 +81,8 @@ async def broker_modifications(parts: ControllerParts, broker_id: int) -> None:
     if broker is None and known is None:
         return
     if broker is None or known is None or broker.epoch != known.epoch:
-        # The broker is gone, or has bounced, or what it said could not be understood until now. The watch of the list
-        # tells of the first two as well, but it may come later than this one.
+        # The broker is gone, or has bounced, or its registration could not be read until now. The watch of the list
+        # reports the first two as well, but perhaps later than this one.
         await broker_change(parts)
         return
     before, after = known.registration, broker.registration
@@ -94,14 +94,14 @@ async def broker_modifications(parts: ControllerParts, broker_id: int) -> None:
 
 
 async def on_broker_startup(parts: ControllerParts, new: Sequence[int]) -> None:
-    """Brokers have come: everybody learns of them, they learn everything, and what waited for them goes on."""
+    """Brokers have started: all brokers get them, they get all partitions, and work that waited for them continues."""
     context = parts.context
     parts.announce(f"New broker startup callback for {_listed(new)}")
     for broker_id in new:
         context.replicas_on_offline_dirs.pop(broker_id, None)
     existing = [id_ for id_ in context.live_or_shutting_down_broker_ids if id_ not in new]
     await parts.send_update_metadata(existing, ())
-    # The others have heard of topics that are being deleted. A broker that was away may know them, and still finds them
+    # The other brokers know which topics are being deleted. A broker that was away may still have them, and finds them
     # in ZooKeeper.
     known = [*context.partitions_with_leaders(), *context.partitions_being_deleted()]
     await parts.send_update_metadata(new, known)
@@ -109,7 +109,7 @@ async def on_broker_startup(parts: ControllerParts, new: Sequence[int]) -> None:
 
 
 async def _on_replicas_become_online(parts: ControllerParts, replicas: Collection[PartitionAndReplica]) -> None:
-    """What has waited for these replicas goes on."""
+    """Brings these replicas online, and continues work that waited for them."""
     await parts.replicas.handle_state_changes(await _not_deleted(parts, replicas), ReplicaState.ONLINE)
     await parts.partitions.trigger_online_partition_state_change()
     await resume_reassignments(parts, replicas)
@@ -120,8 +120,8 @@ async def _on_replicas_become_online(parts: ControllerParts, replicas: Collectio
 async def on_broker_failure(
     parts: ControllerParts, dead: Iterable[int], decided: Collection[PartitionKey] = ()
 ) -> None:
-    """Brokers are gone (and already removed from the live ones). `decided` are partitions whose leader and ISR follow
-    from it already."""
+    """Brokers are gone (and already removed from the live ones). `decided` are partitions whose leader and ISR are
+    already decided."""
     dead = list(dead)
     parts.announce(f"Broker failure callback for {_listed(dead)}")
     were_shutting_down = [id_ for id_ in dead if id_ in parts.context.shutting_down_broker_ids]
@@ -136,7 +136,7 @@ async def on_broker_failure(
 async def on_replicas_become_offline(
     parts: ControllerParts, replicas: Collection[PartitionAndReplica], decided: Collection[PartitionKey] = ()
 ) -> None:
-    """Elects leaders for the partitions that these replicas led, and takes the replicas out of the ISRs."""
+    """Elects leaders for the partitions that these replicas led, and removes the replicas from the ISRs."""
     context, deletions = parts.context, parts.deletions
     leaderless = context.partitions_with_offline_leader()
     await parts.partitions.handle_state_changes(leaderless, PartitionState.OFFLINE)
@@ -151,7 +151,7 @@ async def on_replicas_become_offline(
     if deleting:
         await deletions.fail_replica_deletion(deleting)
     if all(context.partition_state(partition) is PartitionState.OFFLINE for partition in leaderless):
-        # Nobody was told of a new leader, and with it of the dead brokers.
+        # No broker got a new leader, and with it the dead brokers.
         await parts.send_update_metadata(context.live_or_shutting_down_broker_ids, ())
     # A target replica that was elected uncleanly is the whole ISR.
     await complete_reassignments(parts, elected)
@@ -162,7 +162,7 @@ def _listed(broker_ids: Iterable[int]) -> str:
 
 
 async def _not_deleted(parts: ControllerParts, replicas: Iterable[PartitionAndReplica]) -> list[PartitionAndReplica]:
-    """Those that may be brought online: their brokers have not deleted them, and are not about to."""
+    """The replicas that may be brought online: their brokers have not deleted them and are not about to."""
     beyond = (ReplicaState.DELETION_STARTED, ReplicaState.DELETION_SUCCESSFUL)
     found: list[PartitionAndReplica] = []
     async for piece in slices(tuple(replicas), CHEAP_SLICE):
@@ -174,8 +174,8 @@ async def _not_deleted(parts: ControllerParts, replicas: Iterable[PartitionAndRe
 
 
 async def log_dir_event_notification(parts: ControllerParts) -> None:
-    """Disks have failed, or work again: their brokers are sent LeaderAndIsr for everything, and answer which replicas
-    are offline. Of topics that are being deleted they are told to delete once more, and answer likewise."""
+    """Disks have failed, or work again: their brokers get LeaderAndIsr for all their partitions, and answer which
+    replicas are offline. For topics that are being deleted they get StopReplica again, and answer likewise."""
     names = await parts.store.log_dir_events(parts.on_log_dir_events)
     if not names:
         return
@@ -183,7 +183,7 @@ async def log_dir_event_notification(parts: ControllerParts) -> None:
     broker_ids = [id_ for id_ in await parts.store.log_dir_event_brokers(names) if id_ in live]
     parts.announce(f"Handling log directory failure for brokers {_listed(broker_ids)}")
     replicas = await _not_deleted(parts, parts.context.replicas_on_brokers(broker_ids))
-    # One that a reassignment has made NEW gets no LeaderAndIsr with its first ONLINE; it may lead already.
+    # A replica that a reassignment has made NEW gets no LeaderAndIsr with its first ONLINE; it may lead already.
     new: list[PartitionAndReplica] = []
     async for piece in slices(replicas, CHEAP_SLICE):
         new += [replica for replica in piece if parts.context.replica_state(replica) is ReplicaState.NEW]
@@ -197,7 +197,7 @@ async def log_dir_event_notification(parts: ControllerParts) -> None:
 
 
 async def leader_and_isr_response_received(parts: ControllerParts, event: LeaderAndIsrResponseReceived) -> None:
-    """A broker says which of its replicas are on disks that do not work, and which can be used (again)."""
+    """A broker reports which of its replicas are on failed disks, and which can be used (again)."""
     context, broker_id = parts.context, event.sender.broker_id
     if not parts.is_current(event.sender):
         return
@@ -222,7 +222,7 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
             # A request is stale when it is sent again because its answer was lost; only replicas that work answer so.
             elif code in (ErrorCode.NONE, ErrorCode.STALE_CONTROLLER_EPOCH):
                 online.append((topic, partition))
-    # A replica may have been removed since its broker was asked.
+    # A replica may have been removed after the request was sent.
     offline = {key: None for key in offline if broker_id in context.partition_replica_assignment(key)}
     before = context.replicas_on_offline_dirs.get(broker_id, set())
     now = before.difference(online).union(offline)
@@ -249,10 +249,10 @@ async def leader_and_isr_response_received(parts: ControllerParts, event: Leader
 
 
 async def controlled_shutdown(parts: ControllerParts, broker_id: int, broker_epoch: int) -> list[PartitionKey]:
-    """Moves leadership away from a broker that wants to stop; returns the partitions that it still leads.
+    """Moves leadership away from a broker that wants to stop. Returns the partitions that it still leads.
 
-    Partitions without another replica, and those of topics that are being deleted, do not keep it from stopping.
-    KafkaErrors BROKER_NOT_AVAILABLE and STALE_BROKER_EPOCH (a former life of the broker has asked).
+    Partitions without another replica, and those of topics that are being deleted, do not keep it from stopping. Raises
+    KafkaError BROKER_NOT_AVAILABLE, or STALE_BROKER_EPOCH (a former process of the broker has asked).
     """
     context = parts.context
     broker = context.live_or_shutting_down_brokers.get(broker_id)

@@ -2,14 +2,15 @@
 `ControllerChannelManager`, `RequestSendThread`).
 
 What must stay true:
-- A broker gets its requests in the order in which they were queued, the next one after the response to the last. One
-  that fails is sent again, on a new connection, until there is a response or the broker is removed. So a broker may get
-  a request twice; epochs tell it so. Requests are only left out when others that wait say more (`coalescing`).
-- Every broker that was added has a queue, also one without the listener on which the controller would reach it. When
-  its registration gets the listener, or another address of it, the requests go there.
-- What waits for a broker that does not answer takes at most about twice the memory of what the broker has to know.
-- After `remove_broker` and `shutdown` no response reaches its callback any more.
-- A callback only queues an event. What it raises is a fault of the program.
+- A broker gets its requests in the order in which they were queued, each one after the response to the last. A failed
+  request is sent again, on a new connection, until there is a response or the broker is removed. So a broker may get a
+  request twice; its epochs show that. A request is left out only when later ones in the queue replace it
+  (`coalescing`).
+- Every added broker has a queue, also a broker without the controller's listener. When its registration gets the
+  listener, or a new address of it, the requests go there.
+- The queue of a broker that does not answer takes at most about twice the memory of the broker's full state.
+- After `remove_broker` and `shutdown` no response reaches its callback.
+- A callback only queues an event. An exception in it is a fault of the program.
 - Topics are encoded in slices, so that the loop serves others in between.
 """
 
@@ -37,9 +38,9 @@ from klamm.znodes.brokers import BrokerRegistration
 logger = logging.getLogger(__name__)
 
 RETRY_BACKOFF_MS = 100
-# So many requests may wait for a broker that answers.
+# The requests that may wait for a broker that answers.
 FEW = 10
-# Requests and partitions' states that may be put behind these before the queue is coalesced.
+# Requests and partition states that may be added before the queue is coalesced.
 COALESCE_FROM = 10_000
 
 OnResponse = Callable[[Any], None]
@@ -73,7 +74,7 @@ class ControllerChannelManager:
         channel.start(self._on_failure)
 
     def update_broker(self, broker: BrokerRegistration) -> None:
-        """What waits for the broker, and what is on its way, goes to where it is reached now; nothing is lost."""
+        """Sends waiting requests, and the one in flight, to the broker's new address. No request is lost."""
         channel = self._channels.get(broker.broker_id)
         if channel is None:
             return
@@ -88,7 +89,7 @@ class ControllerChannelManager:
             )
 
     def remove_broker(self, broker_id: int) -> None:
-        """Closes the channel to the broker; what was not answered is dropped. Nothing happens if there is none."""
+        """Closes the channel to the broker, if there is one, and drops unanswered requests."""
         channel = self._channels.pop(broker_id, None)
         if channel is not None:
             channel.stop()
@@ -107,16 +108,16 @@ class ControllerChannelManager:
         channel.put(QueuedRequest(api_key, version, body, on_response, put_at))
 
     def send_queues(self) -> dict[int, SendQueue]:
-        """The channels as they are now, by broker."""
+        """The current channels, by broker."""
         return {broker_id: channel.described() for broker_id, channel in sorted(self._channels.items())}
 
     def queue_size(self, broker_id: int) -> int:
-        """How many requests wait for the one that is being sent to this broker."""
+        """The number of requests that wait behind the one being sent to this broker."""
         channel = self._channels.get(broker_id)
         return 0 if channel is None else channel.size
 
     async def shutdown(self) -> None:
-        """Closes all channels; returns when none does anything any more."""
+        """Closes all channels. Returns when all of them have ended."""
         channels = list(self._channels.values())
         for channel in channels:
             self.remove_broker(channel.broker_id)
@@ -124,7 +125,7 @@ class ControllerChannelManager:
 
 
 class _Channel:
-    """One broker's queue and connection, and the task that sends. It ends by being cancelled."""
+    """One broker's queue and connection, and the task that sends. Cancelling the task ends it."""
 
     task: "asyncio.Task[None]"
 
@@ -135,12 +136,12 @@ class _Channel:
         self._turns = turns
         self._waiting: deque[QueuedRequest] = deque()
         self._has_waiting = asyncio.Event()
-        # Held while the queue is made shorter.
+        # Held while the queue is coalesced.
         self._queue_lock = asyncio.Lock()
         self._coalescing: asyncio.Task[None] | None = None
         # The requests that are being coalesced, which are not among the waiting ones.
         self._taken = 0
-        # What was put since the queue was empty, or coalesced last; and when it is too much.
+        # The additions since the queue was empty or coalesced, and their limit.
         self._grown, self._too_much = 0, COALESCE_FROM
         self._address: Address | None = None
         self._has_address = asyncio.Event()
@@ -153,7 +154,7 @@ class _Channel:
 
     @property
     def size(self) -> int:
-        """How many requests wait for the one that is being sent."""
+        """The number of requests that wait behind the one being sent."""
         return len(self._waiting) + self._taken
 
     def described(self) -> SendQueue:
@@ -176,7 +177,7 @@ class _Channel:
             self._coalescing.cancel()
 
     def move(self, address: Address | None) -> None:
-        """The broker is reached there from now on; None: nowhere."""
+        """Sets the broker's address; None means that it has none."""
         former, self._address = self._address, address
         if address is None:
             self._has_address.clear()
@@ -186,7 +187,7 @@ class _Channel:
             return
         if self._attempt is None:
             self._disconnect()
-        elif not self._attempt.expired():  # Otherwise it is about to begin again, with the latest address.
+        elif not self._attempt.expired():  # Otherwise the task is about to connect again, with the latest address.
             self._attempt.reschedule(asyncio.get_running_loop().time())
 
     # -- the queue --------------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ class _Channel:
     def put(self, request: QueuedRequest) -> None:
         self._waiting.append(request)
         self._has_waiting.set()
-        # A broker that answers has no long queue, and nothing is counted for it.
+        # The queue of a broker that answers is short and needs no count.
         if len(self._waiting) <= FEW:
             return
         self._grown += size_of(request)
@@ -215,7 +216,7 @@ class _Channel:
         return request
 
     async def _coalesce(self) -> None:
-        """Replaces what waits by what the broker still needs of it."""
+        """Replaces the waiting requests by what the broker still needs of them."""
         async with self._queue_lock:
             taken = list(self._waiting)
             self._waiting.clear()

@@ -1,15 +1,15 @@
-"""What the controller knows about the cluster (Kafka's `ControllerContext`). Pure: no waiting, no IO.
+"""The controller's view of the cluster (Kafka's `ControllerContext`). Pure: no waiting, no IO.
 
-Everything is loaded from ZooKeeper when this broker is elected and kept up to date by the events; `reset` forgets all.
+A failover loads it from ZooKeeper, the events keep it up to date, and `reset` empties it.
 
 What must stay true:
 - Only the controller's events change it, one event at a time.
-- A leadership in it was read from ZooKeeper or written there, together with its znode's version: conditional writes
-  rely on it. Between the death of a leader and the next election it still names the dead one, as ZooKeeper does.
-- The two counts that operators watch (offline partitions, partitions not led by their preferred replica) are kept up
-  to date by every change: changes go through methods. `recount` says what they should be.
-- Lists come in the order in which topics, partitions and replicas were added. The sets are for asking whether
-  something is in them: whoever walks through one sorts it first.
+- Each leadership was read from ZooKeeper or written there, together with its znode's version: conditional writes rely
+  on that. Between the death of a leader and the next election it names the dead leader, as ZooKeeper does.
+- Every change updates the two counts that operators watch (offline partitions, partitions not led by their preferred
+  replica): changes go through methods. `recount` computes them from scratch.
+- Lists come in the order in which topics, partitions and replicas were added. The sets are only for
+  membership tests: code that iterates over one sorts it first.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -38,12 +38,12 @@ class ReplicaAssignment(NamedTuple):
 
     @property
     def origin_replicas(self) -> tuple[int, ...]:
-        """Those before the reassignment."""
+        """The replicas before the reassignment."""
         return _without(self.replicas, self.adding_replicas)
 
     @property
     def target_replicas(self) -> tuple[int, ...]:
-        """Those after the reassignment."""
+        """The replicas after the reassignment."""
         return _without(self.replicas, self.removing_replicas)
 
     @property
@@ -51,13 +51,13 @@ class ReplicaAssignment(NamedTuple):
         return bool(self.adding_replicas or self.removing_replicas)
 
     def reassign_to(self, target: Sequence[int]) -> "ReplicaAssignment":
-        """A reassignment to `target`, from what there was before the current one, if there is one."""
+        """A reassignment to `target`, from the replicas before the current reassignment, if there is one."""
         origin = self.origin_replicas
         replicas = tuple(dict.fromkeys((*target, *origin)))
         return ReplicaAssignment(replicas, _without(replicas, origin), _without(replicas, target))
 
     def remove_replica(self, broker_id: int) -> "ReplicaAssignment":
-        """The same without this broker."""
+        """The assignment without this broker."""
         return ReplicaAssignment(*(_without(ids, (broker_id,)) for ids in self))
 
 
@@ -73,17 +73,17 @@ class ControllerContext:
 
     def __init__(self) -> None:
         self.unclean_leader_election_count = 0
-        """How often a replica outside the ISR became leader, since the broker started."""
+        """The unclean elections since the broker started."""
         self.reset()
 
     def reset(self) -> None:
-        """Forgets everything but the count of unclean elections: this broker is no controller (any more)."""
+        """Empties everything except the count of unclean elections, because this broker is not the controller."""
         self.epoch = 0
         self.epoch_zk_version = 0
         """The version of /controller_epoch's znode: the guard of every write."""
 
         self._live_or_shutting_down: dict[int, LiveBroker] = {}
-        self._live: dict[int, LiveBroker] = {}  # The same without those that are shutting down.
+        self._live: dict[int, LiveBroker] = {}  # The live brokers without those that are shutting down.
         self._shutting_down: set[int] = set()
 
         self.all_topics: set[str] = set()
@@ -123,11 +123,11 @@ class ControllerContext:
 
     @property
     def shutting_down_broker_ids(self) -> Collection[int]:
-        """Brokers that asked for a controlled shutdown and have not left yet."""
+        """Brokers that asked for a controlled shutdown and are still alive."""
         return self._shutting_down
 
     def set_live_brokers(self, brokers: Mapping[int, LiveBroker]) -> None:
-        """These are alive, and no others."""
+        """Sets all live brokers."""
         self._live_or_shutting_down = dict(brokers)
         self._brokers_changed()
 
@@ -136,7 +136,7 @@ class ControllerContext:
         self._brokers_changed()
 
     def remove_live_brokers(self, broker_ids: Iterable[int]) -> None:
-        """They are dead. One that was shutting down counts as such until `remove_shutting_down_broker`."""
+        """Removes dead brokers. A broker that was shutting down counts as such until `remove_shutting_down_broker`."""
         for broker_id in broker_ids:
             self._live_or_shutting_down.pop(broker_id, None)
         self._brokers_changed()
@@ -149,7 +149,7 @@ class ControllerContext:
             self._brokers_changed()
 
     def add_shutting_down_broker(self, broker_id: int) -> None:
-        """Its replicas are not online any more, though the broker still gets requests."""
+        """The broker's replicas no longer count as online, but the broker still gets requests."""
         self._shutting_down.add(broker_id)
         self._brokers_changed()
 
@@ -180,7 +180,7 @@ class ControllerContext:
     # -- topics and assignments -------------------------------------------------------------------------------------
 
     def add_topic_id(self, topic: str, topic_id: UUID) -> None:
-        """RuntimeError when the topic is unknown or has another id, or the id another topic."""
+        """Raises RuntimeError when the topic is unknown or has another id, or the id belongs to another topic."""
         if topic not in self.all_topics:
             raise RuntimeError(f"topic {topic} is not known")
         known_id, known_name = self.topic_ids.get(topic, topic_id), self.topic_names.get(topic_id, topic)
@@ -199,7 +199,7 @@ class ControllerContext:
         return NO_ASSIGNMENT if assignments is None else assignments.get(partition[1], NO_ASSIGNMENT)
 
     def update_partition_full_replica_assignment(self, partition: PartitionKey, assignment: ReplicaAssignment) -> None:
-        """Adds a partition, or gives it other brokers."""
+        """Adds a partition, or replaces its assignment."""
         topic, number = partition
         before = self._imbalance(partition)
         self.partition_assignments.setdefault(topic, {})[number] = assignment
@@ -215,7 +215,7 @@ class ControllerContext:
         return [partition for partition, _ in self.replicas_on_brokers((broker_id,))]
 
     def replicas_on_brokers(self, broker_ids: Iterable[int]) -> list[PartitionAndReplica]:
-        """All replicas there, broker by broker."""
+        """All replicas of the brokers, broker by broker."""
         return [
             ((topic, number), broker_id)
             for broker_id in broker_ids
@@ -235,7 +235,7 @@ class ControllerContext:
         ]
 
     def remove_topic(self, topic: str) -> None:
-        """Forgets a topic, also the states of its partitions and replicas: a new one of its name begins afresh."""
+        """Removes a topic with all its states: a new topic of the same name starts afresh."""
         for partition in self.partitions_for_topic(topic):
             self._count_partition(partition, -1)
             self._leadership.pop(partition, None)
@@ -257,14 +257,14 @@ class ControllerContext:
     # -- topic deletion ---------------------------------------------------------------------------------------------
 
     def queue_topic_deletion(self, topics: Iterable[str]) -> None:
-        """They are to be deleted: none of their partitions counts as not led by its preferred replica any more."""
+        """Marks topics for deletion: their partitions no longer count as not led by their preferred replica."""
         for topic in topics:
             for partition in self.partitions_for_topic(topic):
                 self.preferred_replica_imbalance_count -= self._imbalance(partition)
             self.topics_to_be_deleted.add(topic)
 
     def begin_topic_deletion(self, topics: Iterable[str]) -> None:
-        """Their deletion starts: none of their partitions counts as offline any more."""
+        """Marks the start of their deletion: their partitions no longer count as offline."""
         for topic in topics:
             for partition in self.partitions_for_topic(topic):
                 self.offline_partition_count -= self._offline(partition)
@@ -280,13 +280,13 @@ class ControllerContext:
         return topic in self.topics_to_be_deleted and topic not in self.topics_ineligible_for_deletion
 
     def is_partition_to_be_deleted(self, partition: PartitionKey) -> bool:
-        """Its topic is, and no reassignment has to be completed before, for which it needs a leader."""
+        """Whether its topic is to be deleted, and no reassignment that needs a leader has to complete first."""
         return partition[0] in self.topics_to_be_deleted and partition not in self.partitions_being_reassigned
 
     # -- leadership -------------------------------------------------------------------------------------------------
 
     def partition_leadership_info(self, partition: PartitionKey) -> LeaderAndIsr | None:
-        """None when no leader was ever elected."""
+        """The partition's leadership; None when no leader was ever elected."""
         return self._leadership.get(partition)
 
     @property
@@ -307,15 +307,15 @@ class ControllerContext:
         self.preferred_replica_imbalance_count = 0
 
     def partitions_with_leaders(self) -> list[PartitionKey]:
-        """Those with leadership info (the leader may be dead) whose topics are not to be deleted."""
+        """The partitions with a leadership (the leader may be dead) whose topics are not to be deleted."""
         return [partition for partition in self._leadership if partition[0] not in self.topics_to_be_deleted]
 
     def partitions_being_deleted(self) -> list[PartitionKey]:
-        """Those with leadership info whose topics' deletion has started."""
+        """The partitions with a leadership whose topics' deletion has started."""
         return [partition for partition in self._leadership if partition[0] in self.topics_with_deletion_started]
 
     def partitions_with_offline_leader(self) -> list[PartitionKey]:
-        """Those whose leader is dead, not there or shutting down, and that are not to be deleted."""
+        """The partitions whose leader is missing, dead or shutting down, and that are not to be deleted."""
         live, offline_dirs = self._live, self.replicas_on_offline_dirs
         return [
             partition
@@ -341,7 +341,7 @@ class ControllerContext:
 
     @property
     def partition_states(self) -> Mapping[PartitionKey, PartitionState]:
-        """Without those that are NON_EXISTENT."""
+        """The states of all partitions that are not NON_EXISTENT."""
         return self._partition_states
 
     def put_partition_state(self, partition: PartitionKey, state: PartitionState) -> None:
@@ -353,7 +353,7 @@ class ControllerContext:
         self.offline_partition_count += self._offline(partition) - before
 
     def partitions_in_states(self, states: Collection[PartitionState], topic: str | None = None) -> list[PartitionKey]:
-        """All partitions, or those of one topic, that are in one of these states. NON_EXISTENT cannot be asked for."""
+        """All partitions, or those of one topic, in one of these states. NON_EXISTENT is not allowed."""
         if topic is None:
             return [partition for partition, state in self._partition_states.items() if state in states]
         return [key for key in self.partitions_for_topic(topic) if self._partition_states.get(key) in states]
@@ -363,7 +363,7 @@ class ControllerContext:
         return ReplicaState.NON_EXISTENT if states is None else states.get(replica[0], ReplicaState.NON_EXISTENT)
 
     def replica_states(self, broker_id: int) -> Mapping[PartitionKey, ReplicaState]:
-        """The states of the replicas on one broker, without those that are NON_EXISTENT."""
+        """The states of the replicas on one broker, except NON_EXISTENT ones."""
         return self._replica_states.get(broker_id, {})
 
     def put_replica_state(self, replica: PartitionAndReplica, state: ReplicaState) -> None:
@@ -376,7 +376,7 @@ class ControllerContext:
             offline = self.replicas_on_offline_dirs.get(broker_id, set())
             for partition in partitions:
                 states.pop(partition, None)
-                # One that comes back later has another log.
+                # A replica that comes back later has another log.
                 offline.discard(partition)
         else:
             states.update(dict.fromkeys(partitions, state))
@@ -394,7 +394,7 @@ class ControllerContext:
     # -- counts -----------------------------------------------------------------------------------------------------
 
     def recount(self) -> tuple[int, int]:
-        """(offline_partition_count, preferred_replica_imbalance_count), counted anew."""
+        """(offline_partition_count, preferred_replica_imbalance_count), computed from scratch."""
         partitions = self.all_partitions()
         return sum(map(self._offline, partitions)), sum(map(self._imbalance, partitions))
 
@@ -403,21 +403,21 @@ class ControllerContext:
         self.preferred_replica_imbalance_count += change * self._imbalance(partition)
 
     def _offline(self, partition: PartitionKey) -> int:
-        """1 if it counts as offline."""
+        """1 if the partition counts as offline, else 0."""
         offline = self._partition_states.get(partition) is PartitionState.OFFLINE
         return int(offline and partition[0] not in self.topics_with_deletion_started)
 
     def _imbalance(self, partition: PartitionKey) -> int:
-        """1 if it counts as not led by its preferred replica."""
+        """1 if the partition counts as not led by its preferred replica, else 0."""
         if partition[0] in self.topics_to_be_deleted:
             return 0
         return _imbalance(self.partition_full_replica_assignment(partition), self._leadership.get(partition))
 
 
 def _imbalance(assignment: ReplicaAssignment, state: LeaderAndIsr | None) -> int:
-    """1 if it is not led by its preferred replica.
+    """1 if the partition is not led by its preferred replica, else 0.
 
-    While a reassignment adds the preferred replica, it counts from when that one is in the ISR.
+    While a reassignment adds the preferred replica, the partition counts once that replica is in the ISR.
     """
     replicas, adding_replicas, _ = assignment
     if state is None or not replicas:

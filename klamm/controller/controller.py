@@ -1,21 +1,21 @@
 """The controller: one broker of the cluster that decides who leads which partition (Kafka's `KafkaController`).
 
-Every broker runs this; the one whose session owns /controller is *active*. It changes nothing but in answer to events,
-which one task processes, one after another (`event_manager.py`). Here is decided who is the controller; what the
-active one does is in the flows (`event_flows.py`), what the broker asks of it in `requests.py`.
+Every broker runs a `KafkaController`; the one whose session owns /controller is *active*. It acts only on events, which
+one task processes one after another (`event_manager.py`). This module decides which broker is the controller. The work
+of the active controller is in the flows (`event_flows.py`), the broker's requests to it are in `requests.py`.
 
 What must stay true:
-- Active is who was elected in this session *and* has taken over. To be named in /controller is not enough: that may be
-  the leftover of an earlier life of this broker, which nobody speaks for (KAFKA-13407). A znode of this very session is
-  taken over anew; that of another session is waited for, and its end elects.
-- Whoever is active stands in /controller. Somebody may write another broker's id there, or garbage: then nobody acts
-  for what stands there, and as this session still owns the znode, nobody else could be elected. The active controller
-  resigns and is elected anew, which replaces the znode.
-- Every write is guarded by the epoch of the election. One that is refused (`ControllerMoved`) shows that another broker
-  was elected: this one resigns at once, whatever it was doing, and looks who it is.
-- An event that was begun and could not be finished leaves things half done: the controllership is given up, so that
-  whoever is elected next, perhaps this broker, reads everything anew.
-- Events of a session end with it: the first one of the next session begins with its store.
+- The active controller was elected in this session *and* has finished its failover. Being named in /controller is not
+  enough: the znode may be left from an earlier process of this broker (KAFKA-13407). If the znode belongs to this
+  session, this broker is elected again; if it belongs to another session, the election waits for that session's end.
+- /controller names the active controller. If another program writes another broker's id there, or garbage, no broker
+  acts as that controller, and because this session still owns the znode, no other broker can be elected. The active
+  controller then resigns and is elected again, which replaces the znode.
+- Every write is guarded by the controller epoch. A refused write (`ControllerMoved`) shows that another broker was
+  elected: this one resigns at once and reads which broker it is.
+- An event that fails half-way makes the controller resign, so that the next controller, perhaps this broker, reads
+  the whole state again.
+- The events of a session end with it: the first event of the next session uses the new session's store.
 """
 
 import asyncio
@@ -50,21 +50,21 @@ from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import KafkaZooKeeper
 from klamm.zookeeper.errors import AuthFailed, ClientClosed, SessionExpired, ZooKeeperError
 
-# How long a broker that could not take over waits before it tries again, so that a lasting reason (a znode that it may
-# not write) makes no storm of elections.
+# The wait after a failed failover, so that a permanent reason (a znode that the broker may not write) causes no storm
+# of elections.
 RETRY_BACKOFF_MS = 1_000
 
 _log = logging.getLogger(__name__)
 
-# Nothing can be done in the session any more.
+# Errors after which the session cannot be used.
 _SESSION_ENDS = (SessionExpired, AuthFailed, ClientClosed)
 
 
 class KafkaController(ControllerRequests):
     """One broker's controller.
 
-    `open_channels` makes the connections to the brokers for one controllership; `register_broker` registers the broker
-    in a new session. `on_failure` hears of faults of the program.
+    `open_channels` opens the connections to the brokers for one controllership; `register_broker` registers the broker
+    in a new session. `on_failure` gets faults of the program.
     """
 
     def __init__(
@@ -91,12 +91,12 @@ class KafkaController(ControllerRequests):
         )
         super().__init__(self._events.put)
         self._retry: asyncio.TimerHandle | None = None
-        self._not_before = 0.0  # By the loop's clock: no election is entered earlier.
+        self._not_before = 0.0  # By the loop's clock: this broker takes part in no earlier election.
         self._is_active = False
         self._controller_id = NO_CONTROLLER
         self.elected_at_ms = 0
-        """By the wall clock; of no meaning while this broker is not active."""
-        # These are processed by every broker; all others only by the active controller.
+        """By the wall clock; meaningless while this broker is not active."""
+        # Every broker processes these events; only the active controller processes the others.
         self._elections: dict[type[ControllerEvent], Flow] = {
             Startup: self._startup,
             RegisterBrokerAndReelect: self._register_broker_and_reelect,
@@ -115,12 +115,12 @@ class KafkaController(ControllerRequests):
 
     @property
     def controller_id(self) -> int:
-        """Who is the controller, as last seen; NO_CONTROLLER for nobody."""
+        """The id of the last known controller; NO_CONTROLLER if there is none."""
         return self._controller_id
 
     @property
     def context(self) -> ControllerContext:
-        """To be read only; it is empty while this broker is not active."""
+        """Do not change it. Empty while this broker is not active."""
         return self._parts.context
 
     def send_queues(self) -> Mapping[int, SendQueue]:
@@ -146,9 +146,9 @@ class KafkaController(ControllerRequests):
         return self._events.queue_size
 
     async def startup(self, store: KafkaZooKeeper) -> None:
-        """Takes part in the election, in the broker's first session; returns when it is decided.
+        """Takes part in the election in the broker's first session. Returns when the election is decided.
 
-        Raises ZooKeeperError, ZnodeError (the controller epoch cannot be read), and what a program error raises.
+        Raises ZooKeeperError, ZnodeError (the controller epoch cannot be read), and faults of the program.
         """
         self._events.start()
         event = Startup(store, answer=_future())
@@ -156,31 +156,31 @@ class KafkaController(ControllerRequests):
         await event.answer
 
     def session_expired(self) -> None:
-        """The session is gone: nothing that waits is processed any more, and this broker is the controller no more."""
+        """The session is gone: pending events are dropped, and this broker is no longer the controller."""
         self._events.clear_and_put(Expire())
 
     async def new_session(self, store: KafkaZooKeeper) -> None:
-        """Registers the broker in a new session and takes part in the election; returns when it is decided.
+        """Registers the broker in a new session and takes part in the election. Returns when the election is decided.
 
-        Raises what `register_broker` raises, and as `startup` does.
+        Raises the errors of `register_broker` and of `startup`.
         """
         event = RegisterBrokerAndReelect(store, answer=_future())
         self._events.put(event)
         await event.answer
 
     async def shutdown(self) -> None:
-        """Stops. /controller goes with the session."""
+        """Stops. ZooKeeper deletes /controller when the session ends."""
         await self._events.close()
         if self._retry is not None:
             self._retry.cancel()
         self._is_active = False
-        # Also when a resignation was cut short.
+        # Also when a resignation was interrupted.
         await on_controller_resignation(self._parts)
         self.state_changes.close()
 
     def _config_changed(self, old: BrokerConfig, new: BrokerConfig) -> None:
-        """Of what may change while the broker runs, the controller uses the three configs of the automatic rebalance
-        and unclean.leader.election.enable."""
+        """Of the dynamic configs the controller uses the three of the automatic rebalance and
+        unclean.leader.election.enable."""
         timing, old_timing = (
             (each.auto_leader_rebalance_enable, each.leader_imbalance_check_interval_seconds) for each in (new, old)
         )
@@ -192,7 +192,7 @@ class KafkaController(ControllerRequests):
     # -- events -----------------------------------------------------------------------------------------------------
 
     async def _process(self, event: ControllerEvent) -> None:
-        """Returns whatever happens in operation; raises faults of the program."""
+        """Never raises for an operating error; raises faults of the program."""
         election = self._elections.get(type(event))
         try:
             if election is not None:
@@ -209,7 +209,7 @@ class KafkaController(ControllerRequests):
             await self._give_up(error)
 
     async def _give_up(self, reason: Exception) -> None:
-        """An event has failed: if this broker was active it is not any more, and somebody is elected."""
+        """An event has failed: an active controller resigns, and a new election begins."""
         try:
             if isinstance(reason, ControllerMoved):
                 await self._resign()
@@ -223,7 +223,7 @@ class KafkaController(ControllerRequests):
         if not isinstance(reason, _SESSION_ENDS):  # The next session begins with an election.
             self._elect_later()
 
-    # -- who is the controller --------------------------------------------------------------------------------------
+    # -- election ---------------------------------------------------------------------------------------------------
 
     async def _startup(self, event: Startup) -> None:
         await self._begin_session(event, event.store)
@@ -234,7 +234,7 @@ class KafkaController(ControllerRequests):
     async def _begin_session(
         self, event: Question[None], store: KafkaZooKeeper, register: Callable[[], Awaitable[None]] | None = None
     ) -> None:
-        """Whatever goes wrong is for who waits for the event: the broker's start, or its next session."""
+        """Errors go to the waiter of the event: the broker's start, or its next session."""
         self._parts.store = ControllerStore(store.client)
         self._not_before = 0.0
         try:
@@ -259,7 +259,7 @@ class KafkaController(ControllerRequests):
         self._events.put(ControllerChange())
 
     async def _elect(self) -> None:
-        """Looks who is the controller; resigns if it is another broker, and tries to become it if it is nobody."""
+        """Reads the controller's id. Resigns if it is another broker's; takes part in the election if there is none."""
         store = self._parts.store
         while True:
             node = await store.controller(self._on_controller)
@@ -271,7 +271,7 @@ class KafkaController(ControllerRequests):
             if node is not None and not is_own:
                 return
             if asyncio.get_running_loop().time() < self._not_before:
-                return  # The timer comes back to it.
+                return  # The timer tries again.
             try:
                 epoch = await store.register_controller_and_increment_epoch(self._broker_id, self._environment.now_ms())
                 self.state_changes.announce(
@@ -298,7 +298,7 @@ class KafkaController(ControllerRequests):
             self.state_changes.close_followers()
 
     def _elect_later(self) -> None:
-        """Leaves the next election to others for a while; who stands in /controller then is left alone."""
+        """Leaves the next election to other brokers for a while, and accepts the broker that they elect."""
         loop = asyncio.get_running_loop()
         self._not_before = loop.time() + RETRY_BACKOFF_MS / 1000
         if self._retry is not None:
@@ -306,11 +306,11 @@ class KafkaController(ControllerRequests):
         self._retry = loop.call_at(self._not_before, self._elect_again)
 
     def _elect_again(self) -> None:
-        self._not_before = 0.0  # A timer may be early by a rounding error, and this one does not come again.
+        self._not_before = 0.0  # A timer may be early by a rounding error, and this one fires only once.
         self._on_controller()
 
     async def _trigger_controller_move(self) -> None:
-        """Resigns and removes /controller, so that everybody elects. Does nothing when this broker is not active."""
+        """Resigns and removes /controller, which starts an election. Does nothing when this broker is not active."""
         if not self._is_active:
             return
         guard = self._parts.guard

@@ -1,7 +1,7 @@
 """The controller's metrics, under Kafka's names.
 
-Kafka keeps the ten gauges up to date after each event; here they are computed when somebody reads them. All but
-ControllerState are 0 at a broker that is not the controller.
+Kafka keeps the ten gauges up to date after each event; here each read computes them. All except
+ControllerState are 0 on a broker that is not the controller.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""What the controller is doing and what it waits for, as plain values for an operator.
+"""The controller's current work and what it is blocked on, as plain values for an operator.
 
-What must stay true: it only reads. It walks over all partitions in slices, so that it may see changes that were made
-meanwhile; lists are cut after `LISTED` items, their `count` is that of all.
+What must stay true: this module only reads. It walks over all partitions in slices, so it may see changes made
+meanwhile. Lists are cut after `LISTED` items; their `count` is that of all items.
 """
 
 from collections.abc import Callable, Collection, Iterable
@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 async def controller_status(controller: KafkaController) -> dict[str, Any]:
-    """All there is to say; of a broker that is not the controller only who it is."""
+    """The whole status; on a broker that is not the controller only the controller's id."""
     context = controller.context
     offline, under_replicated = await _out_of_order(context)
-    # From here on everything is of one moment.
+    # From here on all values are of one moment.
     status: dict[str, Any] = {
         "broker_id": controller.parts.broker_id,
         "active": controller.is_active,
@@ -90,7 +90,7 @@ def _brokers(controller: KafkaController) -> list[dict[str, Any]]:
 
 
 async def _out_of_order(context: ControllerContext) -> tuple[list[PartitionKey], list[PartitionKey]]:
-    """The partitions without a leader, and those with one that lack in-sync replicas; not those being deleted."""
+    """Partitions without a leader, and partitions with one that lack in-sync replicas; none that are being deleted."""
     offline, under_replicated = [], []
     async for piece in slices(context.all_partitions()):
         for partition in piece:
@@ -133,7 +133,7 @@ def _why_out_of_sync(context: ControllerContext, partition: PartitionKey) -> str
 
 
 def _lag(context: ControllerContext, partition: PartitionKey, missing: Iterable[int]) -> str:
-    """Why these replicas are not in the ISR."""
+    """The reasons why these replicas are not in the ISR."""
     missing = list(missing)
     online = [broker_id for broker_id in missing if context.is_replica_online(broker_id, partition)]
     behind = f"not caught up: {_ids(online)}" if online else ""
@@ -141,7 +141,7 @@ def _lag(context: ControllerContext, partition: PartitionKey, missing: Iterable[
 
 
 def _absences(context: ControllerContext, partition: PartitionKey, broker_ids: Iterable[int]) -> str:
-    """Which of these replicas are not there, and why; "" when all are."""
+    """Which of these replicas are not online, and why; "" when all are online."""
     dead, stopping, broken = [], [], []
     for broker_id in broker_ids:
         if broker_id not in context.live_or_shutting_down_broker_ids:
@@ -158,7 +158,7 @@ def _ids(broker_ids: Iterable[int]) -> str:
     return "broker " + ", ".join(map(str, broker_ids))
 
 
-# -- what takes long --------------------------------------------------------------------------------------------------
+# -- deletions and reassignments --------------------------------------------------------------------------------------
 
 
 def _deletion(context: ControllerContext, topic: str) -> dict[str, Any]:

@@ -1,21 +1,20 @@
-"""Leader elections that somebody asks for, and those that keep the leaders where they belong.
+"""Leader elections on request, and those that bring leadership back to preferred replicas.
 
-| who asks                                                  | for                 | event                              |
+| cause                                                     | elections           | event                              |
 |-----------------------------------------------------------|---------------------|------------------------------------|
 | an ElectLeaders request                                   | preferred, unclean  | ReplicaLeaderElection              |
 | /admin/preferred_replica_election                         | preferred           | ZkPreferredReplicaElection         |
 | the timer, every leader.imbalance.check.interval.seconds  | preferred           | AutoPreferredReplicaLeaderElection |
-| unclean.leader.election.enable was switched on            | whatever is offline | UncleanLeaderElectionEnable        |
-| the same, for one topic                                   | whatever is offline | TopicUncleanLeaderElectionEnable   |
+| unclean.leader.election.enable was switched on            | offline partitions  | UncleanLeaderElectionEnable        |
+| the same, for one topic                                   | offline partitions  | TopicUncleanLeaderElectionEnable   |
 
 What must stay true:
 - Leadership moves only to a replica that is online and in the ISR. The exceptions are an unclean ElectLeaders, for
-  partitions without a live leader only, and what a topic's configuration allows.
-- The request in ZooKeeper goes after the attempt, whatever came of it: to ask again is to create it again. One that a
-  controller leaves behind is taken up by the next.
+  partitions without a live leader only, and elections that a topic's configuration allows.
+- The request in ZooKeeper is removed after the attempt, whatever its result; to ask again, create it again. A request
+  that a controller leaves behind is carried out by the next controller.
 - A target replica that was elected uncleanly is the whole ISR, and may complete a reassignment.
-- A partition that is being reassigned does not keep others from getting their preferred leaders back, nor itself
-  (KAFKA-10149).
+- A reassignment does not keep its partition, or others, from getting the preferred leader back (KAFKA-10149).
 """
 
 from collections.abc import Iterable
@@ -35,7 +34,7 @@ from klamm.protocol.vocabulary import ElectionType, PartitionKey
 from klamm.slices import slices
 from klamm.znodes.topics import LeaderAndIsr
 
-# After a failover brokers come back one after another; most leaderships that they lost are there to be given back soon.
+# After a failover brokers come back one after another; soon most of their lost leaderships can be given back.
 FIRST_REBALANCE_DELAY_SECONDS = 5
 
 STRATEGIES = {
@@ -48,7 +47,7 @@ NOT_AVAILABLE = {
     ElectionType.UNCLEAN: ErrorCode.ELIGIBLE_LEADERS_NOT_AVAILABLE,
 }
 
-_NAMED = 10  # So many partitions a line names.
+_NAMED = 10  # The most partitions that a log line names.
 
 
 async def replica_leader_election(
@@ -56,8 +55,9 @@ async def replica_leader_election(
 ) -> ElectionResults:
     """Elects leaders for those of the partitions that need one.
 
-    KafkaErrors UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC_EXCEPTION (it is being deleted), ELECTION_NOT_NEEDED,
-    PREFERRED_LEADER_NOT_AVAILABLE, ELIGIBLE_LEADERS_NOT_AVAILABLE.
+    The result has a KafkaError for each partition without an election: UNKNOWN_TOPIC_OR_PARTITION,
+    INVALID_TOPIC_EXCEPTION (the topic is being deleted), ELECTION_NOT_NEEDED, PREFERRED_LEADER_NOT_AVAILABLE,
+    ELIGIBLE_LEADERS_NOT_AVAILABLE.
     """
     partitions = list(dict.fromkeys(partitions))
     names = ",".join(f"{topic}-{number}" for topic, number in partitions[:_NAMED])
@@ -84,7 +84,7 @@ async def replica_leader_election(
 
 
 def _objection(context: ControllerContext, partition: PartitionKey, election_type: ElectionType) -> KafkaError | None:
-    """Why nobody is to be elected; None if somebody is."""
+    """The reason why no leader is elected; None if one is."""
     replicas = context.partition_replica_assignment(partition)
     if not replicas:
         return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "The partition does not exist.")
@@ -101,9 +101,9 @@ def _objection(context: ControllerContext, partition: PartitionKey, election_typ
 
 
 async def zk_preferred_replica_election(parts: ControllerParts) -> None:
-    """Does what /admin/preferred_replica_election asks for, and removes it.
+    """Holds the elections of /admin/preferred_replica_election, and removes the znode.
 
-    The znode is watched from then on: its removal is the next event, which looks for another one.
+    The znode is watched from then on: its removal is the next event, which looks for a new request.
     """
     partitions = await parts.store.preferred_replica_election(parts.on_preferred_replica_election)
     if partitions is None:
@@ -114,11 +114,11 @@ async def zk_preferred_replica_election(parts: ControllerParts) -> None:
 
 
 async def auto_preferred_replica_leader_election(parts: ControllerParts) -> None:
-    """Gives brokers their leaderships back, if they have lost too many of them; and looks again after a while."""
+    """Gives brokers their leaderships back if they have lost too many of them, and schedules the next check."""
     percentage = parts.config.current.leader_imbalance_per_broker_percentage
     wanted = []
     for broker_id, leaderships in sorted((await _leaderships_by_preferred_leader(parts.context)).items()):
-        # leader.imbalance.per.broker.percentage is what is tolerated.
+        # leader.imbalance.per.broker.percentage itself is still tolerated.
         if len(leaderships.lost) * 100 > percentage * leaderships.total:
             parts.announce(f"Broker {broker_id} has lost {len(leaderships.lost)} of {leaderships.total} leaderships")
             async for piece in slices(leaderships.lost):
@@ -132,7 +132,7 @@ async def auto_preferred_replica_leader_election(parts: ControllerParts) -> None
 
 
 class _Leaderships(NamedTuple):
-    """Of the partitions whose preferred leader one broker is: how many there are, and those that others lead."""
+    """The number of partitions whose preferred leader one broker is, and those of them that others lead."""
 
     total: int
     lost: list[PartitionKey]
@@ -161,7 +161,7 @@ def _can_preferred_replica_be_leader(context: ControllerContext, partition: Part
 
 
 async def unclean_leader_election_enable(parts: ControllerParts, topic: str | None = None) -> None:
-    """Replicas outside the ISR may lead from now on (in one topic): partitions without a leader are tried again."""
+    """Unclean elections are allowed from now on (in one topic): tries partitions without a leader again."""
     await parts.partitions.trigger_online_partition_state_change(topic)
     await complete_reassignments(parts, parts.context.partitions_being_reassigned)
 

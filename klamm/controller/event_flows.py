@@ -1,4 +1,4 @@
-"""Which flow processes which event, and what answer the event gets.
+"""Assigns each event to its flow, and answers the event.
 
 | event of                                        | is processed in                                                  |
 |-------------------------------------------------|------------------------------------------------------------------|
@@ -9,7 +9,7 @@
 | elections that are asked for; the balance       | elections.py                                                     |
 | finalized features                              | features.py                                                      |
 
-Who is the controller is not decided here: see controller.py.
+controller.py decides which broker is the controller.
 """
 
 import asyncio
@@ -50,13 +50,13 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.slices import CHEAP_SLICE, Slices
 
 Flow = Callable[[Any], Awaitable[object]]
-"""Processes one event; raises ControllerMoved, ZooKeeperError and ZnodeError when it could not."""
+"""Processes one event. Raises ControllerMoved, ZooKeeperError and ZnodeError."""
 
 _log = logging.getLogger(__name__)
 
 
 def flows(parts: ControllerParts) -> dict[type[ControllerEvent], Flow]:
-    """Those of the events that only the active controller processes."""
+    """The events that only the active controller processes."""
     return {
         BrokerChange: lambda _event: broker_flows.broker_change(parts),
         BrokerModifications: lambda event: broker_flows.broker_modifications(parts, event.broker_id),
@@ -139,7 +139,7 @@ async def _stop_replica_response_received(
         told = dict(event.response.topics.get(topic.topic, ()))
         for state in topic.partitions:
             if state.delete:
-                # What an answer does not name, as when it refuses the request as a whole, is not deleted.
+                # Replicas that the response does not name are not deleted, as when the request is refused as a whole.
                 code = told.get(state.partition, ErrorCode.UNKNOWN_SERVER_ERROR)
                 is_deleted = event.response.error_code == code == ErrorCode.NONE
                 replica = (topic.topic, state.partition), event.sender.broker_id

@@ -2,11 +2,11 @@
 
 What must stay true:
 - Events are processed one at a time, in the order in which they were put.
-- Every event that was put is either processed or preempted, never both: an event whose processing was cut short by
-  `close` is preempted too, and its processing never goes on.
-- A fault of the program in one event ends the processing of all: the process has to stop.
+- Every queued event is either processed or preempted, never both: an event that `close` interrupts is preempted too,
+  and its processing never continues.
+- A fault of the program in one event ends the processing of all events: the process has to stop.
 
-It measures, under Kafka's names, how long events wait (`EventQueueTimeMs`) and how long they take in each state
+Metrics under Kafka's names: how long events wait (`EventQueueTimeMs`) and how long they take in each state
 (`<State>RateAndTimeMs`).
 """
 
@@ -24,19 +24,19 @@ from klamm.tasks import OnFailure, start_task
 _NOT_TIMED = (ControllerState.IDLE, ControllerState.UPDATE_METADATA_RESPONSE_RECEIVED)
 
 
-# After so long without events, how long the last ones waited says nothing any more (eventQueueTimeTimeoutMs).
+# After this time without events the waits of the last ones mean nothing (eventQueueTimeTimeoutMs).
 QUEUE_TIME_TIMEOUT_MS = 300_000
 
 
 class _QueuedEvent(NamedTuple):
     event: ControllerEvent
-    put_at: float  # By the loop's clock, as all times here.
+    put_at: float  # By the loop's clock, like all times here.
 
 
 class ControllerEventManager:
-    """`process(event)` deals with everything that can go wrong in operation; what it raises reaches `on_failure`.
+    """`process(event)` handles all operating errors; any exception from it goes to `on_failure`.
 
-    `log` gets a record of each event; `controller_epoch` is asked for when it is made.
+    `log` gets a record of each event, with the `controller_epoch()` of that moment.
     """
 
     def __init__(
@@ -61,14 +61,14 @@ class ControllerEventManager:
 
     @property
     def state(self) -> ControllerState:
-        """That of the event in progress."""
+        """The state of the event in progress."""
         if self._is_closed:
             return ControllerState.CONTROLLER_SHUTDOWN
         return ControllerState.IDLE if self._current is None else self._current.state
 
     @property
     def queue_size(self) -> int:
-        """How many events wait."""
+        """The number of waiting events."""
         return len(self._queue)
 
     @property
@@ -100,15 +100,15 @@ class ControllerEventManager:
         self._wake.set()
 
     def clear_and_put(self, event: ControllerEvent) -> None:
-        """Preempts everything that waits, in order, and queues `event`. The event in progress goes on."""
+        """Preempts all waiting events, in order, and queues `event`. The event in progress continues."""
         self._preempt_waiting()
         self.put(event)
 
     async def close(self) -> None:
-        """Cuts the event in progress short and preempts it and all that wait. Idempotent.
+        """Interrupts the event in progress, and preempts it and all waiting events. Idempotent.
 
-        Nothing is lost by that: the next controller reads everything anew, as it does when a controller dies. To wait
-        for the event would be to wait for ZooKeeper, which may be away.
+        No work is lost: the next controller reads everything again, as after a controller's death. Waiting for the
+        event would mean waiting for ZooKeeper, which may not answer.
         """
         self._is_closed = True
         if self._task is not None:
@@ -143,7 +143,7 @@ class ControllerEventManager:
                         event.preempt()
                         self._log.event_turns_out("cut short")
                     self._current = None
-                    # One who resigns has no epoch any more.
+                    # A controller that resigns has no epoch.
                     self._end(event, self._controller_epoch() or epoch, queue_time_ms)
 
     def _begin(self, put_at: float) -> float:
