@@ -56,7 +56,7 @@ SMALL = (
     ("klamm.replication.state_changes", "ANSWERS_PER_SLICE", 1),
     ("klamm.replication.state_changes", "SLICE", 1),
     ("klamm.storage.log_manager", "LOGS_PER_SLICE", 1),
-    ("klamm.storage.log_manager", "NAMES_PER_SLICE", 1),
+    ("klamm.storage.directory_loader", "NAMES_PER_SLICE", 1),
     ("klamm.storage.directory_checkpoints", "OFFSETS_PER_SLICE", 1),
     ("klamm.storage.timestamp_lookup", "HEADERS_PER_SLICE", 1),
     ("klamm.storage.truncation", "BATCHES_PER_SLICE", 10),

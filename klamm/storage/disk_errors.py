@@ -17,3 +17,6 @@ NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 # The machine is short of a resource that other processes will return. The disk works and is not full.
 SHORTAGES = (*NO_DESCRIPTORS, errno.ENOMEM, errno.EAGAIN, errno.EINTR)
 PASSING = (*NO_SPACE, *SHORTAGES)
+
+# An operation that fails on a shortage is tried again this much later.
+SHORTAGE_BACK_OFF_MS = 1_000

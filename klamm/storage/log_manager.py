@@ -14,30 +14,27 @@ import asyncio
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from uuid import UUID
 
 from klamm.environment import Environment, FileSystem
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import Slices, each, slices
+from klamm.slices import Slices
 from klamm.storage.directory_checkpoints import DirectoryCheckpoints
-from klamm.storage.disk_errors import SHORTAGES
+from klamm.storage.directory_loader import DirectoryLoader, check_unique
+from klamm.storage.disk_errors import SHORTAGE_BACK_OFF_MS, SHORTAGES
 from klamm.storage.log import Log
 from klamm.storage.log_config import LogConfig
 from klamm.storage.log_directory import (
-    DELETE_SUFFIX,
     LogDirectory,
     MetaProperties,
-    check_meta_properties,
     delete_directory_name,
     is_possible_directory_name,
-    parse_directory_name,
     partition_directory_name,
 )
-from klamm.storage.log_loader import LoadedLog, load_log
-from klamm.storage.segment import LOG_SUFFIX
+from klamm.storage.log_loader import load_log
 from klamm.tasks import OnFailure, start_task
 
 _T = TypeVar("_T")
@@ -47,14 +44,8 @@ _NEVER_MS = 2**63 - 1
 _INITIAL_DELAY_MS = 30_000
 _DEFAULT_FLUSH_CHECK_MS = 1_000
 LOGS_PER_SLICE = 50
-NAMES_PER_SLICE = 1_000
-# How many partitions with two directories an error names.
-DUPLICATES_TOLD = 5
 # Several logs are closed at once, because concurrent syncs share the file system's journal.
 _CLOSED_AT_ONCE = 8
-# An operation that fails on a shortage (`disk_errors.SHORTAGES`) is tried again this often.
-_SHORTAGE_BACK_OFF_MS = 1_000
-_SHORTAGE_ATTEMPTS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,18 +59,6 @@ class LogManagerSettings:
     producer_expiration_ms: int = 604_800_000  # transactional.id.expiration.ms
     producer_expiration_check_ms: int = 600_000
     recovery_threads_per_directory: int = 1  # num.recovery.threads.per.data.dir
-
-
-@dataclass(slots=True)
-class _DirectoryToLoad:
-    """The contents of a directory's checkpoints, and the partitions that have a log in it."""
-
-    directory: LogDirectory
-    recovery_points: dict[PartitionKey, int]
-    log_start_offsets: dict[PartitionKey, int]
-    high_watermarks: dict[PartitionKey, int]
-    partitions: list[PartitionKey] = field(default_factory=list)
-    is_clean: bool = False
 
 
 class LogManager:
@@ -159,32 +138,30 @@ class LogManager:
         when two directories hold the same partition; and when no directory is left.
         """
         try:
-            found = [await self._open_directory(directory) for directory in self._directories]
-            opened = [entry for entry in found if entry is not None]
+            opened = [loader for loader in map(self._loader, self._directories) if await loader.open()]
             if len(opened) > 1:
-                await self._check_unique(opened)
-            # Only now: a start that is refused leaves the marks of the clean shutdown for the next one.
-            to_load = [entry for entry in opened if self._consume_clean_shutdown_file(entry)]
+                await check_unique(opened)
+            to_load = [loader for loader in opened if loader.consume_clean_shutdown_file()]
         except KafkaError:
             self._release_directories()
             raise
-        total = sum(len(entry.partitions) for entry in to_load)
+        total = sum(len(loader.partitions) for loader in to_load)
         done = 0
 
-        async def load_some(entry: _DirectoryToLoad, partitions: Iterator[PartitionKey]) -> None:
+        async def load_some(loader: DirectoryLoader, partitions: Iterator[PartitionKey]) -> None:
             nonlocal done
             for topic, partition in partitions:
-                if not entry.directory.is_online:
+                if not loader.directory.is_online:
                     return
-                await self._load(entry, topic, partition, topic_configs.get(topic, self._default_config))
+                await self._load(loader, topic, partition, topic_configs.get(topic, self._default_config))
                 done += 1
                 if progress is not None:
                     progress(done, total)
 
         loaders = []
-        for entry in to_load:
-            partitions = iter(entry.partitions)
-            loaders += [load_some(entry, partitions) for _ in range(self._settings.recovery_threads_per_directory)]
+        for loader in to_load:
+            partitions = iter(loader.partitions)
+            loaders += [load_some(loader, partitions) for _ in range(self._settings.recovery_threads_per_directory)]
         results = await asyncio.gather(*loaders, return_exceptions=True)
         for failure in results:
             if failure is not None:
@@ -203,105 +180,21 @@ class LogManager:
         for directory in self._directories:
             directory.release()
 
-    async def _open_directory(self, directory: LogDirectory) -> _DirectoryToLoad | None:
-        try:
-            directory.acquire()
-            check_meta_properties(self._file_system, directory.path, self._meta_properties)
-            checkpoints = self._checkpoints[directory.path]
-            entry = _DirectoryToLoad(
-                directory,
-                await checkpoints.read_recovery_points(),
-                await checkpoints.read_log_start_offsets(),
-                await checkpoints.read_high_watermarks(),
-            )
-            names = await self._environment.run_blocking(_directories_in, self._file_system, directory.path)
-            async for name in each(names, NAMES_PER_SLICE):
-                self._found(entry, name)
-        except OSError as error:
-            self._opening_failed(directory, error)
-            return None
-        return entry
+    def _loader(self, directory: LogDirectory) -> DirectoryLoader:
+        checkpoints = self._checkpoints[directory.path]
+        return DirectoryLoader(self._environment, directory, checkpoints, self._meta_properties, self._remove_garbage)
 
-    def _consume_clean_shutdown_file(self, entry: _DirectoryToLoad) -> bool:
-        """Returns whether the directory is still online."""
-        try:
-            entry.is_clean = entry.directory.consume_clean_shutdown_file()
-        except OSError as error:
-            self._opening_failed(entry.directory, error)
-        return entry.directory.is_online
+    def _remove_garbage(self, path: str) -> None:
+        self._remove_later(self._default_config.file_delete_delay_ms, _remove_tree, path)
 
-    def _opening_failed(self, directory: LogDirectory, error: OSError) -> None:
-        if error.errno in SHORTAGES:
-            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"opening {directory.path} failed: {error}") from error
-        directory.fail(error, "opening the log directory")
-
-    async def _check_unique(self, entries: Sequence[_DirectoryToLoad]) -> None:
-        """Raises KafkaError(KAFKA_STORAGE_ERROR) when two directories hold the same partition."""
-        places: dict[PartitionKey, list[_DirectoryToLoad]] = {}
-        for entry in entries:
-            async for piece in slices(entry.partitions, NAMES_PER_SLICE):
-                for key in piece:
-                    places.setdefault(key, []).append(entry)
-        duplicates = {key: held for key, held in places.items() if len(held) > 1}
-        if not duplicates:
+    async def _load(self, loader: DirectoryLoader, topic: str, partition: int, config: LogConfig) -> None:
+        loaded = await loader.load(topic, partition, config)
+        if loaded is None:
             return
-        told = []
-        for (topic, partition), held in list(duplicates.items())[:DUPLICATES_TOLD]:
-            describe = functools.partial(self._environment.run_blocking, _describe, self._file_system)
-            logs = [await describe(entry, topic, partition) for entry in held]
-            told.append(f"{topic}-{partition} has two directories: {', and '.join(logs)}")
-        more = f" (and {len(duplicates) - len(told)} more partitions)" if len(duplicates) > len(told) else ""
-        raise KafkaError(
-            ErrorCode.KAFKA_STORAGE_ERROR,
-            "; ".join(told) + f"{more}; of each, move the one that is not up to date out of log.dirs, and start again",
-        )
-
-    def _found(self, entry: _DirectoryToLoad, name: str) -> None:
-        parsed = parse_directory_name(name)
-        path = entry.directory.file(name)
-        if parsed is None:
-            _LOGGER.warning("Ignoring %s, which is no partition's directory", path)
-        elif parsed[2] == DELETE_SUFFIX:
-            self._remove_later(self._default_config.file_delete_delay_ms, _remove_tree, path)
-        elif parsed[2]:
-            _LOGGER.warning("Ignoring %s: moving replicas between directories is not supported", path)
-        else:
-            entry.partitions.append(parsed[:2])
-
-    async def _load(self, entry: _DirectoryToLoad, topic: str, partition: int, config: LogConfig) -> None:
-        directory, key = entry.directory, (topic, partition)
-        path = directory.file(partition_directory_name(topic, partition))
-        open_log = functools.partial(
-            load_log,
-            self._file_system,
-            path,
-            config,
-            log_start_offset=entry.log_start_offsets.get(key, 0),
-            recovery_point=entry.recovery_points.get(key, 0),
-            is_clean=entry.is_clean,
-            now_ms=self._environment.now_ms(),
-        )
-        try:
-            loaded = await self._open_log(open_log, path)
-        except OSError as error:
-            directory.fail(error, f"loading {topic}-{partition}")
-            return
-        log = Log(self._environment, directory, topic, partition, config, loaded, self)
+        log = Log(self._environment, loader.directory, topic, partition, config, loaded, self)
         self._add(log)
-        log.update_high_watermark(entry.high_watermarks.get(key, log.log_start_offset))
-
-    async def _open_log(self, open_log: Callable[[], LoadedLog], path: str) -> LoadedLog:
-        """Tries again after a shortage. Raises KafkaError(KAFKA_STORAGE_ERROR) after the last attempt."""
-        for attempts_left in range(_SHORTAGE_ATTEMPTS - 1, -1, -1):
-            try:
-                return await self._environment.run_blocking(open_log)
-            except OSError as error:
-                if error.errno not in SHORTAGES:
-                    raise
-                _LOGGER.warning("Loading %s failed, %d attempts are left: %s", path, attempts_left, error)
-                shortage = error
-            await asyncio.sleep(_SHORTAGE_BACK_OFF_MS / 1000)
-        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"loading {path} failed: {shortage}")
+        high_watermark = loader.high_watermark((topic, partition))
+        log.update_high_watermark(log.log_start_offset if high_watermark is None else high_watermark)
 
     # -- creating and deleting ------------------------------------------------------------------------------------
 
@@ -434,7 +327,7 @@ class LogManager:
                 await self._environment.run_blocking(remove, self._file_system, garbage)
             except OSError as error:
                 if error.errno in SHORTAGES:
-                    self._after(_SHORTAGE_BACK_OFF_MS, run)
+                    self._after(SHORTAGE_BACK_OFF_MS, run)
                 else:
                     _LOGGER.warning("Garbage stays until the next start: %s", error)
 
@@ -587,10 +480,6 @@ class LogManager:
         task.add_done_callback(self._tasks.pop)
 
 
-def _directories_in(file_system: FileSystem, path: str) -> list[str]:
-    return [name for name in file_system.list_directory(path) if file_system.is_directory(f"{path}/{name}")]
-
-
 def _remove_files(file_system: FileSystem, paths: list[str]) -> None:
     for path in paths:
         try:
@@ -601,17 +490,3 @@ def _remove_files(file_system: FileSystem, paths: list[str]) -> None:
 
 def _remove_tree(file_system: FileSystem, path: str) -> None:
     file_system.remove_tree(path)
-
-
-def _describe(file_system: FileSystem, entry: _DirectoryToLoad, topic: str, partition: int) -> str:
-    """What tells an operator which of two logs is up to date."""
-    path = entry.directory.file(partition_directory_name(topic, partition))
-    last = "no segment"
-    try:
-        segments = sorted(name for name in file_system.list_directory(path) if name.endswith(LOG_SUFFIX))
-        if segments:
-            offset, size_bytes = segments[-1].removesuffix(LOG_SUFFIX), file_system.size(f"{path}/{segments[-1]}")
-            last = f"last segment from offset {offset.lstrip('0') or '0'}, {size_bytes} bytes"
-    except OSError as error:
-        last = str(error)
-    return f"{path} ({last}; high watermark {entry.high_watermarks.get((topic, partition), 'unknown')})"

@@ -1,0 +1,190 @@
+"""One log directory when its broker starts: opened, looked through, and its logs loaded.
+
+What must stay true:
+- A directory of another broker or cluster, or one that another process has, is refused before anything in it changes.
+- The mark of a clean shutdown is consumed only when the start is no longer refused, so that the next start finds it.
+- A directory whose disk fails goes offline and stops no other directory. A shortage (`disk_errors.SHORTAGES`) takes no
+  directory offline.
+
+Source: kafka.log.LogManager (loadLogs).
+"""
+
+import asyncio
+import functools
+import logging
+from collections.abc import Callable, Sequence
+
+from klamm.environment import Environment, FileSystem
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.vocabulary import PartitionKey
+from klamm.slices import each, slices
+from klamm.storage.directory_checkpoints import DirectoryCheckpoints
+from klamm.storage.disk_errors import SHORTAGE_BACK_OFF_MS, SHORTAGES
+from klamm.storage.log_config import LogConfig
+from klamm.storage.log_directory import (
+    DELETE_SUFFIX,
+    LogDirectory,
+    MetaProperties,
+    check_meta_properties,
+    parse_directory_name,
+    partition_directory_name,
+)
+from klamm.storage.log_loader import LoadedLog, load_log
+from klamm.storage.segment import LOG_SUFFIX
+
+_LOGGER = logging.getLogger(__name__)
+NAMES_PER_SLICE = 1_000
+# How many partitions an error names that have two directories.
+DUPLICATES_TOLD = 5
+# An operation that fails on a shortage is tried this often.
+_SHORTAGE_ATTEMPTS = 10
+
+
+class DirectoryLoader:
+    """Call `open`, then `consume_clean_shutdown_file`, then `load` for each of `partitions`.
+
+    `remove_garbage(path)` gets the directory of each partition that was being deleted when the broker stopped.
+    """
+
+    def __init__(
+        self,
+        environment: Environment,
+        directory: LogDirectory,
+        checkpoints: DirectoryCheckpoints,
+        meta_properties: MetaProperties,
+        remove_garbage: Callable[[str], None],
+    ) -> None:
+        self.directory = directory
+        self.partitions: list[PartitionKey] = []
+        self._environment = environment
+        self._file_system = environment.file_system
+        self._checkpoints = checkpoints
+        self._meta_properties = meta_properties
+        self._remove_garbage = remove_garbage
+        self._is_clean = False
+        self._recovery_points: dict[PartitionKey, int] = {}
+        self._log_start_offsets: dict[PartitionKey, int] = {}
+        self._high_watermarks: dict[PartitionKey, int] = {}
+
+    async def open(self) -> bool:
+        """Reads the checkpoints and finds the partitions. Returns whether the directory is online.
+
+        Raises KafkaError when the directory is locked, belongs to another broker or cluster, or holds a malformed file.
+        """
+        directory = self.directory
+        try:
+            directory.acquire()
+            check_meta_properties(self._file_system, directory.path, self._meta_properties)
+            self._recovery_points = await self._checkpoints.read_recovery_points()
+            self._log_start_offsets = await self._checkpoints.read_log_start_offsets()
+            self._high_watermarks = await self._checkpoints.read_high_watermarks()
+            names = await self._environment.run_blocking(_directories_in, self._file_system, directory.path)
+            async for name in each(names, NAMES_PER_SLICE):
+                self._found(name)
+        except OSError as error:
+            self._opening_failed(error)
+        return directory.is_online
+
+    def consume_clean_shutdown_file(self) -> bool:
+        """Returns whether the directory is still online."""
+        try:
+            self._is_clean = self.directory.consume_clean_shutdown_file()
+        except OSError as error:
+            self._opening_failed(error)
+        return self.directory.is_online
+
+    async def load(self, topic: str, partition: int, config: LogConfig) -> LoadedLog | None:
+        """Returns None after a disk error, which takes the directory offline. Raises KafkaError after a shortage."""
+        path = self.directory.file(partition_directory_name(topic, partition))
+        open_log = functools.partial(
+            load_log,
+            self._file_system,
+            path,
+            config,
+            log_start_offset=self._log_start_offsets.get((topic, partition), 0),
+            recovery_point=self._recovery_points.get((topic, partition), 0),
+            is_clean=self._is_clean,
+            now_ms=self._environment.now_ms(),
+        )
+        try:
+            return await self._open_log(open_log, path)
+        except OSError as error:
+            self.directory.fail(error, f"loading {topic}-{partition}")
+            return None
+
+    def high_watermark(self, key: PartitionKey) -> int | None:
+        """The checkpointed high watermark."""
+        return self._high_watermarks.get(key)
+
+    async def describe(self, key: PartitionKey) -> str:
+        """What tells an operator which of two logs is up to date."""
+        path = self.directory.file(partition_directory_name(*key))
+        last = await self._environment.run_blocking(_describe_last_segment, self._file_system, path)
+        return f"{path} ({last}; high watermark {self._high_watermarks.get(key, 'unknown')})"
+
+    def _opening_failed(self, error: OSError) -> None:
+        path = self.directory.path
+        if error.errno in SHORTAGES:
+            raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"opening {path} failed: {error}") from error
+        self.directory.fail(error, "opening the log directory")
+
+    def _found(self, name: str) -> None:
+        parsed = parse_directory_name(name)
+        path = self.directory.file(name)
+        if parsed is None:
+            _LOGGER.warning("Ignoring %s, which is no partition's directory", path)
+        elif parsed[2] == DELETE_SUFFIX:
+            self._remove_garbage(path)
+        elif parsed[2]:
+            _LOGGER.warning("Ignoring %s: moving replicas between directories is not supported", path)
+        else:
+            self.partitions.append(parsed[:2])
+
+    async def _open_log(self, open_log: Callable[[], LoadedLog], path: str) -> LoadedLog:
+        """Tries again after a shortage. Raises KafkaError(KAFKA_STORAGE_ERROR) after the last attempt."""
+        for attempts_left in range(_SHORTAGE_ATTEMPTS - 1, -1, -1):
+            try:
+                return await self._environment.run_blocking(open_log)
+            except OSError as error:
+                if error.errno not in SHORTAGES:
+                    raise
+                _LOGGER.warning("Loading %s failed, %d attempts are left: %s", path, attempts_left, error)
+                shortage = error
+            await asyncio.sleep(SHORTAGE_BACK_OFF_MS / 1000)
+        raise KafkaError(ErrorCode.KAFKA_STORAGE_ERROR, f"loading {path} failed: {shortage}")
+
+
+async def check_unique(loaders: Sequence[DirectoryLoader]) -> None:
+    """Raises KafkaError(KAFKA_STORAGE_ERROR) when two directories hold the same partition."""
+    places: dict[PartitionKey, list[DirectoryLoader]] = {}
+    for loader in loaders:
+        async for piece in slices(loader.partitions, NAMES_PER_SLICE):
+            for key in piece:
+                places.setdefault(key, []).append(loader)
+    duplicates = {key: held for key, held in places.items() if len(held) > 1}
+    if not duplicates:
+        return
+    told = []
+    for (topic, partition), held in list(duplicates.items())[:DUPLICATES_TOLD]:
+        logs = [await loader.describe((topic, partition)) for loader in held]
+        told.append(f"{topic}-{partition} has two directories: {', and '.join(logs)}")
+    more = f" (and {len(duplicates) - len(told)} more partitions)" if len(duplicates) > len(told) else ""
+    raise KafkaError(
+        ErrorCode.KAFKA_STORAGE_ERROR,
+        "; ".join(told) + f"{more}; of each, move the one that is not up to date out of log.dirs, and start again",
+    )
+
+
+def _directories_in(file_system: FileSystem, path: str) -> list[str]:
+    return [name for name in file_system.list_directory(path) if file_system.is_directory(f"{path}/{name}")]
+
+
+def _describe_last_segment(file_system: FileSystem, path: str) -> str:
+    try:
+        segments = sorted(name for name in file_system.list_directory(path) if name.endswith(LOG_SUFFIX))
+        if not segments:
+            return "no segment"
+        offset, size_bytes = segments[-1].removesuffix(LOG_SUFFIX), file_system.size(f"{path}/{segments[-1]}")
+        return f"last segment from offset {offset.lstrip('0') or '0'}, {size_bytes} bytes"
+    except OSError as error:
+        return str(error)
