@@ -10,15 +10,15 @@ by the loop's clock.
 |                                                             | `async for item in each(items)`                    |
 | the same, where each slice waits for ZooKeeper              | `await for_slices(items, work)`                    |
 | a coroutine whose items weigh differently, or nested loops  | `Slices`: `if it.is_over(): await asyncio.sleep(0)` |
-| a generator, taken by `in_slices` or in `Turns`             | `Slices`: `if it.is_over(): yield`                 |
+| a generator, taken by `in_slices`, `begin` or in `Turns`    | `Slices`: `if it.is_over(): yield`                 |
 
 The simulator makes all slices as small as they can be (`klamm.simulation.small_slices`); the names of their sizes end
 with SLICE.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -32,13 +32,13 @@ SLICE_MS = 5
 
 
 class Slices:
-    """Counts the pieces of long work and says when to let others have the loop: after every `pieces` pieces, and with
-    `clock_s` (the loop's clock) also when the slice has taken `SLICE_MS`."""
+    """Counts the pieces of long work and says when others should have the loop: after every `pieces` (`SLICE`), and
+    with `clock_s` (the loop's clock) also when the slice has taken `SLICE_MS`."""
 
     __slots__ = ("_clock_s", "_end_s", "_left", "_pieces")
 
-    def __init__(self, pieces: int, clock_s: Callable[[], float] | None = None) -> None:
-        self._pieces = self._left = pieces
+    def __init__(self, pieces: int | None = None, clock_s: Callable[[], float] | None = None) -> None:
+        self._pieces = self._left = pieces or SLICE
         self._clock_s = clock_s
         self._end_s = None if clock_s is None else clock_s() + SLICE_MS / 1000
 
@@ -133,6 +133,17 @@ async def for_slices(
     return done
 
 
+def mapped(make: Callable[[T], R], items: Iterable[T], slices: Slices | None = None) -> Generator[None, None, list[R]]:
+    """The steps of `[make(item) for item in items]`. Loops within others count in the same `slices`."""
+    slices = slices or Slices()
+    made = []
+    for item in items:
+        made.append(make(item))
+        if slices.is_over():
+            yield
+    return made
+
+
 async def in_slices(steps: Generator[None, None, T]) -> T:
     """Runs all steps of long work and lets others have the loop between them. Returns or raises what `steps` does."""
     while True:
@@ -142,6 +153,21 @@ async def in_slices(steps: Generator[None, None, T]) -> T:
             value: T = end.value
             return value
         await asyncio.sleep(0)
+
+
+def begin(steps: Generator[None, None, T]) -> T | Coroutine[Any, Any, T]:
+    """Takes the first step: what the steps return if there was only one, else the rest of them, to be awaited."""
+    try:
+        next(steps)
+    except StopIteration as end:
+        value: T = end.value
+        return value
+    return _rest(steps)
+
+
+async def _rest(steps: Generator[None, None, T]) -> T:
+    await asyncio.sleep(0)
+    return await in_slices(steps)
 
 
 class Turns:

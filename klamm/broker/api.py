@@ -23,6 +23,8 @@ class Api:
     requests of the same API on the connection are unanswered, because its effect comes before its response. A request
     that `ends_with_client` is cancelled at any point when its client hangs up, because it only reads or makes all
     changes in one step. Any other request runs to its end.
+
+    Where work grows with the request, `handle` and `error_response` are generators of steps.
     """
 
     key: ApiKey

@@ -12,7 +12,7 @@ What must stay true:
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
-from types import CoroutineType
+from types import CoroutineType, GeneratorType
 from typing import Any
 
 from klamm.broker.api import Api
@@ -26,7 +26,7 @@ from klamm.protocol.apis.api_versions import ApiVersionsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey, InvalidFrame, UnencodableMessage
 from klamm.protocol.primitives import Buffer, Steps
-from klamm.slices import in_slices
+from klamm.slices import begin, in_slices
 
 NO_RESPONSE = Response(None)
 
@@ -62,16 +62,28 @@ class Dispatcher:
         if not api.min_version <= header.api_version <= api.max_version:
             return self._unsupported_version(api, header)
         if len(frame) >= LARGE_FRAME_BYTES:
-            steps = messages.request_steps(api.key, header.api_version, frame, header.body_position)
-            if steps is not None:
-                release = connection.frame_release()
-                in_steps = self._dispatch_in_steps(connection, api, header, len(frame), steps, release)
-                return _answer_only(in_steps) if api.ends_with_client else in_steps
+            return self._dispatch_large(connection, api, header, frame)
         try:
             body = messages.decode_request(api.key, header.api_version, frame, header.body_position)
         except InvalidFrame as error:
             raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
         return self._handle(connection, api, header, len(frame), body)
+
+    def _dispatch_large(
+        self, connection: ServerConnection, api: Api, header: messages.RequestHeader, frame: bytearray
+    ) -> Answer | Awaitable[Answer]:
+        try:
+            body = begin(messages.request_steps(api.key, header.api_version, frame, header.body_position))
+        except InvalidFrame as error:
+            raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
+        if not isinstance(body, CoroutineType):
+            return self._handle(connection, api, header, len(frame), body)
+        # A produce request's records are parts of its frame.
+        release_frame = _nothing if api.key is ApiKey.PRODUCE else connection.frame_release()
+        in_steps = self._dispatch_in_steps(
+            connection, api, header, len(frame), body, release_frame, _hold(connection, api)
+        )
+        return _answer_only(in_steps) if api.ends_with_client else in_steps
 
     async def _dispatch_in_steps(
         self,
@@ -79,16 +91,19 @@ class Dispatcher:
         api: Api,
         header: messages.RequestHeader,
         request_bytes: int,
-        steps: messages.Steps[Any],
-        release: Callable[[], None],
+        decoding: Coroutine[Any, Any, Any],
+        release_frame: Callable[[], None],
+        release_followers: Callable[[], None],
     ) -> Answer:
         """Lets others have the loop between two steps of decoding; the connection's next request waits."""
         try:
-            body = await in_slices(steps)
+            body = await decoding
+            release_frame()
+            result = self._handle(connection, api, header, request_bytes, body)
         except InvalidFrame as error:
             raise InvalidRequest(f"{api.key.name} v{header.api_version}: {error}") from None
-        release()
-        result = self._handle(connection, api, header, request_bytes, body)
+        finally:
+            release_followers()
         return await result if isinstance(result, Awaitable) else result
 
     def _handle(
@@ -106,18 +121,33 @@ class Dispatcher:
         )
         try:
             result = api.handle(request)
+            if isinstance(result, GeneratorType):
+                result = begin(result)
         except KafkaError as error:
             result = api.error_response(request, error)
+            if isinstance(result, GeneratorType):
+                result = begin(result)
         if isinstance(result, CoroutineType):
-            finishing = self._finish(request, request_bytes, result)
+            finishing = self._finish(request, request_bytes, result, _hold(connection, api))
             return _answer_only(finishing) if api.ends_with_client else finishing
         return self._answer(request, request_bytes, result)
 
-    async def _finish(self, request: Request[Any], request_bytes: int, pending: Coroutine[Any, Any, Any]) -> Answer:
+    async def _finish(
+        self,
+        request: Request[Any],
+        request_bytes: int,
+        pending: Coroutine[Any, Any, Any],
+        release: Callable[[], None] | None = None,
+    ) -> Answer:
         try:
             result = await pending
         except ITEM_ERRORS as error:
             result = request.api.error_response(request, as_kafka_error(error))
+            if isinstance(result, GeneratorType):
+                result = await in_slices(result)
+        finally:
+            if release is not None:
+                release()
         return self._answer(request, request_bytes, result)
 
     def _answer(self, request: Request[Any], request_bytes: int, result: Any) -> Answer:
@@ -175,6 +205,16 @@ class Dispatcher:
         )
         body = ApiVersionsResponse(error_code=ErrorCode.UNSUPPORTED_VERSION, api_keys=[supported])
         return Response(messages.encode_response(api.key, 0, header.correlation_id, body))
+
+
+def _hold(connection: ServerConnection, api: Api) -> Callable[[], None]:
+    """Keeps later requests of the connection waiting: a pipelined one has not had its effect before its last step.
+    Others wait anyway. Returns what ends this."""
+    return connection.hold_followers() if api.pipelined else _nothing
+
+
+def _nothing() -> None:
+    pass
 
 
 def _answer_only(answer: Coroutine[Any, Any, Answer]) -> AnswerOnly[Response]:

@@ -12,6 +12,7 @@ from klamm.controller.controller import KafkaController
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ElectionType, PartitionKey
 from klamm.purgatory import DelayedOperation, Purgatory
+from klamm.slices import each
 
 
 class LeaderElections:
@@ -43,15 +44,21 @@ class LeaderElections:
 
         REQUEST_TIMED_OUT for a partition that has its leader, but not in this broker's metadata within `timeout_ms`.
         """
-        errors = {partition: result for partition, result in results.items() if isinstance(result, KafkaError)}
-        leaders = {partition: result for partition, result in results.items() if isinstance(result, int)}
+        errors: dict[PartitionKey, KafkaError] = {}
+        leaders: dict[PartitionKey, int] = {}
+        topics: dict[str, None] = {}
+        async for partition, result in each(results.items()):
+            if isinstance(result, KafkaError):
+                errors[partition] = result
+            else:
+                leaders[partition] = result
+                topics[partition[0]] = None
         elected = _LeadersKnown(self._metadata_cache, leaders)
-        topics = list(dict.fromkeys(topic for topic, _ in leaders))
         are_known = await self._purgatory.wait(elected, topics, timeout_ms)
         timed_out = KafkaError(ErrorCode.REQUEST_TIMED_OUT, "the leader is elected, but not known here yet")
         return {
             partition: errors.get(partition) or (None if are_known or elected.is_known(partition) else timed_out)
-            for partition in results
+            async for partition in each(results)
         }
 
 

@@ -183,15 +183,21 @@ class OffsetsLog:
     def _append_batch(self, partition: int, records: Sequence[KeyAndValue], acks: int) -> ProduceResult:
         now_ms = self._environment.now_ms()
         codec = CompressionType(self._config.current.offsets_topic_compression_codec)
+        least_bytes = sum(len(key) + len(value or b"") for key, value in records)
+        if codec is CompressionType.NONE and least_bytes > self._max_message_bytes(partition):
+            # The log would refuse the batch, but it takes long to build.
+            return ProduceResult(ErrorCode.MESSAGE_TOO_LARGE)
         batch = build_batch([Record(key, value, now_ms) for key, value in records], codec=codec)
         return self._replica_manager.append_records(
             GROUP_METADATA_TOPIC_NAME, partition, memoryview(batch), acks, AppendOrigin.COORDINATOR
         )
 
     def _shared_batch_max_bytes(self, partition: int) -> int:
+        return min(SHARED_BATCH_MAX_BYTES, self._max_message_bytes(partition) // 2)
+
+    def _max_message_bytes(self, partition: int) -> int:
         hosted = self._replica_manager.hosted_partition((GROUP_METADATA_TOPIC_NAME, partition))
-        limit = SHARED_BATCH_MAX_BYTES
-        return limit if hosted is None else min(limit, hosted.log.config.max_message_bytes // 2)
+        return 2 * SHARED_BATCH_MAX_BYTES if hosted is None else hosted.log.config.max_message_bytes
 
     # -- read -----------------------------------------------------------------------------------------------------
 

@@ -27,8 +27,9 @@ DENIED = {
 Body = TypeVar("Body")
 """The class of the request's message."""
 NO_BROKER = -1
-# A plain function if the answer is ready at once, `async def` if it may have to wait. Returns the answer; None for no
-# answer; AnswerOnly if the request's changes are done and only its answer must still be waited for.
+# A plain function if the answer is ready at once; a generator of steps if it is, but the work grows with the request;
+# `async def` if it may have to wait. Returns the answer; None for no answer; AnswerOnly if the request's changes are
+# done and only its answer must still be waited for.
 Handle = Callable[["Request[Any]"], Any]
 Handler = TypeVar("Handler", bound=Handle)
 ErrorResponse = Callable[["Request[Any]", KafkaError], Any]

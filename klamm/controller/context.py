@@ -62,7 +62,8 @@ class ReplicaAssignment(NamedTuple):
 
 
 def _without(ids: Iterable[int], excluded: Collection[int]) -> tuple[int, ...]:
-    return tuple(broker_id for broker_id in ids if broker_id not in excluded)
+    without = frozenset(excluded)
+    return tuple(broker_id for broker_id in ids if broker_id not in without)
 
 
 NO_ASSIGNMENT = ReplicaAssignment()

@@ -31,7 +31,7 @@ from klamm.controller.reassignment import complete_reassignments
 from klamm.controller.states import PartitionState
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ElectionType, PartitionKey
-from klamm.slices import slices
+from klamm.slices import each, slices
 from klamm.znodes.topics import LeaderAndIsr
 
 # After a failover brokers come back one after another; soon most of their lost leaderships can be given back.
@@ -75,7 +75,7 @@ async def replica_leader_election(
     outcomes = await parts.partitions.handle_state_changes(electable, PartitionState.ONLINE, STRATEGIES[election_type])
     if election_type is ElectionType.UNCLEAN:
         await complete_reassignments(parts, electable)
-    for partition, outcome in outcomes.items():
+    async for partition, outcome in each(outcomes.items()):
         if isinstance(outcome, LeaderAndIsr):
             results[partition] = outcome.leader
         else:

@@ -17,6 +17,7 @@ from klamm.config.versions import ApiVersion
 from klamm.controller.feature_updates import FeatureResults, FeatureUpdate, check_update, failed
 from klamm.controller.parts import ControllerParts
 from klamm.protocol.errors import KafkaError
+from klamm.slices import each
 from klamm.znodes.cluster import FEATURE_PATH, FinalizedFeatures, incompatible_features
 from klamm.znodes.fields import ZnodeError
 from klamm.znodes.store import LiveBroker
@@ -64,7 +65,7 @@ async def update_features(parts: ControllerParts, updates: Iterable[FeatureUpdat
     supported = {} if own is None else own.registration.features
     target = dict(existing.features)
     errors: dict[str, KafkaError | None] = {}
-    for update in updates:
+    async for update in each(updates):
         try:
             versions = check_update(update, existing.features.get(update.feature), supported, brokers)
         except KafkaError as error:

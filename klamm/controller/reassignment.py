@@ -62,8 +62,10 @@ async def api_partition_reassignment(parts: ControllerParts, targets: Mapping[Pa
                 ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, f"{partition_name(partition)} is not being reassigned"
             )
             continue
-        wanted = assignment.reassign_to(assignment.origin_replicas if target is None else target)
-        error = None if target is None else _refusal(target) or _refusal_of_dead(context, wanted)
+        error = None if target is None else _refusal(target) or _refusal_of_too_many(context, assignment, target)
+        if error is None:
+            wanted = assignment.reassign_to(assignment.origin_replicas if target is None else target)
+            error = None if target is None else _refusal_of_dead(context, wanted)
         if error is None:
             begun[partition] = wanted
         else:
@@ -150,6 +152,17 @@ def _refusal(target: Sequence[int]) -> KafkaError | None:
     else:
         return None
     return KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, reason)
+
+
+def _refusal_of_too_many(context: ControllerContext, present: ReplicaAssignment, target: Target) -> KafkaError | None:
+    """Refuses without a look at each of them: a request may name 100,000."""
+    live = len(context.live_broker_ids)
+    if len(target) <= live + len(present.replicas):
+        return None
+    return KafkaError(
+        ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+        f"a partition cannot have {len(target)} replicas: {live} brokers are alive",
+    )
 
 
 def _refusal_of_dead(context: ControllerContext, assignment: ReplicaAssignment) -> KafkaError | None:

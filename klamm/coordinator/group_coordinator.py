@@ -58,7 +58,7 @@ from klamm.protocol.consumer_protocol import CONSUMER_PROTOCOL_TYPE
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey
-from klamm.slices import Slices
+from klamm.slices import Slices, in_slices
 from klamm.tasks import OnFailure
 
 Result = TypeVar("Result")
@@ -304,6 +304,8 @@ class GroupCoordinator:
         offsets: Mapping[PartitionKey, OffsetAndMetadata],
     ) -> dict[PartitionKey, ErrorCode]:
         """Returns when the offsets are in the log. A negative generation means the client only stores offsets."""
+        # Takes several steps if the offsets are many, so it comes before the group is looked at.
+        prepared = await in_slices(self._manager.prepare_offsets(group_id, offsets))
         error = self._group_error(group_id, may_be_empty=True)
         if error is not None:
             return dict.fromkeys(offsets, error)
@@ -320,7 +322,7 @@ class GroupCoordinator:
         member = group.members.get(member_id)
         if member is not None:
             self._rebalances.sessions.renew(group, member)
-        return await self._manager.store_offsets(group, offsets)
+        return await self._manager.store_offsets(group, prepared)
 
     def partitions_of_group(self, group_id: str) -> list[PartitionKey]:
         """The partitions with committed offsets; empty if this broker does not coordinate the group."""
@@ -352,28 +354,46 @@ class GroupCoordinator:
 
     def delete_offsets(
         self, group_id: str, partitions: Sequence[PartitionKey]
-    ) -> tuple[ErrorCode, dict[PartitionKey, ErrorCode]]:
-        """Deletes committed offsets; refused for topics that a member subscribes to (KIP-496)."""
+    ) -> Steps[tuple[ErrorCode, dict[PartitionKey, ErrorCode]]]:
+        """Deletes committed offsets; refused for topics that a member subscribes to (KIP-496).
+
+        After an error of the whole request some may have been deleted.
+        """
+        errors: dict[PartitionKey, ErrorCode] = {}
+        for piece in pieces(partitions):
+            if errors:
+                yield
+            error = self._delete_piece(group_id, piece, errors)
+            if error is not ErrorCode.NONE:
+                return error, {}
+        return ErrorCode.NONE, errors
+
+    def _delete_piece(
+        self, group_id: str, partitions: Sequence[PartitionKey], errors: dict[PartitionKey, ErrorCode]
+    ) -> ErrorCode:
+        """Deletes some of a request's offsets, adds to its `errors`, and returns the error of the whole request."""
         error = self._group_error(group_id)
         if error is not None:
-            return error, {}
+            return error
         group = self._manager.get(group_id)
         if group is None or group.state is GroupState.DEAD:
-            return ErrorCode.GROUP_ID_NOT_FOUND, {}
+            # An empty group goes with its last offset.
+            if ErrorCode.NONE not in errors.values():
+                return ErrorCode.GROUP_ID_NOT_FOUND
+            errors |= dict.fromkeys(partitions, ErrorCode.NONE)
+            return ErrorCode.NONE
         if group.state is not GroupState.EMPTY and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
-            return ErrorCode.NON_EMPTY_GROUP, {}
-        errors = {
-            partition: ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
-            if group.state is not GroupState.EMPTY and group.is_subscribed_to(partition[0])
-            else ErrorCode.NONE
-            for partition in partitions
-        }
-        unsubscribed = [partition for partition, error in errors.items() if error is ErrorCode.NONE]
+            return ErrorCode.NON_EMPTY_GROUP
+        unsubscribed: dict[PartitionKey, None] = {}
+        for partition in partitions:
+            if group.state is not GroupState.EMPTY and group.is_subscribed_to(partition[0]):
+                errors[partition] = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+            else:
+                errors[partition] = ErrorCode.NONE
+                unsubscribed[partition] = None
         if unsubscribed:
-            self._delete(group, unsubscribed, dict.fromkeys(unsubscribed))
-        if any(map(group.has_offset, unsubscribed)):
-            return ErrorCode.NOT_COORDINATOR, {}
-        return ErrorCode.NONE, errors
+            self._delete(group, list(unsubscribed), unsubscribed)
+        return ErrorCode.NOT_COORDINATOR if any(map(group.has_offset, unsubscribed)) else ErrorCode.NONE
 
     def committed_partitions(self) -> Steps[dict[str, dict[int, None]]]:
         """The partitions of each topic that have offsets here, except in groups that are being loaded."""

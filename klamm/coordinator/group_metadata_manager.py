@@ -29,7 +29,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from klamm.coordinator.group import Group, GroupState, OffsetAndMetadata
 from klamm.coordinator.group_loader import load_groups
@@ -111,6 +111,14 @@ def java_hash(text: str) -> int:
     return value - 2**32 if value >= 2**31 else value
 
 
+class PreparedOffsets(NamedTuple):
+    """Offsets on their way into the log. `errors` has OFFSET_METADATA_TOO_LARGE for each of the request."""
+
+    errors: dict[PartitionKey, ErrorCode]
+    accepted: dict[PartitionKey, OffsetAndMetadata]
+    records: list[KeyAndValue]
+
+
 class GroupMetadataManager:
     """Made while the loop runs. `partition_for` gives a group's partition, or UNKNOWN_PARTITION; `clock_ms` is the wall
     clock. `on_partition_loaded` is called when the groups of a partition are owned."""
@@ -184,19 +192,25 @@ class GroupMetadataManager:
         error_code = await self._append(group, [record], on_appended)
         return GROUP_ERRORS.get(error_code, error_code)
 
-    async def store_offsets(
-        self, group: Group, offsets: Mapping[PartitionKey, OffsetAndMetadata]
-    ) -> dict[PartitionKey, ErrorCode]:
+    def prepare_offsets(
+        self, group_id: str, offsets: Mapping[PartitionKey, OffsetAndMetadata]
+    ) -> Steps["PreparedOffsets"]:
+        """Those of the offsets that may be committed, and their records."""
+        prepared = PreparedOffsets(dict.fromkeys(offsets, ErrorCode.OFFSET_METADATA_TOO_LARGE), {}, [])
+        slices = Slices(OFFSETS_PER_SLICE)
+        for partition, offset in offsets.items():
+            if self._has_legal_size(offset):
+                prepared.accepted[partition] = offset
+                prepared.records.append((offset_commit_key(group_id, partition), offset_commit_value(offset)))
+            if slices.is_over():
+                yield
+        return prepared
+
+    async def store_offsets(self, group: Group, prepared: "PreparedOffsets") -> dict[PartitionKey, ErrorCode]:
         """Commits the offsets, except those with too much metadata."""
-        accepted = {partition: offset for partition, offset in offsets.items() if self._has_legal_size(offset)}
-        result = dict.fromkeys(offsets, ErrorCode.OFFSET_METADATA_TOO_LARGE)
+        result, accepted, records = prepared
         if not accepted:
             return result
-        group_id = group.group_id
-        records = [
-            (offset_commit_key(group_id, partition), offset_commit_value(offset))
-            for partition, offset in accepted.items()
-        ]
 
         def on_appended(appended: Appended) -> None:
             if appended.error_code is ErrorCode.NONE:

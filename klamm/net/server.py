@@ -96,13 +96,15 @@ class ServerLimits:
 class _Exchange:
     """A request that has started and whose response has not left yet."""
 
-    __slots__ = ("is_abandoned", "is_answer_only", "memory", "pipelined", "response", "size_bytes", "task")
+    __slots__ = ("holds", "is_abandoned", "is_answer_only", "memory", "pipelined", "response", "size_bytes", "task")
 
     def __init__(self, size_bytes: int, memory: Part, pipelined: bool) -> None:
         self.size_bytes = size_bytes
         # Where its bytes count until they are free.
         self.memory: Part | None = memory
         self.pipelined = pipelined
+        # For how many reasons no later request may start (`hold_followers`).
+        self.holds = 0
         self.response: Response | None = None
         # The task that makes the answer, unless the answer was ready at once.
         self.task: asyncio.Task[None] | None = None
@@ -264,12 +266,12 @@ class ServerConnection(FrameReader):
 
     def hold_followers(self) -> Callable[[], None]:
         """For `dispatch`: the request has not yet had its effect, so no later request may start, not even one of the
-        same API. Calling the returned function lets later requests start."""
+        same API. Calling the returned function, once for each call of this one, lets later requests start."""
         exchange = self._exchanges[-1]
-        pipelined, exchange.pipelined = exchange.pipelined, False
+        exchange.holds += 1
 
         def release() -> None:
-            exchange.pipelined = pipelined
+            exchange.holds -= 1
             self._start_requests()
             self._adjust_reading()
 
@@ -342,7 +344,8 @@ class ServerConnection(FrameReader):
             return False
         if not self._exchanges:
             return True
-        return self._exchanges[-1].pipelined and self._server.is_pipelined(frame)
+        last = self._exchanges[-1]
+        return last.pipelined and not last.holds and self._server.is_pipelined(frame)
 
     def _next_slice(self) -> None:
         self._started = 0

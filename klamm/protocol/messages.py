@@ -39,7 +39,7 @@ from klamm.protocol.primitives import (
     read_nullable_string,
     skip_tagged_fields,
 )
-from klamm.protocol.schema import Api, Versions
+from klamm.protocol.schema import Api, Size, Versions
 
 __all__ = [
     "ADVERTISED_MAX",
@@ -64,7 +64,8 @@ __all__ = [
     "response_steps",
 ]
 
-MAX_ELEMENTS = 100_000
+# In all arrays of a request together, by what it carries.
+MAX_ELEMENTS = {Size.SMALL: 10_000, Size.LIST: 100_000, Size.WHOLE: 100_000}
 # A response of this size or more is decoded in steps.
 LARGE_RESPONSE_BYTES = 16 * 1024
 
@@ -135,7 +136,11 @@ def _request_decoder(api_key: ApiKey, version: int) -> compiler.Decoder:
         decoder: compiler.Decoder = own.request_decoder(version)
         return decoder
     return compiler.compile_decoder(
-        request_class(api_key), version, _is_flexible(api_key, version), MAX_ELEMENTS, _surplus_bytes(api_key, version)
+        request_class(api_key),
+        version,
+        _is_flexible(api_key, version),
+        MAX_ELEMENTS[_api(api_key).size],
+        _surplus_bytes(api_key, version),
     )
 
 
@@ -147,7 +152,11 @@ def _request_decoder_in_steps(api_key: ApiKey, version: int) -> compiler.Decoder
         decoder: compiler.DecoderInSteps = own.request_steps(version)
         return decoder
     return compiler.compile_decoder_in_steps(
-        request_class(api_key), version, _is_flexible(api_key, version), MAX_ELEMENTS, _surplus_bytes(api_key, version)
+        request_class(api_key),
+        version,
+        _is_flexible(api_key, version),
+        MAX_ELEMENTS[_api(api_key).size],
+        _surplus_bytes(api_key, version),
     )
 
 
@@ -243,11 +252,8 @@ def decode_request(api_key: ApiKey, version: int, frame: Buffer, position: int) 
     return _request_decoder(api_key, version)(frame, position)
 
 
-def request_steps(api_key: ApiKey, version: int, frame: Buffer, position: int) -> Steps[Any] | None:
-    """As `decode_request`, in steps; None for Produce, in which only the records are large."""
-    if api_key is ApiKey.PRODUCE:
-        _check_served(api_key, version)
-        return None
+def request_steps(api_key: ApiKey, version: int, frame: Buffer, position: int) -> Steps[Any]:
+    """As `decode_request`, in steps. A request of records has few: their bytes take no time."""
     return _request_decoder_in_steps(api_key, version)(frame, position)
 
 

@@ -5,7 +5,7 @@ Source: kafka.server.DelayedProduce, kafka.server.DelayedFetch.
 
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from klamm.protocol.apis.fetch import EpochEndOffset, FetchPartition, PartitionData
 from klamm.protocol.errors import ErrorCode, KafkaError
@@ -43,29 +43,60 @@ class ProduceResult:
 Appended = Sequence[tuple[str, int, ProduceResult]]
 
 
+def decide(partition: FindPartition, topic: str, number: int, result: ProduceResult) -> bool:
+    """Whether an append with acks=all is decided: it is on all in-sync replicas, or it has failed, as the result then
+    says."""
+    if result.required_offset < 0:
+        return True
+    code: ErrorCode | None
+    try:
+        code = partition(topic, number).acknowledgement(result.required_offset, result.leader_epoch)
+    except KafkaError as error:
+        code = error.code
+    if code is None:
+        return False
+    result.error_code = code
+    result.required_offset = UNKNOWN_OFFSET
+    return True
+
+
 class DelayedProduce(DelayedOperation):
-    """Ready when each append is decided: it is on all in-sync replicas, or it has failed. A decision is final."""
+    """Ready when each append is decided: it is on all in-sync replicas, or it has failed. A decision is final.
+
+    Every append is looked at once (`look`), and those that are undecided again only when their partition changes.
+    """
 
     def __init__(self, partition: FindPartition, appended: Appended) -> None:
         self._partition = partition
         self._appended = appended
+        self._looked_at = 0
+        self._undecided: dict[Hashable, list[ProduceResult]] = {}
+
+    def look(self, count: int) -> list[PartitionKey]:
+        """Looks at the next `count` appends. Returns the partitions of those that are undecided, to wait for."""
+        start, self._looked_at = self._looked_at, min(self._looked_at + count, len(self._appended))
+        keys: dict[PartitionKey, None] = {}
+        for topic, number, result in self._appended[start : self._looked_at]:
+            if not decide(self._partition, topic, number, result):
+                key = (topic, number)
+                self._undecided.setdefault(key, []).append(result)
+                keys[key] = None
+        return list(keys)
+
+    @property
+    def is_looked_through(self) -> bool:
+        """Whether every append has been looked at."""
+        return self._looked_at == len(self._appended)
 
     def is_ready(self) -> bool:
-        is_ready = True
-        for topic, number, result in self._appended:
-            if result.required_offset < 0:
-                continue
-            code: ErrorCode | None
-            try:
-                code = self._partition(topic, number).acknowledgement(result.required_offset, result.leader_epoch)
-            except KafkaError as error:
-                code = error.code
-            if code is None:
-                is_ready = False
-            else:
-                result.error_code = code
-                result.required_offset = UNKNOWN_OFFSET
-        return is_ready
+        return self.is_looked_through and not self._undecided
+
+    def has_become_ready(self, key: Hashable) -> bool:
+        topic, number = cast(PartitionKey, key)
+        undecided = [one for one in self._undecided.pop(key, ()) if not decide(self._partition, topic, number, one)]
+        if undecided:
+            self._undecided[key] = undecided
+        return self.is_ready()
 
     def expire(self) -> None:
         """Appends that are not decided yet end with REQUEST_TIMED_OUT."""

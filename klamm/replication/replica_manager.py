@@ -27,7 +27,15 @@ from klamm.protocol.stop_replica import StopReplicaRequest
 from klamm.protocol.update_metadata import UpdateMetadataRequest
 from klamm.protocol.vocabulary import CONSUMER_REPLICA_ID, PartitionKey
 from klamm.purgatory import Purgatory, Watch
-from klamm.replication.delayed_operations import Appended, DelayedFetch, DelayedProduce, ProduceResult, Readable, Wanted
+from klamm.replication.delayed_operations import (
+    Appended,
+    DelayedFetch,
+    DelayedProduce,
+    ProduceResult,
+    Readable,
+    Wanted,
+    decide,
+)
 from klamm.replication.hosted_partitions import HostedPartitions, log_config
 from klamm.replication.partition import Partition
 from klamm.replication.ports import (
@@ -54,6 +62,8 @@ T = TypeVar("T")
 
 # A fetch of more partitions than this yields the loop to other requests in between.
 PARTITIONS_PER_SLICE = 500
+# An append takes some microseconds to look at.
+APPENDS_PER_SLICE = 500
 # The least and the greatest wait before the next try to open logs that had no space.
 REOPEN_MIN_MS = 1_000
 REOPEN_MAX_MS = 30_000
@@ -253,20 +263,29 @@ class ReplicaManager:
 
     def is_replicated(self, appended: Appended) -> bool:
         """Whether acks=all can be answered: each append is on all in-sync replicas, or its result holds the error."""
-        return DelayedProduce(self.partition, appended).is_ready()
+        is_replicated = True
+        for topic, number, result in appended:
+            is_replicated &= decide(self.partition, topic, number, result)
+        return is_replicated
 
     async def wait_replicated(self, appended: Appended, timeout_ms: int) -> None:
         """Waits for acks=all; afterwards each result holds its final error code (REQUEST_TIMED_OUT included)."""
         delayed = DelayedProduce(self.partition, appended)
-        keys = [(topic, partition) for topic, partition, _ in appended]
-        if not await self.produce_purgatory.wait(delayed, keys, timeout_ms):
-            delayed.expire()
+        with self.produce_purgatory.watching(delayed, max(0, timeout_ms)) as watch:
+            # Registered in the same step in which they were looked at, so that no change is missed.
+            watch.add(delayed.look(APPENDS_PER_SLICE))
+            while not delayed.is_looked_through:
+                await asyncio.sleep(0)
+                watch.add(delayed.look(APPENDS_PER_SLICE))
+            if not delayed.is_ready() and not await watch.future:
+                delayed.expire()
 
     def when_replicated(self, appended: Appended, timeout_ms: int, on_done: Callable[[], None]) -> None:
         """As `wait_replicated`, but without a task: calls `on_done` as soon as each result holds its final error code,
         possibly at once."""
         delayed = DelayedProduce(self.partition, appended)
-        if delayed.is_ready():
+        keys = delayed.look(len(appended))
+        if not keys:
             on_done()
             return
 
@@ -275,7 +294,6 @@ class ReplicaManager:
                 delayed.expire()
             on_done()
 
-        keys = [(topic, partition) for topic, partition, _ in appended]
         self.produce_purgatory.put(delayed, keys, timeout_ms, decided)
 
     # -- fetch ----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from klamm.coordinator.group_records import (
     read_group_value,
 )
 from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.primitives import in_one_go
 from support.offsets_logs import MemoryOffsetsLog, OffsetsSettings
 
 T0, T1 = ("t", 0), ("t", 1)
@@ -33,6 +34,10 @@ async def until(is_so: Callable[[], object]) -> None:
     """The manager tells nobody: so each turn of the loop is looked at."""
     while not is_so():  # noqa: ASYNC110
         await asyncio.sleep(0)
+
+
+async def store(manager, group, offsets):
+    return await manager.store_offsets(group, in_one_go(manager.prepare_offsets(group.group_id, offsets)))
 
 
 class Broker:
@@ -63,7 +68,7 @@ class Broker:
 
     async def commit(self, group_id: str, offset: int, partition: tuple[str, int] = T0) -> ErrorCode:
         group = self.manager.get_or_create(group_id)
-        return (await self.manager.store_offsets(group, {partition: at(offset)}))[partition]
+        return (await store(self.manager, group, {partition: at(offset)}))[partition]
 
     def offset(self, group_id: str, partition: tuple[str, int] = T0) -> int | None:
         group = self.manager.get(group_id)
@@ -471,7 +476,7 @@ def test_metadata_that_is_too_large_fails_only_its_partition():
         t2 = ("t", 2)
         # Three UTF-16 units fit, four do not: a character beyond the basic plane is two.
         offsets = {T0: at(1, "abcd"), T1: at(2, "öö\u20ac"), t2: at(3, "\U0001f600\U0001f600")}
-        assert await broker.manager.store_offsets(group, offsets) == {
+        assert await store(broker.manager, group, offsets) == {
             T0: ErrorCode.OFFSET_METADATA_TOO_LARGE,
             T1: NONE,
             t2: ErrorCode.OFFSET_METADATA_TOO_LARGE,
@@ -479,7 +484,7 @@ def test_metadata_that_is_too_large_fails_only_its_partition():
         assert group.offsets == {T1: offsets[T1]}
         assert not any(map(group.is_commit_pending, offsets))
         too_large = {T0: at(1, "abcd")}
-        assert await broker.manager.store_offsets(group, too_large) == {T0: ErrorCode.OFFSET_METADATA_TOO_LARGE}
+        assert await store(broker.manager, group, too_large) == {T0: ErrorCode.OFFSET_METADATA_TOO_LARGE}
         assert len(broker.log.records()) == 1
 
     run(scenario, settings=OffsetsSettings(offset_metadata_max_bytes=3))
@@ -490,7 +495,7 @@ def test_metadata_that_no_record_has_room_for_is_too_large_whatever_is_configure
         await broker.elected()
         offsets = {T0: at(1, "x" * 32_767), T1: at(2, "\u20ac" * 11_000)}
         group = broker.manager.get_or_create("a0")
-        codes = await broker.manager.store_offsets(group, offsets)
+        codes = await store(broker.manager, group, offsets)
         assert codes == {T0: NONE, T1: ErrorCode.OFFSET_METADATA_TOO_LARGE}
 
     run(scenario, settings=OffsetsSettings(offset_metadata_max_bytes=100_000))
@@ -500,7 +505,7 @@ def test_the_offsets_of_a_commit_are_one_append_in_their_order():
     async def scenario(broker):
         await broker.elected()
         group = broker.manager.get_or_create("a0")
-        await broker.manager.store_offsets(group, {T1: at(2), T0: at(1)})
+        await store(broker.manager, group, {T1: at(2), T0: at(1)})
         (batch,) = broker.log.batches[0]
         assert [key for _, key, _ in batch.records] == [offset_commit_key("a0", T1), offset_commit_key("a0", T0)]
         broker.resign()

@@ -207,7 +207,7 @@ def test_a_group_that_another_broker_leads_already_is_not_deleted() -> None:
         assert await c.commit(None) is NONE
         c.log.leads = False
         assert c.coordinator.delete_groups([G]) == {G: ErrorCode.NOT_COORDINATOR}
-        assert c.coordinator.delete_offsets(G, [T0]) == (ErrorCode.NOT_COORDINATOR, {})
+        assert in_one_go(c.coordinator.delete_offsets(G, [T0])) == (ErrorCode.NOT_COORDINATOR, {})
         assert committed(c, T0) == [1]
 
     run(scenario)
@@ -215,7 +215,7 @@ def test_a_group_that_another_broker_leads_already_is_not_deleted() -> None:
 
 def test_offsets_can_be_deleted_where_nobody_subscribes() -> None:
     async def scenario(c: Coordination) -> None:
-        delete = c.coordinator.delete_offsets
+        delete = lambda *arguments: in_one_go(c.coordinator.delete_offsets(*arguments))  # noqa: E731
         assert delete(G, [T0]) == (ErrorCode.GROUP_ID_NOT_FOUND, {})
         [a] = await c.stable(protocols=[SUBSCRIBED_TO_T])
         for partition in (T0, U0):
@@ -237,10 +237,10 @@ def test_offsets_of_other_groups_than_consumers_can_be_deleted_only_when_they_ar
     async def scenario(c: Coordination) -> None:
         [a] = await c.stable(protocol_type="connect")
         assert await c.commit(a) is NONE
-        assert c.coordinator.delete_offsets(G, [T0]) == (ErrorCode.NON_EMPTY_GROUP, {})
+        assert in_one_go(c.coordinator.delete_offsets(G, [T0])) == (ErrorCode.NON_EMPTY_GROUP, {})
         assert c.leave(a.member_id) is NONE
         await settle()
-        assert c.coordinator.delete_offsets(G, [T0]) == (NONE, {T0: NONE})
+        assert in_one_go(c.coordinator.delete_offsets(G, [T0])) == (NONE, {T0: NONE})
 
     run(scenario)
 

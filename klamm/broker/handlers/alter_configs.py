@@ -10,12 +10,14 @@ from klamm.broker.security import Operation
 from klamm.protocol.apis.alter_configs import AlterConfigsRequest, AlterConfigsResponse
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
+from klamm.slices import in_slices
 
 Resource = AlterConfigsRequest.AlterConfigsResource
 
 
-def error_response(request: Request[AlterConfigsRequest], error: KafkaError) -> AlterConfigsResponse:
+def error_response(request: Request[AlterConfigsRequest], error: KafkaError) -> Steps[AlterConfigsResponse]:
     return response_of(AlterConfigsResponse, ((resource, error) for resource in request.body.resources))
 
 
@@ -34,4 +36,4 @@ async def handle(request: Request[AlterConfigsRequest]) -> AlterConfigsResponse:
         await replace(resource.resource_name, entries, validate_only=validate_only)
 
     outcomes = await alter_each(request, request.body.resources, alter)
-    return response_of(AlterConfigsResponse, outcomes)
+    return await in_slices(response_of(AlterConfigsResponse, outcomes))

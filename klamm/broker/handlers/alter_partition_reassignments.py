@@ -59,7 +59,7 @@ def _targets(
 
 
 def _response(errors: Mapping[PartitionKey, KafkaError | None]) -> Steps[AlterPartitionReassignmentsResponse]:
-    results: dict[str, list[PartitionResult]] = {}
+    results: dict[str, TopicResult] = {}
     slices = Slices(PARTITIONS_PER_SLICE)
     for (topic, number), error in errors.items():
         result = PartitionResult(
@@ -67,11 +67,13 @@ def _response(errors: Mapping[PartitionKey, KafkaError | None]) -> Steps[AlterPa
             error_code=ErrorCode.NONE if error is None else error.code,
             error_message=None if error is None else error.message,
         )
-        results.setdefault(topic, []).append(result)
+        if topic not in results:
+            results[topic] = TopicResult(name=topic, partitions=[])
+        results[topic].partitions.append(result)
         if slices.is_over():
             yield
     return AlterPartitionReassignmentsResponse(
         error_code=ErrorCode.NONE,
         error_message=None,
-        responses=[TopicResult(name=topic, partitions=partitions) for topic, partitions in results.items()],
+        responses=list(results.values()),
     )

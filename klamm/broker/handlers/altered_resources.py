@@ -1,7 +1,7 @@
 """The common part of AlterConfigs and IncrementalAlterConfigs: their resources and the answers for them."""
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from klamm.broker.registry import Request
@@ -11,6 +11,12 @@ from klamm.protocol.apis.alter_configs import AlterConfigsResponse
 from klamm.protocol.apis.incremental_alter_configs import IncrementalAlterConfigsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
+from klamm.slices import each, in_slices, mapped
+
+# Kafka knows about 250 configs of a broker. It has no such limit, so one request can keep it busy for long.
+MAX_CONFIGS = 1_000
+# The number of resources that are altered, or refused, in one slice: some milliseconds.
+RESOURCES_PER_SLICE = 50
 
 
 class AlteredResource(Protocol):
@@ -18,6 +24,9 @@ class AlteredResource(Protocol):
 
     resource_type: int
     resource_name: str
+
+    @property
+    def configs(self) -> Sequence[object]: ...
 
 
 Resource = TypeVar("Resource", bound=AlteredResource)
@@ -33,16 +42,21 @@ async def alter_each(
 
     If a resource has no configs or is named twice, raises KafkaError INVALID_REQUEST and alters nothing.
     """
-    counts = Counter((resource.resource_type, resource.resource_name) for resource in resources)
-    for (number, name), count in counts.items():
+    named = await in_slices(mapped(lambda resource: (resource.resource_type, resource.resource_name), resources))
+    async for (number, name), count in each(Counter(named).items()):
         _resource_type(number)
         if count > 1:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"resource {name!r} is named {count} times")
     outcomes = []
-    for resource in resources:
+    async for resource in each(resources, RESOURCES_PER_SLICE):
         kind = _resource_type(resource.resource_type)
         try:
             _authorize(request, kind, resource.resource_name)
+            if len(resource.configs) > MAX_CONFIGS:
+                raise KafkaError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"{len(resource.configs)} configs of one resource; allowed are {MAX_CONFIGS}",
+                )
             if kind is ConfigResourceType.BROKER_LOGGER:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "the levels of broker loggers cannot be changed")
             await alter(kind, resource)
@@ -53,19 +67,21 @@ async def alter_each(
     return outcomes
 
 
-def response_of(response: type[Response], outcomes: Iterable[tuple[AlteredResource, KafkaError]]) -> Response:
-    """The answer of either API."""
-    return response(
-        responses=[
-            response.AlterConfigsResourceResponse(
-                error_code=error.code,
-                error_message=error.message or None,
-                resource_type=resource.resource_type,
-                resource_name=resource.resource_name,
-            )
-            for resource, error in outcomes
-        ]
-    )
+def response_of(
+    response: type[Response], outcomes: Iterable[tuple[AlteredResource, KafkaError]]
+) -> Generator[None, None, Response]:
+    """The steps of the answer of either API."""
+
+    def answer(outcome: tuple[AlteredResource, KafkaError]) -> Any:
+        resource, error = outcome
+        return response.AlterConfigsResourceResponse(
+            error_code=error.code,
+            error_message=error.message or None,
+            resource_type=resource.resource_type,
+            resource_name=resource.resource_name,
+        )
+
+    return response(responses=(yield from mapped(answer, outcomes)))
 
 
 def _resource_type(number: int) -> ConfigResourceType:

@@ -12,13 +12,16 @@ from klamm.net.server import AnswerOnly
 from klamm.protocol.apis.create_partitions import CreatePartitionsRequest, CreatePartitionsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
+from klamm.slices import each, in_slices, mapped
 
 Result = CreatePartitionsResponse.CreatePartitionsTopicResult
 
 
-def error_response(request: Request[CreatePartitionsRequest], error: KafkaError) -> CreatePartitionsResponse:
-    return CreatePartitionsResponse(results=[_result(topic.name, error) for topic in request.body.topics])
+def error_response(request: Request[CreatePartitionsRequest], error: KafkaError) -> Steps[CreatePartitionsResponse]:
+    results = yield from mapped(lambda topic: _result(topic.name, error), request.body.topics)
+    return CreatePartitionsResponse(results=results)
 
 
 @handler(
@@ -30,10 +33,10 @@ def error_response(request: Request[CreatePartitionsRequest], error: KafkaError)
 async def handle(request: Request[CreatePartitionsRequest]) -> AnswerOnly[CreatePartitionsResponse]:
     body, services = request.body, request.services
     services.require_controller()
-    names = Counter(topic.name for topic in body.topics)
+    names = Counter(await in_slices(mapped(lambda topic: topic.name, body.topics)))
     answers: dict[str, NewPartitions | KafkaError] = {}
     wanted = []
-    for topic in body.topics:
+    async for topic in each(body.topics):
         if names[topic.name] > 1:
             answers[topic.name] = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic in request.")
         elif not request.allows(topic.name):
@@ -49,7 +52,8 @@ async def handle(request: Request[CreatePartitionsRequest]) -> AnswerOnly[Create
         if not body.validate_only:
             ready = await services.topic_admin.wait_until_grown(added, body.timeout_ms)
         answers.update(ready)
-        return CreatePartitionsResponse(results=[_result(name, answers[name]) for name in names])
+        results = await in_slices(mapped(lambda name: _result(name, answers[name]), names))
+        return CreatePartitionsResponse(results=results)
 
     return AnswerOnly(answer)
 

@@ -15,8 +15,9 @@ from klamm.net.server import AnswerOnly
 from klamm.protocol.apis.create_topics import CreateTopicsRequest, CreateTopicsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import Slices
+from klamm.slices import Slices, each, in_slices, mapped
 
 Topic = CreateTopicsResponse.CreatableTopicResult
 
@@ -24,8 +25,10 @@ Topic = CreateTopicsResponse.CreatableTopicResult
 TOPICS_PER_SLICE = 20
 
 
-def error_response(request: Request[CreateTopicsRequest], error: KafkaError) -> CreateTopicsResponse:
-    return CreateTopicsResponse(topics=[_failed(topic.name, error) for topic in request.body.topics])
+def error_response(request: Request[CreateTopicsRequest], error: KafkaError) -> Steps[CreateTopicsResponse]:
+    return CreateTopicsResponse(
+        topics=(yield from mapped(lambda topic: _failed(topic.name, error), request.body.topics))
+    )
 
 
 @handler(
@@ -35,10 +38,10 @@ async def handle(request: Request[CreateTopicsRequest]) -> AnswerOnly[CreateTopi
     body, services = request.body, request.services
     services.require_controller()
     on_cluster = request.allows(CLUSTER_NAME, resource_type=ResourceType.CLUSTER)
-    names = Counter(topic.name for topic in body.topics)
+    names = Counter(await in_slices(mapped(lambda topic: topic.name, body.topics)))
     answers: dict[str, Topic] = {}
     wanted = []
-    for topic in body.topics:
+    async for topic in each(body.topics):
         if names[topic.name] > 1:
             error = KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
             answers[topic.name] = _failed(topic.name, error)

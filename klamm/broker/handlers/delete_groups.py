@@ -6,7 +6,7 @@ from klamm.protocol.apis.delete_groups import DeleteGroupsRequest, DeleteGroupsR
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import ResourceType
-from klamm.slices import slices
+from klamm.slices import in_slices, mapped, slices
 
 Result = DeleteGroupsResponse.DeletableGroupResult
 
@@ -30,6 +30,5 @@ async def handle(request: Request[DeleteGroupsRequest]) -> DeleteGroupsResponse:
     async for piece in slices(names, GROUPS_PER_SLICE):
         allowed = [name for name in piece if request.allows(name)]
         codes |= request.services.group_coordinator.delete_groups(allowed)
-    return DeleteGroupsResponse(
-        results=[Result(group_id=name, error_code=codes.get(name, request.denied)) for name in names],
-    )
+    answer = lambda name: Result(group_id=name, error_code=codes.get(name, request.denied))  # noqa: E731
+    return DeleteGroupsResponse(results=await in_slices(mapped(answer, names)))

@@ -11,7 +11,9 @@ from klamm.net.server import AnswerOnly
 from klamm.protocol.apis.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
+from klamm.slices import each, mapped
 
 Result = DeleteTopicsResponse.DeletableTopicResult
 
@@ -20,9 +22,9 @@ FIRST_VERSION_WITH_IDS = 6
 FIRST_VERSION_WITH_DELETION_DISABLED = 3
 
 
-def error_response(request: Request[DeleteTopicsRequest], error: KafkaError) -> DeleteTopicsResponse:
-    named = _named(request)
-    return DeleteTopicsResponse(responses=[_result(name, id, error) for name, id in named])
+def error_response(request: Request[DeleteTopicsRequest], error: KafkaError) -> Steps[DeleteTopicsResponse]:
+    results = yield from mapped(lambda named: _result(*named, error), _named(request))
+    return DeleteTopicsResponse(responses=results)
 
 
 @handler(
@@ -39,7 +41,7 @@ async def handle(request: Request[DeleteTopicsRequest]) -> AnswerOnly[DeleteTopi
     names = {topic_id: name for name, topic_id in snapshot.topic_ids.items()}
     results: list[Result] = []
     doomed = {}
-    for given, topic_id in _named(request):
+    async for given, topic_id in each(_named(request)):
         if (given is None) == (topic_id is None):
             raise KafkaError(ErrorCode.INVALID_REQUEST, "each topic is named either by its name or by its id")
         name = given if topic_id is None else names.get(topic_id)
@@ -58,7 +60,7 @@ async def handle(request: Request[DeleteTopicsRequest]) -> AnswerOnly[DeleteTopi
 
     async def answer() -> DeleteTopicsResponse:
         deleted = await services.topic_admin.wait_until_deleted(marked, request.body.timeout_ms)
-        gone = [_result(name, doomed[name], error) for name, error in deleted.items()]
+        gone = [_result(name, doomed[name], error) async for name, error in each(deleted.items())]
         return DeleteTopicsResponse(responses=results + gone)
 
     return AnswerOnly(answer)

@@ -17,7 +17,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import MAX_STRING_BYTES, Steps
 from klamm.protocol.vocabulary import ConfigResourceType, ResourceType
-from klamm.slices import Slices
+from klamm.slices import Slices, each, mapped
 
 Result = DescribeConfigsResponse.DescribeConfigsResult
 Entry = Result.DescribeConfigsResourceResult
@@ -28,8 +28,9 @@ Resource = DescribeConfigsRequest.DescribeConfigsResource
 RESOURCES_PER_SLICE = 10
 
 
-def error_response(request: Request[DescribeConfigsRequest], error: KafkaError) -> DescribeConfigsResponse:
-    return DescribeConfigsResponse(results=[_failed(resource, error) for resource in request.body.resources])
+def error_response(request: Request[DescribeConfigsRequest], error: KafkaError) -> Steps[DescribeConfigsResponse]:
+    results = yield from mapped(lambda resource: _failed(resource, error), request.body.resources)
+    return DescribeConfigsResponse(results=results)
 
 
 @handler(
@@ -41,7 +42,7 @@ def error_response(request: Request[DescribeConfigsRequest], error: KafkaError) 
 )
 async def handle(request: Request[DescribeConfigsRequest]) -> DescribeConfigsResponse:
     # Each resource is described once, so that the response is not many thousand times as large as its request.
-    topics = _topics(request)
+    topics = await _topics(request)
     configs: Mapping[str, TopicConfig] = {}
     unread = None
     try:
@@ -88,12 +89,14 @@ def _results(
     return results
 
 
-def _topics(request: Request[DescribeConfigsRequest]) -> dict[str, None]:
+async def _topics(request: Request[DescribeConfigsRequest]) -> dict[str, None]:
     """The requested topics that exist."""
-    names = dict.fromkeys(
-        one.resource_name for one in request.body.resources if one.resource_type == ConfigResourceType.TOPIC
-    )
-    return {name: None for name in names if name in request.services.metadata_cache.snapshot.topics}
+    known = request.services.metadata_cache.snapshot.topics
+    return {
+        one.resource_name: None
+        async for one in each(request.body.resources)
+        if one.resource_type == ConfigResourceType.TOPIC and one.resource_name in known
+    }
 
 
 def _describe(

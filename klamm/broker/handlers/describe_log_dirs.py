@@ -2,6 +2,7 @@
 (KIP-113). An offline directory is listed with KAFKA_STORAGE_ERROR and without replicas.
 """
 
+from klamm.broker.handlers.named_partitions import named_partitions
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
 from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
@@ -40,7 +41,9 @@ async def handle(request: Request[DescribeLogDirsRequest]) -> DescribeLogDirsRes
 def _directories(request: Request[DescribeLogDirsRequest]) -> Steps[list[Directory]]:
     manager = request.services.log_manager
     wanted = request.body.topics
-    selected = None if wanted is None else {(topic.topic, number) for topic in wanted for number in topic.partitions}
+    selected = None
+    if wanted is not None:
+        selected = set((yield from named_partitions((topic.topic, topic.partitions) for topic in wanted)))
     results = []
     slices = Slices(LOGS_PER_SLICE)
     for directory in manager.directories:

@@ -7,21 +7,25 @@ no election. Only the controller's broker serves it; it waits until the leaders 
 import asyncio
 from collections.abc import Iterable, Mapping
 
+from klamm.broker.handlers.named_partitions import named_partitions
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
 from klamm.net.server import AnswerOnly
 from klamm.protocol.apis.elect_leaders import ElectLeadersRequest, ElectLeadersResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ElectionType, PartitionKey, ResourceType
+from klamm.slices import Slices, each, in_slices
 
 Result = ElectLeadersResponse.ReplicaElectionResult
 
 FIRST_VERSION_WITH_TYPES = 1
 
 
-def error_response(request: Request[ElectLeadersRequest], error: KafkaError) -> ElectLeadersResponse:
-    return _response(request, error.code, dict.fromkeys(_named(request.body.topic_partitions or ()), error))
+def error_response(request: Request[ElectLeadersRequest], error: KafkaError) -> Steps[ElectLeadersResponse]:
+    named = yield from _named(request.body.topic_partitions or ())
+    return (yield from _response(request, error.code, dict.fromkeys(named, error)))
 
 
 @handler(
@@ -33,9 +37,9 @@ async def handle(request: Request[ElectLeadersRequest]) -> AnswerOnly[ElectLeade
     election_type = ElectionType.PREFERRED if request.version < FIRST_VERSION_WITH_TYPES else _type(body.election_type)
     if body.topic_partitions is None:
         topics = services.metadata_cache.snapshot.topics
-        partitions = [(topic, number) for topic, numbers in topics.items() for number in numbers]
+        partitions = await in_slices(named_partitions(topics.items()))
     else:
-        partitions = _named(body.topic_partitions)
+        partitions = await in_slices(_named(body.topic_partitions))
     loop = asyncio.get_running_loop()
     deadline = loop.time() + body.timeout_ms / 1000
     elected = await services.leader_elections.elect(partitions, election_type)
@@ -45,10 +49,10 @@ async def handle(request: Request[ElectLeadersRequest]) -> AnswerOnly[ElectLeade
         if body.topic_partitions is None:
             results = {
                 partition: error
-                for partition, error in results.items()
+                async for partition, error in each(results.items())
                 if error is None or error.code is not ErrorCode.ELECTION_NOT_NEEDED
             }
-        return _response(request, ErrorCode.NONE, results)
+        return await in_slices(_response(request, ErrorCode.NONE, results))
 
     return AnswerOnly(answer)
 
@@ -61,23 +65,29 @@ def _type(number: int) -> ElectionType:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"election type {number}; allowed are {allowed}") from None
 
 
-def _named(topics: Iterable[ElectLeadersRequest.TopicPartitions]) -> list[PartitionKey]:
-    return list(dict.fromkeys((topic.topic, number) for topic in topics for number in topic.partitions))
+def _named(topics: Iterable[ElectLeadersRequest.TopicPartitions]) -> Steps[list[PartitionKey]]:
+    named = yield from named_partitions((topic.topic, topic.partitions) for topic in topics)
+    return list(dict.fromkeys(named))
 
 
 def _response(
     request: Request[ElectLeadersRequest], code: ErrorCode, errors: Mapping[PartitionKey, KafkaError | None]
-) -> ElectLeadersResponse:
-    topics: dict[str, list[Result.PartitionResult]] = {}
+) -> Steps[ElectLeadersResponse]:
+    topics: dict[str, Result] = {}
+    slices = Slices()
     for (topic, number), error in errors.items():
-        topics.setdefault(topic, []).append(
+        if topic not in topics:
+            topics[topic] = Result(topic=topic, partition_result=[])
+        topics[topic].partition_result.append(
             Result.PartitionResult(
                 partition_id=number,
                 error_code=ErrorCode.NONE if error is None else error.code,
                 error_message=None if error is None else error.message or None,
             )
         )
+        if slices.is_over():
+            yield
     return ElectLeadersResponse(
         error_code=code if request.version >= FIRST_VERSION_WITH_TYPES else ErrorCode.NONE,
-        replica_election_results=[Result(topic=topic, partition_result=results) for topic, results in topics.items()],
+        replica_election_results=list(topics.values()),
     )

@@ -8,15 +8,18 @@ be authorized to act in the cluster.
 import asyncio
 from collections.abc import Sequence
 
+from klamm.broker.fetch_session import FetchExchange
+from klamm.broker.handlers.named_partitions import named_partitions
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation
-from klamm.protocol.apis.fetch import FetchableTopic, FetchRequest, FetchResponse, PartitionData
+from klamm.protocol.apis.fetch import FetchableTopic, FetchPartition, FetchRequest, FetchResponse, PartitionData
 from klamm.protocol.compression import CompressionType
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
 from klamm.replication.replica_manager import PARTITIONS_PER_SLICE, Wanted
-from klamm.slices import Slices, in_slices
+from klamm.slices import Slices, each, in_slices, mapped
 
 # Clients of earlier versions do not know zstd.
 FIRST_VERSION_WITH_ZSTD = 10
@@ -24,20 +27,15 @@ FIRST_VERSION_WITH_ZSTD = 10
 FIRST_VERSION_WITH_SESSIONS = 7
 
 
-def error_response(request: Request[FetchRequest], error: KafkaError) -> FetchResponse:
+def error_response(request: Request[FetchRequest], error: KafkaError) -> Steps[FetchResponse]:
     if request.version >= FIRST_VERSION_WITH_SESSIONS:
         return FetchResponse(error_code=error.code)
-    return FetchResponse(
-        responses=[
-            FetchableTopic(
-                topic=topic.topic,
-                partitions=[
-                    PartitionData(partition_index=want.partition, error_code=error.code) for want in topic.partitions
-                ],
-            )
-            for topic in request.body.topics
-        ]
-    )
+    topics = []
+    slices = Slices()
+    for topic in request.body.topics:
+        failed = mapped(lambda want: _failed(want, error.code), topic.partitions, slices)
+        topics.append(FetchableTopic(topic=topic.topic, partitions=(yield from failed)))
+    return FetchResponse(responses=topics)
 
 
 @handler(
@@ -50,19 +48,14 @@ def error_response(request: Request[FetchRequest], error: KafkaError) -> FetchRe
 async def handle(request: Request[FetchRequest]) -> FetchResponse:
     body, services = request.body, request.services
     is_follower = body.replica_id >= 0
-    exchange = await in_slices(
-        services.fetch_sessions.begin(
-            body.session_id,
-            body.session_epoch,
-            [(topic.topic, want) for topic in body.topics for want in topic.partitions],
-            [(topic.topic, number) for topic in body.forgotten_topics_data for number in topic.partitions],
-            is_follower=is_follower,
-        )
-    )
-    refused = _refused_topics(request, exchange.wanted, is_follower)
+    exchange = await in_slices(_begin(request, is_follower))
+    refused = await in_slices(_refused_topics(request, exchange.wanted, is_follower))
+    wanted = exchange.wanted
+    if refused:
+        wanted = [want async for want in each(wanted) if want[0] not in refused]
     # A refused partition has its answer already, so the fetch must not wait.
     results = await services.replica_manager.fetch(
-        [wanted for wanted in exchange.wanted if wanted[0] not in refused],
+        wanted,
         replica_id=body.replica_id,
         isolation_level=body.isolation_level,
         max_wait_ms=0 if refused else body.max_wait_ms,
@@ -70,40 +63,58 @@ async def handle(request: Request[FetchRequest]) -> FetchResponse:
         max_bytes=min(body.max_bytes, services.config.current.fetch_max_bytes),
     )
     request.connection.has_read(sum(len(result.records) for result in results if result.records))
-    if refused:
-        allowed = iter(results)
-        results = [
-            PartitionData(partition_index=want.partition, error_code=refused[topic])
-            if topic in refused
-            else next(allowed)
-            for topic, want in exchange.wanted
-        ]
-    topics: dict[str, list[PartitionData]] = {}
+    allowed = iter(results)
+    topics: dict[str, FetchableTopic] = {}
     slices = Slices(PARTITIONS_PER_SLICE)
-    for (topic, _), result in zip(exchange.wanted, results, strict=True):
-        if exchange.must_answer(topic, result):
-            topics.setdefault(topic, []).append(result)
+    for name, want in exchange.wanted:
+        result = _failed(want, refused[name]) if name in refused else next(allowed)
+        if exchange.must_answer(name, result):
+            if name not in topics:
+                topics[name] = FetchableTopic(topic=name, partitions=[])
+            topics[name].partitions.append(result)
         if slices.is_over():
             await asyncio.sleep(0)
-    return FetchResponse(
-        session_id=exchange.session_id,
-        responses=[FetchableTopic(topic=topic, partitions=partitions) for topic, partitions in topics.items()],
-    )
+    return FetchResponse(session_id=exchange.session_id, responses=list(topics.values()))
+
+
+def _begin(request: Request[FetchRequest], is_follower: bool) -> Steps[FetchExchange]:
+    body = request.body
+    wanted: list[Wanted] = []
+    slices = Slices(PARTITIONS_PER_SLICE)
+    for topic in body.topics:
+        wanted += [(topic.topic, want) for want in topic.partitions]
+        if slices.is_over(1 + len(topic.partitions)):
+            yield
+    forgotten = yield from named_partitions((topic.topic, topic.partitions) for topic in body.forgotten_topics_data)
+    sessions = request.services.fetch_sessions
+    return (yield from sessions.begin(body.session_id, body.session_epoch, wanted, forgotten, is_follower=is_follower))
+
+
+def _failed(want: FetchPartition, code: ErrorCode) -> PartitionData:
+    return PartitionData(partition_index=want.partition, error_code=code)
 
 
 def _refused_topics(
     request: Request[FetchRequest], wanted: Sequence[Wanted], is_follower: bool
-) -> dict[str, ErrorCode]:
+) -> Steps[dict[str, ErrorCode]]:
     """The topics that the client must not read, with the answers for them."""
     topics = dict.fromkeys(topic for topic, _ in wanted)
     if is_follower:
         allowed = request.allows(CLUSTER_NAME, Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
         return {} if allowed else dict.fromkeys(topics, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
-    refused = dict.fromkeys((topic for topic in topics if not request.allows(topic)), request.denied)
+    refused = {}
+    slices = Slices()
+    for topic in topics:
+        if not request.allows(topic):
+            refused[topic] = request.denied
+        if slices.is_over():
+            yield
     if request.version < FIRST_VERSION_WITH_ZSTD:
         for topic, want in wanted:
             if topic not in refused and _is_zstd(request, topic, want.partition):
                 refused[topic] = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+            if slices.is_over():
+                yield
     return refused
 
 

@@ -13,14 +13,16 @@ from klamm.protocol.apis.incremental_alter_configs import (
 )
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import AlterConfigOp, ConfigResourceType, ResourceType
+from klamm.slices import in_slices
 
 Resource = IncrementalAlterConfigsRequest.AlterConfigsResource
 
 
 def error_response(
     request: Request[IncrementalAlterConfigsRequest], error: KafkaError
-) -> IncrementalAlterConfigsResponse:
+) -> Steps[IncrementalAlterConfigsResponse]:
     return response_of(IncrementalAlterConfigsResponse, ((resource, error) for resource in request.body.resources))
 
 
@@ -39,4 +41,4 @@ async def handle(request: Request[IncrementalAlterConfigsRequest]) -> Incrementa
         await change(resource.resource_name, changes, validate_only=validate_only)
 
     outcomes = await alter_each(request, request.body.resources, alter)
-    return response_of(IncrementalAlterConfigsResponse, outcomes)
+    return await in_slices(response_of(IncrementalAlterConfigsResponse, outcomes))

@@ -12,6 +12,7 @@ from klamm.protocol.apis.join_group import JoinGroupRequest, JoinGroupResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import ResourceType
+from klamm.slices import in_slices, mapped
 
 Member = JoinGroupResponse.JoinGroupResponseMember
 
@@ -46,7 +47,7 @@ async def handle(request: Request[JoinGroupRequest]) -> JoinGroupResponse:
         rebalance_timeout_ms=body.rebalance_timeout_ms if has_rebalance_timeout else body.session_timeout_ms,
         session_timeout_ms=body.session_timeout_ms,
         protocol_type=body.protocol_type,
-        protocols=[(protocol.name, protocol.metadata) for protocol in body.protocols],
+        protocols=await in_slices(mapped(lambda protocol: (protocol.name, protocol.metadata), body.protocols)),
     )
     return _response(request, result)
 

@@ -11,6 +11,7 @@ from klamm.broker.security import Operation
 from klamm.protocol.apis.list_offsets import ListOffsetsRequest, ListOffsetsResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import (
     CONSUMER_REPLICA_ID,
@@ -20,7 +21,7 @@ from klamm.protocol.vocabulary import (
     UNKNOWN_OFFSET,
     ResourceType,
 )
-from klamm.slices import Slices
+from klamm.slices import Slices, mapped
 
 Topic = ListOffsetsResponse.ListOffsetsTopicResponse
 Partition = Topic.ListOffsetsPartitionResponse
@@ -32,16 +33,13 @@ FIRST_VERSION_WITH_OFFSET_NOT_AVAILABLE = 5
 PARTITIONS_PER_SLICE = 200
 
 
-def error_response(request: Request[ListOffsetsRequest], error: KafkaError) -> ListOffsetsResponse:
-    return ListOffsetsResponse(
-        topics=[
-            Topic(
-                name=topic.name,
-                partitions=[_partition(wanted.partition_index, error.code) for wanted in topic.partitions],
-            )
-            for topic in request.body.topics
-        ],
-    )
+def error_response(request: Request[ListOffsetsRequest], error: KafkaError) -> Steps[ListOffsetsResponse]:
+    topics = []
+    slices = Slices()
+    for topic in request.body.topics:
+        failed = mapped(lambda wanted: _partition(wanted.partition_index, error.code), topic.partitions, slices)
+        topics.append(Topic(name=topic.name, partitions=(yield from failed)))
+    return ListOffsetsResponse(topics=topics)
 
 
 @handler(

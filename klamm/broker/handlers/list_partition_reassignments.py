@@ -6,6 +6,7 @@ Partitions that are not being moved, and those that do not exist, are left out. 
 from collections.abc import Mapping
 from typing import Any
 
+from klamm.broker.handlers.named_partitions import named_partitions
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
 from klamm.protocol.apis.list_partition_reassignments import (
@@ -42,13 +43,13 @@ async def handle(request: Request[ListPartitionReassignmentsRequest]) -> ListPar
     request.require_cluster()
     wanted = None
     if request.body.topics is not None:
-        wanted = [(topic.name, number) for topic in request.body.topics for number in topic.partition_indexes]
+        wanted = await in_slices(named_partitions((one.name, one.partition_indexes) for one in request.body.topics))
     listed = await request.services.controller.list_partition_reassignments(wanted)
     return await in_slices(_response(listed))
 
 
 def _response(listed: Mapping[PartitionKey, Any]) -> Steps[ListPartitionReassignmentsResponse]:
-    found: dict[str, list[Partition]] = {}
+    found: dict[str, Topic] = {}
     slices = Slices(PARTITIONS_PER_SLICE)
     for (topic, number), assignment in listed.items():
         partition = Partition(
@@ -57,11 +58,13 @@ def _response(listed: Mapping[PartitionKey, Any]) -> Steps[ListPartitionReassign
             adding_replicas=list(assignment.adding_replicas),
             removing_replicas=list(assignment.removing_replicas),
         )
-        found.setdefault(topic, []).append(partition)
+        if topic not in found:
+            found[topic] = Topic(name=topic, partitions=[])
+        found[topic].partitions.append(partition)
         if slices.is_over():
             yield
     return ListPartitionReassignmentsResponse(
         error_code=ErrorCode.NONE,
         error_message=None,
-        topics=[Topic(name=topic, partitions=partitions) for topic, partitions in found.items()],
+        topics=list(found.values()),
     )

@@ -6,7 +6,7 @@ request finds them. Existing topics are answered in any case. Topics are found b
 with version 12, which Kafka 2.8 does not have.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from klamm.broker.metadata_cache import MetadataSnapshot
 from klamm.broker.registry import NO_BROKER, Request, handler
@@ -18,7 +18,7 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Steps
 from klamm.protocol.update_metadata import UpdateMetadataPartitionState
 from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, INTERNAL_TOPICS, ResourceType
-from klamm.slices import Slices
+from klamm.slices import Slices, each, mapped
 
 Topic = MetadataResponse.MetadataResponseTopic
 Partition = Topic.MetadataResponsePartition
@@ -30,8 +30,8 @@ PARTITIONS_PER_SLICE = 500
 LAST_VERSION_WITHOUT_LISTENER_NOT_FOUND = 5
 
 
-def error_response(request: Request[MetadataRequest], error: KafkaError) -> MetadataResponse:
-    topics = [_failed(topic.name or "", error.code) for topic in request.body.topics or ()]
+def error_response(request: Request[MetadataRequest], error: KafkaError) -> Steps[MetadataResponse]:
+    topics = yield from mapped(lambda topic: _failed(topic.name or "", error.code), request.body.topics or ())
     return MetadataResponse(brokers=[], topics=topics)
 
 
@@ -47,9 +47,9 @@ async def handle(request: Request[MetadataRequest]) -> MetadataResponse:
     snapshot = await services.metadata_cache.first_snapshot()
     everything = body.topics is None or (request.version == 0 and not body.topics)
     if everything:
-        codes = {name: ErrorCode.NONE for name in sorted(snapshot.topics) if request.allows(name)}
+        codes = {name: ErrorCode.NONE async for name in each(sorted(snapshot.topics)) if request.allows(name)}
     else:
-        codes = await _missing_topics(request, snapshot, _names(body.topics or ()))
+        codes = await _missing_topics(request, snapshot, await _names(body.topics or ()))
     topics = await services.long_answers.take(_topics(request, snapshot, codes))
     return MetadataResponse(
         brokers=[
@@ -74,22 +74,22 @@ def _cluster_operations(request: Request[MetadataRequest]) -> set[int] | None:
     return request.authorized_operations(ResourceType.CLUSTER, CLUSTER_NAME)
 
 
-def _names(topics: Sequence[MetadataRequest.MetadataRequestTopic]) -> list[str]:
-    names = []
-    for topic in topics:
+async def _names(topics: Sequence[MetadataRequest.MetadataRequestTopic]) -> dict[str, None]:
+    names: dict[str, None] = {}
+    async for topic in each(topics):
         if topic.name is None:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "a topic name is null; topics are found by name only")
-        names.append(topic.name)
-    return list(dict.fromkeys(names))
+        names[topic.name] = None
+    return names
 
 
 async def _missing_topics(
-    request: Request[MetadataRequest], snapshot: MetadataSnapshot, names: Sequence[str]
+    request: Request[MetadataRequest], snapshot: MetadataSnapshot, names: Iterable[str]
 ) -> dict[str, ErrorCode]:
     """The error code for each name that is missing in the snapshot, NONE for the others. Creates topics if allowed."""
     codes = {}
     to_create = []
-    for name in names:
+    async for name in each(names):
         if not request.allows(name):
             codes[name] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         elif name in snapshot.topics:
@@ -142,6 +142,8 @@ def _topics(
     topics: list[Topic] = []
     slices = Slices(PARTITIONS_PER_SLICE)
     for name, code in codes.items():
+        if slices.is_over():
+            yield
         known = snapshot.topics.get(name)
         if known is None:
             topics.append(_failed(name, code))

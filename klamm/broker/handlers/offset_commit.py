@@ -5,6 +5,7 @@ refused by itself. Versions 2 to 4 may set the retention of the offsets. Version
 offsets in ZooKeeper, and no client of the last ten years uses it.
 """
 
+import asyncio
 from collections.abc import Callable
 
 from klamm.broker.registry import Request, handler
@@ -13,7 +14,9 @@ from klamm.coordinator.group import OffsetAndMetadata
 from klamm.protocol.apis.offset_commit import NO_RETENTION, OffsetCommitRequest, OffsetCommitResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
+from klamm.slices import Slices, in_slices
 
 Topic = OffsetCommitResponse.OffsetCommitResponseTopic
 Partition = Topic.OffsetCommitResponsePartition
@@ -22,7 +25,7 @@ Partition = Topic.OffsetCommitResponsePartition
 END_OF_TIME_MS = 2**63 - 1
 
 
-def error_response(request: Request[OffsetCommitRequest], error: KafkaError) -> OffsetCommitResponse:
+def error_response(request: Request[OffsetCommitRequest], error: KafkaError) -> Steps[OffsetCommitResponse]:
     return _response(request.body, lambda _: error.code)
 
 
@@ -42,6 +45,7 @@ async def handle(request: Request[OffsetCommitRequest]) -> OffsetCommitResponse:
     expire_ms = None if body.retention_time_ms == NO_RETENTION else min(now_ms + body.retention_time_ms, END_OF_TIME_MS)
     codes: dict[PartitionKey, ErrorCode] = {}
     offsets: dict[PartitionKey, OffsetAndMetadata] = {}
+    slices = Slices()
     for topic in body.topics:
         known = known_topics.get(topic.name, ())
         allowed = request.allows(topic.name, Operation.READ, ResourceType.TOPIC)
@@ -55,25 +59,24 @@ async def handle(request: Request[OffsetCommitRequest]) -> OffsetCommitResponse:
                 offsets[key] = OffsetAndMetadata(
                     one.committed_offset, one.committed_leader_epoch, one.committed_metadata or "", now_ms, expire_ms
                 )
+            if slices.is_over():
+                await asyncio.sleep(0)
     if offsets:
         codes |= await services.group_coordinator.commit_offsets(
             body.group_id, body.generation_id_or_member_epoch, body.member_id, body.group_instance_id, offsets
         )
-    return _response(body, codes.__getitem__)
+    return await in_slices(_response(body, codes.__getitem__))
 
 
-def _response(body: OffsetCommitRequest, code_of: Callable[[PartitionKey], ErrorCode]) -> OffsetCommitResponse:
-    return OffsetCommitResponse(
-        topics=[
-            Topic(
-                name=topic.name,
-                partitions=[
-                    Partition(
-                        partition_index=one.partition_index, error_code=code_of((topic.name, one.partition_index))
-                    )
-                    for one in topic.partitions
-                ],
-            )
-            for topic in body.topics
-        ]
-    )
+def _response(body: OffsetCommitRequest, code_of: Callable[[PartitionKey], ErrorCode]) -> Steps[OffsetCommitResponse]:
+    topics = []
+    slices = Slices()
+    for topic in body.topics:
+        answer = Topic(name=topic.name, partitions=[])
+        topics.append(answer)
+        for one in topic.partitions:
+            number = one.partition_index
+            answer.partitions.append(Partition(partition_index=number, error_code=code_of((topic.name, number))))
+            if slices.is_over():
+                yield
+    return OffsetCommitResponse(topics=topics)

@@ -8,7 +8,9 @@ from klamm.broker.security import Operation
 from klamm.protocol.apis.offset_delete import OffsetDeleteRequest, OffsetDeleteResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import PartitionKey, ResourceType
+from klamm.slices import Slices
 
 Topic = OffsetDeleteResponse.OffsetDeleteResponseTopic
 Partition = Topic.OffsetDeleteResponsePartition
@@ -21,13 +23,14 @@ def error_response(request: Request[OffsetDeleteRequest], error: KafkaError) -> 
 @handler(
     ApiKey.OFFSET_DELETE, operation=Operation.DELETE, resource_type=ResourceType.GROUP, error_response=error_response
 )
-def handle(request: Request[OffsetDeleteRequest]) -> OffsetDeleteResponse:
+def handle(request: Request[OffsetDeleteRequest]) -> Steps[OffsetDeleteResponse]:
     body, services = request.body, request.services
     if not request.allows(body.group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
     known = services.metadata_cache.snapshot
     codes: dict[PartitionKey, ErrorCode] = {}
     wanted: list[PartitionKey] = []
+    slices = Slices()
     for topic in body.topics:
         allowed = request.allows(topic.name, Operation.READ, ResourceType.TOPIC)
         for partition in topic.partitions:
@@ -38,13 +41,16 @@ def handle(request: Request[OffsetDeleteRequest]) -> OffsetDeleteResponse:
                 codes[key] = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
             else:
                 wanted.append(key)
-    code, deleted = services.group_coordinator.delete_offsets(body.group_id, wanted)
+            if slices.is_over():
+                yield
+    code, deleted = yield from services.group_coordinator.delete_offsets(body.group_id, wanted)
     if code is not ErrorCode.NONE:
         raise KafkaError(code)
-    topics: dict[str, list[Partition]] = {}
+    topics: dict[str, Topic] = {}
     for (name, number), partition_code in (codes | deleted).items():
-        topics.setdefault(name, []).append(Partition(partition_index=number, error_code=partition_code))
-    return OffsetDeleteResponse(
-        error_code=ErrorCode.NONE,
-        topics=[Topic(name=name, partitions=partitions) for name, partitions in topics.items()],
-    )
+        if name not in topics:
+            topics[name] = Topic(name=name, partitions=[])
+        topics[name].partitions.append(Partition(partition_index=number, error_code=partition_code))
+        if slices.is_over():
+            yield
+    return OffsetDeleteResponse(error_code=ErrorCode.NONE, topics=list(topics.values()))

@@ -7,13 +7,14 @@ ZooKeeper, is not served.
 
 from collections.abc import Iterable, Sequence
 
+from klamm.broker.handlers.named_partitions import named_partitions
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
 from klamm.coordinator.group import OffsetAndMetadata
 from klamm.protocol.apis.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
-from klamm.protocol.primitives import Steps, in_one_go
+from klamm.protocol.primitives import Steps
 from klamm.protocol.record_batch import NO_TIMESTAMP
 from klamm.protocol.vocabulary import NO_EPOCH, UNKNOWN_OFFSET, PartitionKey, ResourceType
 from klamm.slices import Slices, in_slices, slices
@@ -32,11 +33,11 @@ NO_OFFSET = OffsetAndMetadata(UNKNOWN_OFFSET, NO_EPOCH, "", NO_TIMESTAMP)
 Answer = tuple[ErrorCode, OffsetAndMetadata | None]
 
 
-def error_response(request: Request[OffsetFetchRequest], error: KafkaError) -> OffsetFetchResponse:
+def error_response(request: Request[OffsetFetchRequest], error: KafkaError) -> Steps[OffsetFetchResponse]:
     failed: dict[PartitionKey, Answer] = {}
     if request.version < FIRST_VERSION_WITH_GROUP_ERROR:
-        failed = {key: (error.code, None) for key in _wanted(request)}
-    return in_one_go(_response(request, error.code, failed.items()))
+        failed = dict.fromkeys((yield from _wanted(request)), (error.code, None))
+    return (yield from _response(request, error.code, failed.items()))
 
 
 @handler(
@@ -50,7 +51,7 @@ async def handle(request: Request[OffsetFetchRequest]) -> OffsetFetchResponse:
     body = request.body
     if not request.allows(body.group_id):
         raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
-    wanted = _committed(request) if body.topics is None else _wanted(request)
+    wanted = _committed(request) if body.topics is None else await in_slices(_wanted(request))
     answers: dict[PartitionKey, Answer] = {}
     if not wanted:
         _fetch(request, wanted)  # Raises the group's error, if any.
@@ -79,8 +80,8 @@ def _fetch(request: Request[OffsetFetchRequest], wanted: Sequence[PartitionKey])
     return answers | found
 
 
-def _wanted(request: Request[OffsetFetchRequest]) -> list[PartitionKey]:
-    return [(topic.name, number) for topic in request.body.topics or () for number in topic.partition_indexes]
+def _wanted(request: Request[OffsetFetchRequest]) -> Steps[list[PartitionKey]]:
+    return named_partitions((topic.name, topic.partition_indexes) for topic in request.body.topics or ())
 
 
 def _allows(request: Request[OffsetFetchRequest], topic: str) -> bool:
@@ -90,11 +91,14 @@ def _allows(request: Request[OffsetFetchRequest], topic: str) -> bool:
 def _response(
     request: Request[OffsetFetchRequest], code: ErrorCode, answers: Iterable[tuple[PartitionKey, Answer]]
 ) -> Steps[OffsetFetchResponse]:
-    topics: dict[str, list[Partition]] = {}
+    topics: dict[str, Topic] = {}
     answered = Slices(PARTITIONS_PER_SLICE)
     for (name, number), (partition_code, committed) in answers:
         offset = committed or NO_OFFSET
-        topics.setdefault(name, []).append(
+        topic = topics.get(name)
+        if topic is None:
+            topic = topics[name] = Topic(name=name, partitions=[])
+        topic.partitions.append(
             Partition(
                 partition_index=number,
                 committed_offset=offset.offset,
@@ -106,6 +110,6 @@ def _response(
         if answered.is_over():
             yield
     return OffsetFetchResponse(
-        topics=[Topic(name=name, partitions=partitions) for name, partitions in topics.items()],
+        topics=list(topics.values()),
         error_code=code,
     )

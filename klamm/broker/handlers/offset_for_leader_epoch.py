@@ -4,24 +4,30 @@ After a change of leader a client or follower asks from where on its own records
 to act in the cluster, as followers are, needs no authorization for the topics.
 """
 
+from functools import partial
+
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import CLUSTER_NAME, Operation
 from klamm.protocol.apis.offset_for_leader_epoch import OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
+from klamm.slices import Slices, mapped
 
 Topic = OffsetForLeaderEpochResponse.OffsetForLeaderTopicResult
 Partition = Topic.EpochEndOffset
 
 
-def error_response(request: Request[OffsetForLeaderEpochRequest], error: KafkaError) -> OffsetForLeaderEpochResponse:
-    return OffsetForLeaderEpochResponse(
-        topics=[
-            Topic(topic=topic.topic, partitions=[_failed(wanted.partition, error.code) for wanted in topic.partitions])
-            for topic in request.body.topics
-        ],
-    )
+def error_response(
+    request: Request[OffsetForLeaderEpochRequest], error: KafkaError
+) -> Steps[OffsetForLeaderEpochResponse]:
+    topics = []
+    slices = Slices()
+    for topic in request.body.topics:
+        failed = mapped(lambda wanted: _failed(wanted.partition, error.code), topic.partitions, slices)
+        topics.append(Topic(topic=topic.topic, partitions=(yield from failed)))
+    return OffsetForLeaderEpochResponse(topics=topics)
 
 
 @handler(
@@ -31,16 +37,16 @@ def error_response(request: Request[OffsetForLeaderEpochRequest], error: KafkaEr
     error_response=error_response,
     ends_with_client=True,
 )
-def handle(request: Request[OffsetForLeaderEpochRequest]) -> OffsetForLeaderEpochResponse:
+def handle(request: Request[OffsetForLeaderEpochRequest]) -> Steps[OffsetForLeaderEpochResponse]:
     topics = []
+    slices = Slices()
     is_broker = request.allows(CLUSTER_NAME, Operation.CLUSTER_ACTION, ResourceType.CLUSTER)
     for topic in request.body.topics:
-        allowed = is_broker or request.allows(topic.topic)
-        partitions = [
-            _answer(request, topic.topic, wanted) if allowed else _failed(wanted.partition, request.denied)
-            for wanted in topic.partitions
-        ]
-        topics.append(Topic(topic=topic.topic, partitions=partitions))
+        if is_broker or request.allows(topic.topic):
+            answers = mapped(partial(_answer, request, topic.topic), topic.partitions, slices)
+        else:
+            answers = mapped(lambda wanted: _failed(wanted.partition, request.denied), topic.partitions, slices)
+        topics.append(Topic(topic=topic.topic, partitions=(yield from answers)))
     return OffsetForLeaderEpochResponse(topics=topics)
 
 

@@ -10,21 +10,23 @@ version 8 on the answer names the records for which a batch is refused (KIP-467)
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import Any
 
 from klamm.broker.registry import Request, handler
 from klamm.broker.security import Operation
 from klamm.net.server import AnswerOnly, InvalidRequest
 from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
+from klamm.protocol.compiler import is_large
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.record_batch import is_transactional, is_zstd
 from klamm.protocol.record_walk import MAX_NAMED_RECORDS
 from klamm.protocol.vocabulary import ACKS_ALL, ACKS_NONE, INTERNAL_TOPICS, ResourceType
 from klamm.replication.replica_manager import ProduceResult
-from klamm.slices import Slices
+from klamm.slices import Slices, mapped
+from klamm.slices import slices as pieces
 from klamm.storage.batch_inspection import Inspected, LargeBatch
-from klamm.storage.log import Log
 
 ACKS = (ACKS_NONE, 1, ACKS_ALL)
 # Versions up to this one carry message sets, which have their own rules; later versions carry exactly one record batch.
@@ -32,6 +34,9 @@ LAST_VERSION_WITH_MESSAGE_SETS = 2
 FIRST_VERSION_WITH_ZSTD = 7
 # The number of batches that are appended in one slice: some milliseconds if the batches are small.
 BATCHES_PER_SLICE = 100
+# The number of partitions that are checked, or answered, in one slice: about a millisecond.
+CHECKS_PER_SLICE = 1_000
+ANSWERS_PER_SLICE = 500
 # Kafka's tools name themselves so; only they may write to internal topics.
 ADMIN_CLIENT_ID = "__admin_client"
 
@@ -42,21 +47,16 @@ Batch = tuple[str, int, memoryview | None]
 Appended = Sequence[tuple[str, int, ProduceResult]]
 
 
-def error_response(request: Request[ProduceRequest], error: KafkaError) -> ProduceResponse:
+def error_response(request: Request[ProduceRequest], error: KafkaError) -> Steps[ProduceResponse]:
     if request.body.acks == ACKS_NONE:
         raise InvalidRequest(f"produce with acks=0 failed: {error}")
-    return ProduceResponse(
-        responses=[
-            Topic(
-                name=topic.name,
-                partition_responses=[
-                    Partition(index=one.index, error_code=error.code, error_message=error.message)
-                    for one in topic.partition_data
-                ],
-            )
-            for topic in request.body.topic_data
-        ]
-    )
+    failed = lambda one: Partition(index=one.index, error_code=error.code, error_message=error.message)  # noqa: E731
+    topics = []
+    slices = Slices(ANSWERS_PER_SLICE)
+    for topic in request.body.topic_data:
+        partitions = yield from mapped(failed, topic.partition_data, slices)
+        topics.append(Topic(name=topic.name, partition_responses=partitions))
+    return ProduceResponse(responses=topics)
 
 
 @handler(
@@ -68,16 +68,10 @@ def error_response(request: Request[ProduceRequest], error: KafkaError) -> Produ
 )
 def handle(request: Request[ProduceRequest]) -> object:
     body = request.body
-    batches = cast(
-        list[Batch], [(topic.name, one.index, one.records) for topic in body.topic_data for one in topic.partition_data]
-    )
-    for _, _, records in batches:
-        if records is not None and is_transactional(records):
-            raise KafkaError(
-                ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "this version of klamm has no transaction coordinator"
-            )
-    if body.acks not in ACKS:
-        raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={body.acks}: allowed are 0, 1 and -1 (all)")
+    if is_large(body):
+        return _handle_in_steps(request)
+    batches = [_checked(topic.name, one) for topic in body.topic_data for one in topic.partition_data]
+    _check_acks(body)
     appended: list[tuple[str, int, ProduceResult]] = []
     unsynced = request.services.replica_manager.unsynced_logs(batches)
     try:
@@ -93,17 +87,51 @@ def handle(request: Request[ProduceRequest]) -> object:
     except LargeBatch:
         pass
     if len(appended) < len(batches):
-        # Later produces of the connection must not overtake this one.
-        release = request.connection.hold_followers()
-        return AnswerOnly(partial(_append_with_pauses, request, batches, appended, unsynced, release))
-    return _answer(request, appended)
+        return _append_later(request, batches, appended)
+    if body.acks == ACKS_NONE:
+        _check_unacknowledged(appended)
+        return None
+    if body.acks == ACKS_ALL and not request.services.replica_manager.is_replicated(appended):
+        return AnswerOnly(partial(_wait_replicated, request, appended))
+    answers = _Answers()
+    answers.add(appended)
+    return answers.response()
+
+
+def _handle_in_steps(request: Request[ProduceRequest]) -> Steps[object]:
+    batches: list[Batch] = []
+    slices = Slices(CHECKS_PER_SLICE)
+    for topic in request.body.topic_data:
+        batches += yield from mapped(partial(_checked, topic.name), topic.partition_data, slices)
+    _check_acks(request.body)
+    return _append_later(request, batches, [])
+
+
+def _checked(topic: str, data: ProduceRequest.TopicProduceData.PartitionProduceData) -> Batch:
+    records: Any = data.records
+    if records is not None and is_transactional(records):
+        message = "this version of klamm has no transaction coordinator"
+        raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, message)
+    return topic, data.index, records
+
+
+def _check_acks(body: ProduceRequest) -> None:
+    if body.acks not in ACKS:
+        raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks={body.acks}: allowed are 0, 1 and -1 (all)")
+
+
+def _append_later(
+    request: Request[ProduceRequest], batches: Sequence[Batch], appended: list[tuple[str, int, ProduceResult]]
+) -> AnswerOnly[object]:
+    """Appends the remaining batches in slices. Later produces of the connection must not overtake this one."""
+    release = request.connection.hold_followers()
+    return AnswerOnly(partial(_append_with_pauses, request, batches, appended, release))
 
 
 async def _append_with_pauses(
     request: Request[ProduceRequest],
     batches: Sequence[Batch],
     appended: list[tuple[str, int, ProduceResult]],
-    unsynced: Sequence[Log],
     on_appended: Callable[[], None],
 ) -> object:
     """Appends the remaining batches, after the logs that must be durable first have been synced.
@@ -111,9 +139,11 @@ async def _append_with_pauses(
     Batches are inspected one after another, so that a client has one at a time in the worker; other clients' batches
     are appended meanwhile, even to the same partition.
     """
+    replica_manager = request.services.replica_manager
     slices = Slices(BATCHES_PER_SLICE, asyncio.get_running_loop().time)
     try:
-        await asyncio.gather(*(log.flush_before_append() for log in unsynced))
+        async for piece in pieces(batches, CHECKS_PER_SLICE):
+            await asyncio.gather(*(log.flush_before_append() for log in replica_manager.unsynced_logs(piece)))
         for topic, number, records in batches[len(appended) :]:
             if slices.is_over():
                 await asyncio.sleep(0)
@@ -122,7 +152,11 @@ async def _append_with_pauses(
                 await asyncio.sleep(0)
     finally:
         on_appended()
-    return _answer(request, appended)
+    acks = request.body.acks
+    if acks == ACKS_NONE:
+        _check_unacknowledged(appended)
+        return None
+    return AnswerOnly(partial(_wait_replicated, request, appended)) if acks == ACKS_ALL else await _respond(appended)
 
 
 async def _append_inspected(
@@ -137,16 +171,6 @@ async def _append_inspected(
                 inspected = await request.services.replica_manager.inspect(large)
             except KafkaError as error:
                 return ProduceResult(error.code, error_message=error.message)
-
-
-def _answer(request: Request[ProduceRequest], appended: Appended) -> object:
-    acks = request.body.acks
-    if acks == ACKS_NONE:
-        _check_unacknowledged(appended)
-        return None
-    if acks == ACKS_ALL and not request.services.replica_manager.is_replicated(appended):
-        return AnswerOnly(partial(_wait_replicated, request, appended))
-    return _respond(appended)
 
 
 def _append(
@@ -182,17 +206,28 @@ def _check_unacknowledged(appended: Appended) -> None:
 
 async def _wait_replicated(request: Request[ProduceRequest], appended: Appended) -> ProduceResponse:
     await request.services.replica_manager.wait_replicated(appended, request.body.timeout_ms)
-    return _respond(appended)
+    return await _respond(appended)
 
 
-def _respond(appended: Appended) -> ProduceResponse:
-    topics: dict[str, list[Partition]] = {}
-    named_left = MAX_NAMED_RECORDS
-    for topic, number, result in appended:
-        record_errors = result.record_errors[:named_left]
-        named_left -= len(record_errors)
-        topics.setdefault(topic, []).append(
-            Partition(
+async def _respond(appended: Appended) -> ProduceResponse:
+    answers = _Answers()
+    async for piece in pieces(appended, ANSWERS_PER_SLICE):
+        answers.add(piece)
+    return answers.response()
+
+
+class _Answers:
+    """The results of a request, by topic."""
+
+    def __init__(self) -> None:
+        self._topics: dict[str, Topic] = {}
+        self._named_left = MAX_NAMED_RECORDS
+
+    def add(self, appended: Appended) -> None:
+        for topic, number, result in appended:
+            record_errors = result.record_errors[: self._named_left]
+            self._named_left -= len(record_errors)
+            partition = Partition(
                 index=number,
                 error_code=result.error_code,
                 base_offset=result.base_offset,
@@ -204,7 +239,10 @@ def _respond(appended: Appended) -> ProduceResponse:
                 ],
                 error_message=result.error_message,
             )
-        )
-    return ProduceResponse(
-        responses=[Topic(name=name, partition_responses=partitions) for name, partitions in topics.items()]
-    )
+            answer = self._topics.get(topic)
+            if answer is None:
+                answer = self._topics[topic] = Topic(name=topic, partition_responses=[])
+            answer.partition_responses.append(partition)
+
+    def response(self) -> ProduceResponse:
+        return ProduceResponse(responses=list(self._topics.values()))

@@ -11,6 +11,7 @@ from klamm.protocol.apis.sync_group import SyncGroupRequest, SyncGroupResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import ResourceType
+from klamm.slices import each
 
 FIRST_VERSION_WITH_PROTOCOL = 5
 
@@ -39,7 +40,7 @@ async def handle(request: Request[SyncGroupRequest]) -> SyncGroupResponse:
         body.group_instance_id,
         body.protocol_type,
         body.protocol_name,
-        {assignment.member_id: assignment.assignment for assignment in body.assignments},
+        {assignment.member_id: assignment.assignment async for assignment in each(body.assignments)},
     )
     return _response(request, result)
 

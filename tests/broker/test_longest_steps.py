@@ -1,0 +1,213 @@
+"""No step holds the loop for long, however much a request names: decoding, the handler and encoding pause in between.
+
+A step is measured in opcodes, because time differs from run to run. Slices are as small as they can be, so work that
+does not pause stands out in a request of some hundred elements.
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from klamm.broker.dispatcher import Dispatcher
+from klamm.broker.handlers import APIS, altered_resources
+from klamm.net.server import AnswerOnly, Response
+from klamm.protocol import compiler, messages
+from klamm.protocol.apis import HAND_WRITTEN
+from klamm.protocol.errors import ErrorCode, KafkaError
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.schema import Field, Struct, fields_of
+from klamm.simulation.small_slices import small_slices
+from support.group_wire import find_coordinator
+from support.one_broker import Client, OneBroker, batch, run
+from support.opcodes import Steps, counted_steps
+
+ELEMENTS = 200
+# They take less than 20 ms. Those of a step without elements come in addition.
+MAX_OPCODES = 1_200_000
+FIXED_OPCODES = 2_500
+# A request with more is refused before any work.
+MAX_CONFIGS = altered_resources.MAX_CONFIGS
+MAX_ELEMENTS = {
+    (ApiKey.ALTER_CONFIGS, "configs"): MAX_CONFIGS,
+    (ApiKey.INCREMENTAL_ALTER_CONFIGS, "configs"): MAX_CONFIGS,
+}
+
+TOPIC = "name-0"
+ZEROS: dict[str, Any] = {
+    "Int8": 1, "Int16": 0, "Uint16": 0, "Int64": 0, "Float64": 0.0, "Bool": False, "Bytes": b"", "Uuid": None,
+    "BitField": None, "Records": bytes(batch(b"x")),
+}  # fmt: skip
+# What a field must be for the request not to be refused as a whole.
+VALUES: dict[str, Any] = {
+    "acks": -1, "current_leader_epoch": -1, "generation_id": -1, "generation_id_or_member_epoch": -1, "group_id": "g",
+    "group_instance_id": None, "key": "g", "key_type": 0, "member_id": "", "max_bytes": 1000, "max_wait_ms": 0,
+    "partition_max_bytes": 1000, "replica_id": -1, "resource_type": 2, "session_epoch": 0, "timeout_ms": 100,
+    "timestamp": -1, "transactional_id": None, "validate_only": True,
+}  # fmt: skip
+
+
+def arrays(message: type[Struct], version: int, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The paths of all arrays of a message."""
+    for field in fields_of(message):
+        if version in field.versions and field.is_array:
+            yield (*path, field.name)
+            if not isinstance(field.kind, str):
+                yield from arrays(field.kind, version, (*path, field.name))
+
+
+def filled(message: type[Struct], version: int, path: tuple[str, ...], index: int = 0) -> Any:
+    """A message with many elements in the array of this path, and one in each other."""
+    values = {
+        field.name: value(field, version, path, index) for field in fields_of(message) if version in field.versions
+    }
+    return message(**values)
+
+
+def value(field: Field, version: int, path: tuple[str, ...], index: int) -> Any:
+    if field.is_array:
+        is_on_path = path[:1] == (field.name,)
+        count = ELEMENTS if path == (field.name,) else 1
+        inner = path[1:] if is_on_path else ()
+        return [element(field.kind, version, inner, number) for number in range(count)]
+    if field.is_left_out_as_none:
+        return None
+    return VALUES[field.name] if field.name in VALUES else element(field.kind, version, (), index)
+
+
+def element(kind: str | type[Struct], version: int, path: tuple[str, ...], index: int) -> Any:
+    if not isinstance(kind, str):
+        return filled(kind, version, path, index)
+    if kind == "String":
+        return f"name-{index}"
+    return index if kind == "Int32" else ZEROS[kind]
+
+
+CASES = [
+    (key, path)
+    for key in APIS
+    if key not in HAND_WRITTEN
+    for path in arrays(messages.request_class(key), APIS[key].max_version)
+]
+
+
+def frame_of(key: ApiKey, path: tuple[str, ...]) -> bytes:
+    version = APIS[key].max_version
+    request = filled(messages.request_class(key), version, path)
+    return b"".join(map(bytes, messages.encode_request(key, version, 1, "c", request)))
+
+
+async def answered(client: Client, frame: bytes) -> None:
+    client.send_raw(frame)
+    (size,) = struct.unpack(">i", await client.reader.readexactly(4))
+    await client.reader.readexactly(size)
+
+
+def max_opcodes(key: ApiKey, path: tuple[str, ...]) -> float:
+    """For a step of a request with `ELEMENTS` in the array, so that it stays short with as many as are allowed."""
+    size = messages.request_class(key).api.size
+    most = MAX_ELEMENTS.get((key, path[-1]), messages.MAX_ELEMENTS[size])
+    return MAX_OPCODES * ELEMENTS / most + FIXED_OPCODES
+
+
+def compile_codecs(key: ApiKey) -> None:
+    """Otherwise a step that needs one first would count its compilation."""
+    version = APIS[key].max_version
+    messages._request_decoder(key, version)
+    messages._request_decoder_in_steps(key, version)
+    messages._response_encoder(key, version)
+    messages._response_encoder_in_steps(key, version)
+    compiler.is_large(compiled(messages.response_class(key)))
+
+
+def compiled(struct_class: type[Struct]) -> Struct:
+    for field in fields_of(struct_class):
+        if not isinstance(field.kind, str):
+            compiled(field.kind)
+    return struct_class()
+
+
+@pytest.fixture
+def small_steps(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """All work in slices and steps pauses as soon as it can."""
+    codecs = (
+        messages._request_decoder_in_steps,
+        messages._request_encoder_in_steps,
+        messages._response_decoder_in_steps,
+        messages._response_encoder_in_steps,
+    )
+    monkeypatch.setitem(compiler._HELPERS, "STEP", 64)
+    monkeypatch.setattr("klamm.broker.dispatcher.LARGE_FRAME_BYTES", 512)
+    monkeypatch.setattr(compiler, "LARGE_ELEMENTS", 50)
+    monkeypatch.setattr(compiler, "_COUNTERS", {})
+    for codec in codecs:
+        codec.cache_clear()
+    with small_slices():
+        for key in APIS:
+            if key not in HAND_WRITTEN:
+                compile_codecs(key)
+        yield
+    for codec in codecs:
+        codec.cache_clear()
+
+
+def test_no_step_grows_with_the_request(tmp_path: Path, small_steps: None) -> None:
+    too_long = []
+
+    async def scenario(cluster: OneBroker, client: Client) -> None:
+        await client.create_topic(TOPIC)
+        await find_coordinator(client, "g")
+        for key, path in CASES:
+            frame = frame_of(key, path)
+            with counted_steps() as steps:
+                await answered(client, frame)
+            if steps.opcodes > max_opcodes(key, path):
+                too_long.append(f"{key.name} {'.'.join(path)}: {steps.opcodes} opcodes, most in {steps.function}")
+
+    properties = {"offsets_topic_num_partitions": 1, "offsets_topic_replication_factor": 1}
+    properties["zookeeper_session_timeout_ms"] = 60_000  # counting makes steps slow
+    run(tmp_path, scenario, auto_create_topics_enable=False, **properties)
+    assert not too_long, "\n".join(too_long)
+
+
+def refuse(request: Any) -> None:
+    raise KafkaError(ErrorCode.NOT_CONTROLLER)
+
+
+class NoQuotas:
+    def throttle_time_ms(self, *_: object) -> int:
+        return 0
+
+
+def steps_of_refusal(key: ApiKey, path: tuple[str, ...]) -> Steps:
+    """Answers a request whose handler refuses it, without a broker."""
+    services: Any = SimpleNamespace(apis={key: replace(APIS[key], handle=refuse)}, quotas=NoQuotas())
+    nothing = lambda: None  # noqa: E731
+    connection: Any = SimpleNamespace(
+        peer_host="1.2.3.4", hold_followers=lambda: nothing, frame_release=lambda: nothing
+    )
+    dispatcher, frame, steps = Dispatcher(services), bytearray(frame_of(key, path)[4:]), Steps()
+    with steps.step():
+        answer: Any = dispatcher.dispatch(connection, frame)
+    while not isinstance(answer, Response):
+        working = answer.answer() if isinstance(answer, AnswerOnly) else answer
+        try:
+            while True:
+                with steps.step():
+                    working.send(None)
+        except StopIteration as end:
+            answer = end.value
+    return steps
+
+
+def test_no_step_grows_with_a_request_that_is_refused(small_steps: None) -> None:
+    too_long = []
+    for key, path in CASES:
+        steps = steps_of_refusal(key, path)
+        if steps.opcodes > max_opcodes(key, path):
+            too_long.append(f"{key.name} {'.'.join(path)}: {steps.opcodes} opcodes, most in {steps.function}")
+    assert not too_long, "\n".join(too_long)
