@@ -304,6 +304,9 @@ class GroupCoordinator:
         offsets: Mapping[PartitionKey, OffsetAndMetadata],
     ) -> dict[PartitionKey, ErrorCode]:
         """Returns when the offsets are in the log. A negative generation means the client only stores offsets."""
+        error = self._group_error(group_id, may_be_empty=True)
+        if error is not None:
+            return dict.fromkeys(offsets, error)
         # Takes several steps if the offsets are many, so it comes before the group is looked at.
         prepared = await in_slices(self._manager.prepare_offsets(group_id, offsets))
         error = self._group_error(group_id, may_be_empty=True)
