@@ -139,7 +139,10 @@ class ClientInThread:
 def command_options(
     bootstrap_server: str, command_config: Path | None, timeout_ms: int | None = None
 ) -> "ClientOptions":
-    """The options of a command's client. Raises ToolError for a property that is not understood."""
+    """The options of a command's client. Raises ToolError for a property that is not understood.
+
+    `timeout_ms` replaces default.api.timeout.ms, and neither a connection nor an answer takes longer.
+    """
     from dataclasses import replace
 
     from klamm.client.properties import PropertyError, client_options, parse_addresses
@@ -152,7 +155,10 @@ def command_options(
     if timeout_ms is None:
         return options
     return replace(
-        options, retry_timeout_ms=timeout_ms, request_timeout_ms=max(1, min(options.request_timeout_ms, timeout_ms))
+        options,
+        retry_timeout_ms=timeout_ms,
+        connect_timeout_ms=min(options.connect_timeout_ms, timeout_ms),
+        request_timeout_ms=min(options.request_timeout_ms, timeout_ms),
     )
 
 

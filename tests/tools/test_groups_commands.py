@@ -1,5 +1,6 @@
 """klamm groups: wrong calls, and the live view."""
 
+import asyncio
 import io
 import json
 import signal
@@ -14,12 +15,14 @@ import typer
 from klamm.client.groups import Coordinator, GroupDescription
 from klamm.client.offsets import ListedOffset, OffsetAndMetadata, list_consumer_group_offsets, list_offsets
 from klamm.processes.errors import ToolError
+from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.vocabulary import TopicPartition
 from klamm.testing import Cluster
 from klamm.tools import live, main
 from klamm.tools.groups import parse_states, positions
 from support.processes import ManagedProcess
+from support.scripted_cluster import ScriptedCluster, in_loop
 
 RESET = ["reset-offsets", "--group", "g", "--topic", "t"]
 
@@ -124,6 +127,22 @@ def test_a_partition_without_a_leader_is_shown_without_lag() -> None:
     assert [row.lag for row in of_group.rows] == [2, None]
     assert of_group.missing == {TopicPartition("t", 1): "LEADER_NOT_AVAILABLE (5)"}
     assert (of_none.rows, of_none.missing) == ([], {})
+
+
+@pytest.mark.parametrize("silent", [ApiKey.LIST_GROUPS, ApiKey.DESCRIBE_GROUPS])
+@in_loop
+async def test_a_broker_that_does_not_answer_holds_a_command_no_longer_than_its_timeout(
+    capsys: pytest.CaptureFixture[str], silent: ApiKey
+) -> None:
+    arguments = ["list"] if silent is ApiKey.LIST_GROUPS else ["describe", "--group", "g", "--state"]
+    async with ScriptedCluster((silent, lambda _: None), (silent, lambda _: None), brokers=1) as cluster:
+        host, port = cluster.address(0)
+        where = ["--bootstrap-server", f"{host}:{port}", "--timeout", "200"]
+        began = time.monotonic()
+        assert await asyncio.to_thread(main.run, ["groups", *arguments, *where]) == 1
+        assert time.monotonic() - began < 3, "twice the timeout, and some seconds for a slow machine"
+    told = f"{host}:{port}: no response to {silent.message_name} within 200 ms"
+    assert told in capsys.readouterr().err
 
 
 # -- the live view ----------------------------------------------------------------------------------------------------
