@@ -274,10 +274,6 @@ class ClusterClient:
         """As `refresh_metadata`, in one attempt, for callers that retry themselves. Raises ClientError."""
         await self._refresh(None if topics is None else list(topics), elsewhere=elsewhere)
 
-    async def send_to_any_once(self, api_key: ApiKey, build: BuildRequest[Response]) -> Response:
-        """As `send_to_any`, in one attempt, for callers that retry themselves. Raises ClientError."""
-        return await self._send_any(api_key, build, self._addresses())
-
     async def connection_to(self, broker_id: int) -> Connection:
         """The connection to a broker of the metadata, opened if necessary. Raises ConnectFailed, KafkaError."""
         address = self.metadata.brokers.get(broker_id)

@@ -3,13 +3,12 @@
 A named broker answers for its own configuration; any broker answers for topics and for the default of all brokers.
 """
 
-import itertools
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from klamm.client.cluster import ClusterClient, RetryPolicy
-from klamm.client.fan_out import Unroutable, error_of, fan_out
+from klamm.client.fan_out import Unroutable, error_of, fan_out, in_turn
 from klamm.config.definition import ConfigSource
 from klamm.net.client import Connection
 from klamm.protocol.apis.alter_configs import AlterConfigsRequest
@@ -175,17 +174,16 @@ async def _ask(
     retry: RetryPolicy | None = None,
 ) -> dict[ConfigResource, T | KafkaError]:
 
-    turns = itertools.count()
+    any_broker = in_turn(client)
 
     async def route(resources: Sequence[ConfigResource], stale: bool) -> dict[ConfigResource, int | Unroutable]:
         if stale or not client.metadata.brokers:
             await client.refresh_metadata_once((), elsewhere=stale)
-        known = client.brokers_to_ask()
-        if not known:
+        chosen = any_broker()
+        if chosen is None:
             nobody = Unroutable(KafkaError(ErrorCode.BROKER_NOT_AVAILABLE, "the cluster has no broker"))
             return dict.fromkeys(resources, nobody)
-        any_broker = known[next(turns) % len(known)]
-        return {resource: int(resource.name) if _is_of_one_broker(resource) else any_broker for resource in resources}
+        return {resource: int(resource.name) if _is_of_one_broker(resource) else chosen for resource in resources}
 
     return await fan_out(client, resources, route, ask, retriable=retriable, repeatable=repeatable, retry=retry)
 

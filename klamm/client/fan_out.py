@@ -11,13 +11,14 @@ What must stay true:
 """
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from klamm.client.cluster import RETRIABLE_ERRORS, Attempts, ClusterClient, RetryPolicy
 from klamm.net.client import Connection, Disconnected, NotSent
-from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import TopicPartition
@@ -211,40 +212,61 @@ def _no_leader(client: ClusterClient, partition: TopicPartition) -> tuple[KafkaE
 
 
 def coordinators(client: ClusterClient) -> Route[str]:
-    """Groups go to their coordinators."""
+    """Groups go to their coordinators. Each time another broker is asked: one that is cut off knows a former one."""
+    any_broker = in_turn(client)
 
     async def route(groups: Sequence[str], stale: bool) -> dict[str, int | Unroutable]:
         if stale:
             for group in groups:
                 client.coordinators.pop(group, None)
+        if stale or not client.metadata.brokers:
+            await client.refresh_metadata_once((), elsewhere=stale)
+        errors: dict[str, KafkaError] = {}
         unknown = [group for group in groups if group not in client.coordinators]
-        errors = dict(zip(unknown, await asyncio.gather(*(_find(client, group) for group in unknown)), strict=True))
-        if not all(client.coordinators[group] in client.metadata.brokers for group in groups if not errors.get(group)):
-            await client.refresh_metadata_once(())
+        asked = any_broker()
+        if unknown and asked is not None:
+            connection = await client.connection_to(asked)
+            await asyncio.gather(*(_find(client, connection, group, errors) for group in unknown))
         found: dict[str, int | Unroutable] = {}
         for group in groups:
-            error = errors.get(group)
-            if error is not None:
-                found[group] = Unroutable(error, error.code in RETRIABLE_ERRORS)
-            elif (broker_id := client.coordinators[group]) in client.metadata.brokers:
+            broker_id = client.coordinators.get(group)
+            if group in errors:
+                found[group] = Unroutable(errors[group], errors[group].code in RETRIABLE_ERRORS)
+            elif broker_id is not None and broker_id in client.metadata.brokers:
                 found[group] = broker_id
             else:
                 # It has died meanwhile, or one of the two brokers that were asked knows less than the other.
-                what = f"the coordinator of group {group}, {broker_id}"
+                what = f"the coordinator of group {group}" + ("" if broker_id is None else f", {broker_id}")
                 found[group] = Unroutable(KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, what))
         return found
 
     return route
 
 
-async def _find(client: ClusterClient, group: str) -> KafkaError | None:
-    """Asks for a group's coordinator and notes it."""
-    request = FindCoordinatorRequest(key=group, key_type=_GROUP)
-    found: FindCoordinatorResponse = await client.send_to_any_once(ApiKey.FIND_COORDINATOR, lambda version: request)
+async def _find(client: ClusterClient, connection: Connection, group: str, errors: dict[str, KafkaError]) -> None:
+    """Asks a broker for a group's coordinator, and notes it or the error."""
+    request = find_coordinator_request(group)
+    found = await connection.send(ApiKey.FIND_COORDINATOR, lambda version: request)
     error = error_of(found.error_code, f"the coordinator of group {group}")
     if error is None:
         client.coordinators[group] = found.node_id
-    return error
+    else:
+        errors[group] = error
+
+
+def find_coordinator_request(group: str) -> FindCoordinatorRequest:
+    return FindCoordinatorRequest(key=group, key_type=_GROUP)
+
+
+def in_turn(client: ClusterClient) -> Callable[[], int | None]:
+    """Names another broker at each call, those with an open connection first; None when no broker is known."""
+    turns = itertools.count()
+
+    def any_broker() -> int | None:
+        known = client.brokers_to_ask()
+        return known[next(turns) % len(known)] if known else None
+
+    return any_broker
 
 
 def brokers(client: ClusterClient) -> Route[int]:

@@ -171,6 +171,14 @@ async def test_a_coordinator_that_is_not_in_the_cluster_is_looked_up_until_the_d
 
 
 @in_loop
+async def test_a_broker_that_is_cut_off_and_knows_a_former_coordinator_does_not_hold_the_client_back() -> None:
+    async with ScriptedCluster(committed(ErrorCode.NOT_COORDINATOR), committed(), coordinators=[1]) as cluster:
+        cluster.cut_off = {0: 0}
+        assert await list_consumer_group_offsets(cluster.client(), ["g"]) == {"g": {}}
+        assert cluster.asked == [(ApiKey.OFFSET_FETCH, 0), (ApiKey.OFFSET_FETCH, 1)]
+
+
+@in_loop
 async def test_a_deletion_is_not_sent_again_when_its_answer_was_lost() -> None:
     async with ScriptedCluster((ApiKey.DELETE_GROUPS, HANG_UP)) as cluster:
         (result,) = (await delete_groups(cluster.client(), ["g"])).values()

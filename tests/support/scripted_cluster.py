@@ -36,6 +36,8 @@ class ScriptedCluster:
         self.topic_errors: dict[str, int] = {}
         self.coordinators = list(coordinators)
         self.controllers = [0]
+        # Brokers that always name this coordinator.
+        self.cut_off: dict[int, int] = {}
         self.asked: list[tuple[ApiKey, int]] = []
         self.requests: list[Any] = []
         self.metadata_requests = 0
@@ -73,6 +75,8 @@ class ScriptedCluster:
             if header.api_key is ApiKey.METADATA:
                 self.metadata_requests += 1
                 return self._metadata(body)
+            if header.api_key is ApiKey.FIND_COORDINATOR and broker_id in self.cut_off:
+                return FindCoordinatorResponse(node_id=self.cut_off[broker_id], host="127.0.0.1", port=1)
             if header.api_key is ApiKey.FIND_COORDINATOR:
                 node = self.coordinators.pop(0) if len(self.coordinators) > 1 else self.coordinators[0]
                 return FindCoordinatorResponse(node_id=node, host="127.0.0.1", port=1)
