@@ -18,15 +18,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
-from klamm.client.fan_out import by_topic, error_of
+from klamm.client.fan_out import error_of, find_coordinator_request
+from klamm.client.offsets import OffsetAndMetadata, offset_commit_request, offset_fetch_request
 from klamm.client.options import GroupOptions
 from klamm.net.client import BuildRequest, Connection, Disconnected, NotSent
-from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
 from klamm.protocol.apis.heartbeat import HeartbeatRequest
 from klamm.protocol.apis.join_group import JoinGroupRequest, JoinGroupResponse
 from klamm.protocol.apis.leave_group import LeaveGroupRequest
 from klamm.protocol.apis.offset_commit import OffsetCommitRequest
-from klamm.protocol.apis.offset_fetch import OffsetFetchRequest
 from klamm.protocol.apis.sync_group import SyncGroupRequest
 from klamm.protocol.consumer_protocol import (
     ASSIGNORS,
@@ -129,28 +128,13 @@ def commit_request(
     membership: Membership, offsets: Mapping[TopicPartition, int], *, metadata: str = ""
 ) -> OffsetCommitRequest:
     """The next offsets to be read."""
-    request = OffsetCommitRequest.of(
-        membership.group_id, {(topic, number): offset for (topic, number), offset in offsets.items()}, metadata=metadata
+    return offset_commit_request(
+        membership.group_id,
+        {partition: OffsetAndMetadata(offset, metadata) for partition, offset in offsets.items()},
+        generation_id=membership.generation_id,
+        member_id=membership.member_id,
+        group_instance_id=membership.group_instance_id,
     )
-    request.generation_id_or_member_epoch = membership.generation_id
-    request.member_id, request.group_instance_id = membership.member_id, membership.group_instance_id
-    return request
-
-
-def committed_request(group_id: str, partitions: Collection[TopicPartition]) -> OffsetFetchRequest:
-    """Asks for stable offsets only: one that a transaction may still commit is waited for (KIP-447)."""
-    return OffsetFetchRequest(
-        group_id=group_id,
-        topics=[
-            OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=numbers)
-            for topic, numbers in by_topic(partitions).items()
-        ],
-        require_stable=True,
-    )
-
-
-def find_coordinator_request(group_id: str) -> FindCoordinatorRequest:
-    return FindCoordinatorRequest(key=group_id, key_type=_GROUP)
 
 
 # -- a member ---------------------------------------------------------------------------------------------------------
@@ -217,7 +201,7 @@ class GroupMember:
             return {}
         response = await self._repeat(
             ApiKey.OFFSET_FETCH,
-            committed_request(self.membership.group_id, partitions),
+            offset_fetch_request(self.membership.group_id, partitions, require_stable=True),
             lambda response: [response.error_code, *(each.error_code for _, each in _committed(response))],
         )
         self._check(response.error_code)

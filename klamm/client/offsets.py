@@ -4,7 +4,7 @@ What must stay true: a ListOffsets request carries the leader epoch that the cli
 leader nor a follower answers with an end that is not the leader's (KIP-320).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -138,7 +138,7 @@ async def _committed(connection: Connection, group: str) -> dict[TopicPartition,
     def build(version: int) -> OffsetFetchRequest:
         if version < 2:
             raise UnsupportedVersion(f"{connection}: brokers before Kafka 0.10.2 do not list all offsets of a group")
-        return OffsetFetchRequest(group_id=group, topics=None)
+        return offset_fetch_request(group)
 
     response = await connection.send(ApiKey.OFFSET_FETCH, build)
     if (error := error_of(response.error_code, f"the offsets of group {group}")) is not None:
@@ -154,6 +154,20 @@ async def _committed(connection: Connection, group: str) -> dict[TopicPartition,
                     each.committed_offset, each.metadata or "", each.committed_leader_epoch
                 )
     return dict(sorted(offsets.items()))
+
+
+def offset_fetch_request(
+    group: str, partitions: Collection[TopicPartition] | None = None, *, require_stable: bool = False
+) -> OffsetFetchRequest:
+    """Asks for the offsets of these partitions, or of all that have one.
+
+    With `require_stable` the coordinator answers UNSTABLE_OFFSET_COMMIT while a transaction may commit one (KIP-447).
+    """
+    struct = OffsetFetchRequest.OffsetFetchRequestTopic
+    topics = None
+    if partitions is not None:
+        topics = [struct(name=name, partition_indexes=numbers) for name, numbers in by_topic(partitions).items()]
+    return OffsetFetchRequest(group_id=group, topics=topics, require_stable=require_stable)
 
 
 async def alter_consumer_group_offsets(

@@ -40,7 +40,7 @@ from klamm.protocol.messages import ApiKey
 from klamm.protocol.primitives import Buffer
 from klamm.protocol.record_batch import NO_PRODUCER_ID, NO_SEQUENCE, BatchHeader, advance_sequence, parse_header
 from klamm.protocol.records import Record, build_batch, decode_records
-from klamm.protocol.vocabulary import ACKS_ALL, ACKS_NONE, UNKNOWN_OFFSET
+from klamm.protocol.vocabulary import ACKS_ALL, ACKS_NONE, UNKNOWN_OFFSET, PartitionKey
 from klamm.tasks import start_task
 
 MAX_IN_FLIGHT = 5
@@ -99,6 +99,26 @@ class Identity(NamedTuple):
 
 
 _NO_IDENTITY = Identity(NO_PRODUCER_ID, -1)
+
+
+async def init_producer_id(client: ClusterClient) -> Identity:
+    """A new producer id and its epoch. Raises KafkaError, ClientError."""
+    response = await client.send_to_any(
+        ApiKey.INIT_PRODUCER_ID,
+        lambda version: InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=2**31 - 1),
+        errors_of=lambda response: [response.error_code],
+    )
+    if response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
+        raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "writing needs IdempotentWrite on the cluster")
+    if response.error_code != ErrorCode.NONE:
+        raise KafkaError(ErrorCode(response.error_code), "no producer id")
+    return Identity(response.producer_id, response.producer_epoch)
+
+
+def produce_request(partition: PartitionKey, batch: Buffer | None, *, acks: int, timeout_ms: int) -> ProduceRequest:
+    """The request with one batch, for the leader of its partition."""
+    topic, number = partition
+    return ProduceRequest.of(None, acks, timeout_ms, [(topic, [(number, batch)])])
 
 
 class Batch(ABC):
@@ -183,16 +203,7 @@ class Sender:
 
     async def init_producer_id(self) -> Identity:
         """A new producer id and its epoch. Raises KafkaError, ClientError."""
-        response = await self._client.send_to_any(
-            ApiKey.INIT_PRODUCER_ID,
-            lambda version: InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=2**31 - 1),
-            errors_of=lambda response: [response.error_code],
-        )
-        if response.error_code == ErrorCode.CLUSTER_AUTHORIZATION_FAILED:
-            raise KafkaError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "writing needs IdempotentWrite on the cluster")
-        if response.error_code != ErrorCode.NONE:
-            raise KafkaError(ErrorCode(response.error_code), "no producer id")
-        return Identity(response.producer_id, response.producer_epoch)
+        return await init_producer_id(self._client)
 
     async def describe(self, topics: Iterable[str]) -> dict[str, TopicPartitions]:
         """The partitions of these topics; brokers that may create topics (auto.create.topics.enable) do.
@@ -468,8 +479,8 @@ class PartitionQueue:
 
     def _request(self, batch: Batch) -> BuildRequest[ProduceResponse]:
         timeout_ms = self.options.client.request_timeout_ms
-        topics = [(self.topic, [(self.number, batch.data)])]
-        request = ProduceRequest.of(None, self.options.acks, timeout_ms, topics)
+        partition = (self.topic, self.number)
+        request = produce_request(partition, batch.data, acks=self.options.acks, timeout_ms=timeout_ms)
 
         def build(version: int) -> ProduceRequest:
             batch.attempts += 1

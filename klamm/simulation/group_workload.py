@@ -14,22 +14,25 @@ an answer is only checked for offsets that no member has committed.
 """
 
 import asyncio
-import itertools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.fan_out import find_coordinator_request
+from klamm.client.group_member import (
+    Membership,
+    commit_request,
+    heartbeat_request,
+    join_request,
+    leave_request,
+    sync_request,
+)
+from klamm.client.offsets import offset_fetch_request
 from klamm.net.client import ClientError, Connection
-from klamm.protocol.apis.find_coordinator import FindCoordinatorRequest
-from klamm.protocol.apis.join_group import JoinGroupRequest
-from klamm.protocol.apis.leave_group import LeaveGroupRequest
-from klamm.protocol.apis.offset_commit import OffsetCommitRequest
-from klamm.protocol.apis.offset_fetch import OffsetFetchRequest
-from klamm.protocol.apis.sync_group import SyncGroupRequest
 from klamm.protocol.errors import ErrorCode, KafkaError, error_name
-from klamm.protocol.messages import ApiKey, request_class
-from klamm.protocol.vocabulary import PartitionKey
+from klamm.protocol.messages import ApiKey
+from klamm.protocol.vocabulary import PartitionKey, TopicPartition
 from klamm.simulation.process import ProcessDead
 from klamm.simulation.world import World
 
@@ -40,7 +43,6 @@ BACK_OFF_S = 0.1
 REQUEST_TIMEOUT_MS = 20_000
 FAILURES_UNTIL_NEW_CLIENT = 5
 PROTOCOL_TYPE, PROTOCOL = "consumer", "simulated"
-GROUP_KEY_TYPE = 0
 
 # Error codes that make a member join again, with or without its id.
 REJOIN = {ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.ILLEGAL_GENERATION}
@@ -128,7 +130,7 @@ class GroupMember:
         self._random = world.random
         self._new_client = new_client
         self._ledger = ledger
-        self._instance_id = group_instance_id
+        self._membership = Membership(ledger.group_id, group_instance_id)
         self._coordinator_id = coordinator_id
         self._asked_id = -1
         self._stop = asyncio.Event()
@@ -142,7 +144,7 @@ class GroupMember:
         self._client = self._new_client()
         self._coordinator: Connection | None = None
         self._failures = 0
-        self._member_id, self._generation = "", -1
+        self._membership.forget()
         self._running = self.node.run(self._run())
         self._running.add_done_callback(self._ended)
 
@@ -209,26 +211,18 @@ class GroupMember:
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
-    async def _send(self, api_key: ApiKey, **fields: Any) -> Any:
-        """The coordinator's response to a request of the group with these fields. Raises _Retry without a response."""
-        build = request_class(api_key)
-        return await self._ask(api_key, lambda version: build(group_id=self._ledger.group_id, **fields))
-
-    async def _ask(self, api_key: ApiKey, make_request: Callable[[int], Any]) -> Any:
-        """Like `_send`, with a function that builds the request for a version."""
+    async def _ask(self, api_key: ApiKey, request: Any) -> Any:
+        """The coordinator's response. Raises _Retry without a response."""
         try:
             if self._coordinator is None or not self._coordinator.connected:
                 self._coordinator = await self._find_coordinator()
-            response = await self._coordinator.send(api_key, make_request, timeout_ms=REQUEST_TIMEOUT_MS)
+            return await self._coordinator.send(api_key, lambda version: request, timeout_ms=REQUEST_TIMEOUT_MS)
         except (ClientError, KafkaError) as error:
             raise _Retry from error
-        return response
 
     async def _find_coordinator(self) -> Connection:
-        response = await self._client.send_to_any(
-            ApiKey.FIND_COORDINATOR,
-            lambda version: FindCoordinatorRequest(key=self._ledger.group_id, key_type=GROUP_KEY_TYPE),
-        )
+        request = find_coordinator_request(self._ledger.group_id)
+        response = await self._client.send_to_any(ApiKey.FIND_COORDINATOR, lambda version: request)
         self._check(response.error_code)
         await self._client.refresh_metadata([])
         self._asked_id = response.node_id
@@ -239,7 +233,7 @@ class GroupMember:
         if code == ErrorCode.NONE:
             return
         if code in FORGOTTEN:
-            self._member_id, self._generation = "", -1
+            self._membership.forget()
             raise _MustRejoin
         if code in REJOIN:
             raise _MustRejoin
@@ -249,54 +243,40 @@ class GroupMember:
     # -- a member's steps ---------------------------------------------------------------------------------------------
 
     async def _join(self) -> None:
-        protocol = JoinGroupRequest.JoinGroupRequestProtocol(name=PROTOCOL, metadata=b"")
-        joined = await self._send(
-            ApiKey.JOIN_GROUP,
-            member_id=self._member_id,
-            group_instance_id=self._instance_id,
+        membership = self._membership
+        request = join_request(
+            membership,
+            PROTOCOL_TYPE,
+            {PROTOCOL: b""},
             session_timeout_ms=SESSION_TIMEOUT_MS,
             rebalance_timeout_ms=REBALANCE_TIMEOUT_MS,
-            protocol_type=PROTOCOL_TYPE,
-            protocols=[protocol],
         )
+        joined = await self._ask(ApiKey.JOIN_GROUP, request)
         if joined.error_code == ErrorCode.MEMBER_ID_REQUIRED:
-            self._member_id = joined.member_id
+            membership.member_id = joined.member_id
             raise _MustRejoin
         self._check(joined.error_code)
-        self._member_id, self._generation = joined.member_id, joined.generation_id
+        membership.member_id, membership.generation_id = joined.member_id, joined.generation_id
         is_leader = joined.leader == joined.member_id
-        synced = await self._send(
-            ApiKey.SYNC_GROUP,
-            generation_id=self._generation,
-            member_id=self._member_id,
-            group_instance_id=self._instance_id,
-            protocol_type=PROTOCOL_TYPE,
-            protocol_name=PROTOCOL,
-            assignments=self._assign([member.member_id for member in joined.members]) if is_leader else [],
-        )
+        assignments = self._assign([member.member_id for member in joined.members]) if is_leader else {}
+        synced = await self._ask(ApiKey.SYNC_GROUP, sync_request(membership, PROTOCOL_TYPE, PROTOCOL, assignments))
         self._check(synced.error_code)
         indexes = bytes(synced.assignment or b"")
         self.owned = [self._ledger.partitions[index] for index in indexes]
-        self._ledger.assigned(self._generation, self.name, self.owned)
+        self._ledger.assigned(membership.generation_id, self.name, self.owned)
 
-    def _assign(self, member_ids: list[str]) -> list[Any]:
+    def _assign(self, member_ids: list[str]) -> dict[str, bytes]:
         """Assigns each partition to one member in turn; an assignment is a byte for each partition."""
-        assignment = SyncGroupRequest.SyncGroupRequestAssignment
         count = len(self._ledger.partitions)
-        return [
-            assignment(member_id=member_id, assignment=bytes(range(place, count, len(member_ids))))
-            for place, member_id in enumerate(member_ids)
-        ]
+        return {member_id: bytes(range(place, count, len(member_ids))) for place, member_id in enumerate(member_ids)}
 
     async def _positions(self, partitions: Sequence[PartitionKey]) -> dict[PartitionKey, int]:
         """The offsets to continue from; like a client, the member waits for pending commits (KIP-447)."""
         before = {partition: self._ledger.acknowledged[partition] for partition in partitions}
-        topics = [
-            OffsetFetchRequest.OffsetFetchRequestTopic(name=topic, partition_indexes=[number for _, number in numbers])
-            for topic, numbers in itertools.groupby(sorted(partitions), key=lambda partition: partition[0])
-        ]
+        wanted = [TopicPartition(*partition) for partition in sorted(partitions)]
+        request = offset_fetch_request(self._ledger.group_id, wanted, require_stable=True)
         while True:
-            response = await self._send(ApiKey.OFFSET_FETCH, topics=topics, require_stable=True)
+            response = await self._ask(ApiKey.OFFSET_FETCH, request)
             self._check(response.error_code)
             found = {(t.name, p.partition_index): p for t in response.topics for p in t.partitions}
             codes = {partition.error_code for partition in found.values()}
@@ -321,35 +301,23 @@ class GroupMember:
             await asyncio.sleep(HEARTBEAT_INTERVAL_S * self._random.random())
 
     async def _heartbeat(self) -> None:
-        response = await self._send(
-            ApiKey.HEARTBEAT,
-            generation_id=self._generation,
-            member_id=self._member_id,
-            group_instance_id=self._instance_id,
-        )
+        response = await self._ask(ApiKey.HEARTBEAT, heartbeat_request(self._membership))
         self._check(response.error_code)
 
     async def _commit(self, partition: PartitionKey, offset: int) -> None:
         self._ledger.attempted[partition] = max(self._ledger.attempted[partition], offset)
-        request = OffsetCommitRequest.of(self._ledger.group_id, {partition: offset}, metadata=self.name)
-        request.generation_id_or_member_epoch = self._generation
-        request.member_id, request.group_instance_id = self._member_id, self._instance_id
-        response = await self._ask(ApiKey.OFFSET_COMMIT, lambda _version: request)
+        request = commit_request(self._membership, {TopicPartition(*partition): offset}, metadata=self.name)
+        response = await self._ask(ApiKey.OFFSET_COMMIT, request)
         (error_code,) = response.error_codes().values()
         self._check(error_code)
         self._failures = 0
         self._ledger.committed(partition, offset)
 
     async def _leave(self) -> None:
-        if not self._member_id:
+        if not self._membership.member_id:
             return
-        identity = LeaveGroupRequest.MemberIdentity
         try:
-            await self._send(
-                ApiKey.LEAVE_GROUP,
-                member_id=self._member_id,
-                members=[identity(member_id=self._member_id, group_instance_id=self._instance_id)],
-            )
+            await self._ask(ApiKey.LEAVE_GROUP, leave_request(self._membership))
         except _Retry:
             return  # The member's session will expire.
 

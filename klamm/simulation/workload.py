@@ -15,21 +15,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from klamm.client.cluster import RETRIABLE_ERRORS, ClusterClient
+from klamm.client.fetching import FetchFrom, fetch_request
+from klamm.client.sender import init_producer_id, produce_request
 from klamm.client.topics import NewTopic, create_topics, delete_topics
 from klamm.environment import Buffer
 from klamm.net.client import ClientError
-from klamm.protocol.apis.fetch import FetchPartition, FetchRequest, FetchTopic
-from klamm.protocol.apis.init_producer_id import InitProducerIdRequest
-from klamm.protocol.apis.produce import ProduceRequest, ProduceResponse
 from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.record_batch import iterate_batches
 from klamm.protocol.records import Record, build_batch, decode_records
-from klamm.protocol.vocabulary import ACKS_ALL, ACKS_LEADER, PartitionKey
+from klamm.protocol.vocabulary import ACKS_ALL, ACKS_LEADER, NO_EPOCH, PartitionKey, TopicPartition
 from klamm.simulation.world import World
 
 FIRST_TIMESTAMP_MS = 1_609_459_200_000
 ATTEMPT_TIMEOUT_MS = 5_000
+FETCH_MAX_BYTES = 1 << 20
 # Of requests to the controller.
 REQUEST_TIMEOUT_MS = 10_000
 BACK_OFF_S = 0.1
@@ -72,7 +72,7 @@ class PartitionClient:
             response = await connection.send(api_key, lambda version: request, timeout_ms=2 * ATTEMPT_TIMEOUT_MS)
         except (ClientError, KafkaError):
             return None
-        if isinstance(response, ProduceResponse):
+        if api_key is ApiKey.PRODUCE:
             result = response.responses[0].partition_responses[0]
         else:
             result = response.responses[0].partitions[0]
@@ -158,11 +158,9 @@ class Producer:
             producer_epoch=producer_epoch,
             base_sequence=sequence,
         )
-        topic, partition = self.key
         for attempts in itertools.count(1):
             # Each attempt sends a copy: the network may still hold the buffer of the last attempt.
-            topics: Any = [(topic, [(partition, bytes(batch))])]
-            request = ProduceRequest.of(None, self.acks, ATTEMPT_TIMEOUT_MS, topics)
+            request = produce_request(self.key, bytes(batch), acks=self.acks, timeout_ms=ATTEMPT_TIMEOUT_MS)
             answer = await self._partition_client.attempt(ApiKey.PRODUCE, request)
             if answer is not None:
                 result, broker_id = answer
@@ -174,14 +172,9 @@ class Producer:
 
     async def _producer_id(self) -> tuple[int, int]:
         client = self._new_client()
-        response = await client.send_to_any(
-            ApiKey.INIT_PRODUCER_ID,
-            lambda version: InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000),
-            errors_of=lambda response: [response.error_code],
-        )
-        assert response.error_code == ErrorCode.NONE, response
+        identity = await init_producer_id(client)
         await client.close()
-        return response.producer_id, response.producer_epoch
+        return identity
 
 
 class Consumer:
@@ -195,11 +188,9 @@ class Consumer:
 
     async def run(self) -> None:
         """Reads until `records` has `stop_at` records."""
-        topic, partition = self.key
         while self.stop_at is None or len(self.records) < self.stop_at:
-            want = FetchPartition(partition=partition, fetch_offset=len(self.records), partition_max_bytes=1 << 20)
-            wanted = FetchTopic(topic=topic, partitions=[want])
-            request = FetchRequest(max_wait_ms=500, min_bytes=1, topics=[wanted])
+            wanted = {TopicPartition(*self.key): FetchFrom(len(self.records), NO_EPOCH, FETCH_MAX_BYTES)}
+            request = fetch_request(wanted, max_bytes=FETCH_MAX_BYTES, max_wait_ms=500)
             answer = await self._partition_client.attempt(ApiKey.FETCH, request)
             if answer is None:
                 await self._partition_client.again()
