@@ -4,7 +4,7 @@ What must stay true:
 - A commit holds positions only up to which `poll` has handed records out, so what the caller has not seen yet is never
   committed. Between two calls of `poll` the caller processes what it got; then it commits.
 - Before the partitions go to others, `on_revoked` is called and may commit. A member that was late, or cut off, has
-  lost them without being asked: then its commits are refused, and their new owner reads those records again.
+  lost them without being asked: then `on_lost` is called, a commit is refused, and their new owner reads records again.
 - A caller that does not poll for `max_poll_interval_ms` loses its partitions: it may have stopped.
 
 Source: org.apache.kafka.clients.consumer.KafkaConsumer; internals.ConsumerCoordinator (eager rebalances).
@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from klamm.client.cluster import ClusterClient
 from klamm.client.consumer import Consumer, ConsumerRecord
-from klamm.client.group_member import GroupMember, MustRejoin
+from klamm.client.group_member import NO_GENERATION, GroupMember, MustRejoin
 from klamm.client.options import ConsumerOptions, GroupOptions
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.vocabulary import TopicPartition
@@ -34,7 +34,8 @@ async def _ignore(partitions: list[TopicPartition]) -> None:
 
 
 class GroupConsumer:
-    """Reads `topics` as a member of a group. `on_revoked` and `on_assigned` are awaited within `poll` and `close`."""
+    """Reads `topics` as a member of a group. `on_revoked`, `on_lost` and `on_assigned` are awaited within `poll` and
+    `close`."""
 
     def __init__(
         self,
@@ -44,12 +45,14 @@ class GroupConsumer:
         options: ConsumerOptions | None = None,
         *,
         on_revoked: OnChange = _ignore,
+        on_lost: OnChange = _ignore,
         on_assigned: OnChange = _ignore,
     ) -> None:
         self._member = GroupMember(client, group)
         self._consumer = Consumer(client, options)
         self._topics = list(topics)
         self._on_revoked = on_revoked
+        self._on_lost = on_lost
         self._on_assigned = on_assigned
         self._joining: asyncio.Task[dict[TopicPartition, int | None]] | None = None
         self._must_join = True
@@ -159,8 +162,9 @@ class GroupConsumer:
     async def _revoke(self) -> None:
         revoked = self._consumer.assignment
         if revoked:
+            is_lost = self.generation_id == NO_GENERATION
             try:
-                await self._on_revoked(revoked)
+                await (self._on_lost if is_lost else self._on_revoked)(revoked)
             finally:
                 self._consumer.assign({})
 

@@ -346,6 +346,8 @@ class GroupMember:
         if error.code in _REJOIN:
             if error.code is ErrorCode.UNKNOWN_MEMBER_ID:
                 self.membership.forget()
+            elif error.code is ErrorCode.ILLEGAL_GENERATION:
+                self.membership.generation_id = NO_GENERATION
             raise MustRejoin(error.code, error.message)
         if error.code is ErrorCode.FENCED_INSTANCE_ID:
             instance_id = self.membership.group_instance_id

@@ -3,13 +3,13 @@
 import pytest
 
 from support.group_clients.cluster import GroupCluster
-from support.group_clients.hosts import CLIENTS, World
+from support.group_clients.hosts import CLIENTS, MEMBERS, World
 
-ALL = pytest.mark.parametrize("client", CLIENTS)
+ALL = pytest.mark.parametrize("client", MEMBERS)
 EVERY_HOUR = "3600000"
 
 
-@ALL
+@pytest.mark.parametrize("client", CLIENTS)
 def test_automatic_commits(world: World, group_cluster: GroupCluster, name: str, client: str) -> None:
     group_cluster.create_topics(name, partitions=2)
     settings = {"enable.auto.commit": "true", "auto.commit.interval.ms": "100"}
@@ -68,7 +68,7 @@ def test_the_coordinator_moves_before_a_commit(
     assert member.ask("commit-sync", "committed-sync") == "ok"
     assert committed() == 5
 
-    asynchronous = CLIENTS[client].commits_async
+    asynchronous = MEMBERS[client].commits_async
     if asynchronous == "-":
         return
     read(7)

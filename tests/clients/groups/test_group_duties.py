@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from support.group_clients.cluster import GroupCluster
-from support.group_clients.hosts import CLIENTS, EAGER, Member, Partition, World
+from support.group_clients.hosts import CLIENTS, EAGER, MEMBERS, Member, Partition, World
 
-ALL = pytest.mark.parametrize("client", CLIENTS)
+ALL = pytest.mark.parametrize("client", MEMBERS)
 # The client commits what has been read, but only when it must: before it gives partitions away.
 LAZY = {"enable.auto.commit": "true", "auto.commit.interval.ms": "3600000"}
-ASSIGNORS = [(client, assignor) for client, known in CLIENTS.items() for assignor in known.assignors]
+ASSIGNORS = [(client, assignor) for client, known in MEMBERS.items() for assignor in known.assignors]
 
 
 def all_of(topics: Sequence[str], count: int) -> set[Partition]:
@@ -30,7 +30,7 @@ def share(world: World, members: Sequence[Member], wanted: set[Partition], sprea
     world.until(shared, f"{[member.name for member in members]} share {sorted(wanted)}")
 
 
-@ALL
+@pytest.mark.parametrize("client", CLIENTS)
 def test_metadata_is_refreshed(world: World, group_cluster: GroupCluster, name: str, client: str) -> None:
     """New topics that match the subscription, and new partitions, are found without a restart."""
     group_cluster.create_topics(f"{name}-1", partitions=1)
@@ -124,7 +124,7 @@ def test_heartbeats_keep_a_member(world: World, group_cluster: GroupCluster, nam
     before = len(dead.rebalances())
     process.signal_group(signal.SIGCONT)
     share(world, [busy, dead], everything)
-    assert dead.rebalances()[before] == ("lost" if CLIENTS[client].tells_lost else "revoked", had)
+    assert dead.rebalances()[before] == ("lost" if MEMBERS[client].tells_lost else "revoked", had)
 
 
 @ALL
@@ -132,7 +132,7 @@ def test_what_was_read_is_committed_before_partitions_move(
     world: World, group_cluster: GroupCluster, name: str, client: str
 ) -> None:
     """In the callback where the client can wait there, else by the client itself: nothing is read twice."""
-    in_callback = CLIENTS[client].commits_in_callbacks
+    in_callback = MEMBERS[client].commits_in_callbacks
     group_cluster.create_topics(name, partitions=2)
     group_cluster.produce(name, range(6), 2)
     own = {"commit.on.revoke": "true"} if in_callback else LAZY
@@ -155,7 +155,7 @@ def test_different_clients_in_one_group(world: World, group_cluster: GroupCluste
     """All clients that know an assignor share a topic; one after another leaves amid records; each is read once."""
     group_cluster.create_topics(name, partitions=10)
     members: list[Member] = []
-    for client, known in CLIENTS.items():
+    for client, known in MEMBERS.items():
         if assignor in known.assignors:
             settings = {"partition.assignment.strategy": assignor, **LAZY}
             members.append(world.open(client, group_cluster.bootstrap, name, name, settings))

@@ -43,6 +43,8 @@ CLIENTS = {
     "java-2.8": Client((*EAGER, "cooperative-sticky"), java="kafka_jars"),
     "java-4.4": Client((*EAGER, "cooperative-sticky"), java="kafka_clients4_jars"),
 }
+# klamm's own member shares groups with all of them. It has no automatic commits and no patterns.
+MEMBERS = {**CLIENTS, "klamm": Client(("range", "roundrobin"), commits_async="-")}
 
 
 class Record(NamedTuple):
@@ -136,7 +138,7 @@ class World:
 
     def start(self, client: str) -> Host:
         """A process of its own."""
-        if java := CLIENTS[client].java:
+        if java := MEMBERS[client].java:
             command = ["java", *SMALL_HEAP, "-cp", f"{self._jars(java)}/*", HERE / "GroupMembers.java"]
         else:
             command = [sys.executable, HERE / "members.py", client]

@@ -1,4 +1,4 @@
-"""Members of consumer groups, hosted by this program: `python members.py librdkafka|kafka-python|aiokafka`.
+"""Members of consumer groups, hosted by this program: `python members.py librdkafka|kafka-python|aiokafka|klamm`.
 
 Each line of the standard input is a command, `MEMBER VERB ARGUMENTS`:
 
@@ -279,6 +279,81 @@ class AioKafka(Member):
         self._wait(self.consumer.stop())
 
 
+class Klamm(Member):
+    """klamm's own. It commits when it is told to, so "automatically" is what its application does here."""
+
+    def _call(self, work: Callable[[Any], Coroutine[Any, Any, Any]]) -> Any:
+        from klamm.client import threads
+
+        return threads.call(self.options, work)
+
+    def open(self) -> None:
+        from klamm.client.options import ClientOptions
+        from klamm.client.properties import parse_addresses
+
+        config = self.config
+        self.options = ClientOptions(
+            parse_addresses("bootstrap.servers", config["bootstrap.servers"]), client_id=config["client.id"]
+        )
+        self.commits_lazily = config["enable.auto.commit"] == "true"
+        self._call(self._open)
+
+    async def _open(self, client: Any) -> None:
+        from klamm.client.group_consumer import GroupConsumer
+        from klamm.client.options import ConsumerOptions, GroupOptions, OffsetReset
+
+        async def on_revoked(partitions: list[Any]) -> None:
+            if self.commits_lazily:
+                await self.consumer.commit()
+            if self.commits_on_revoke:
+                await self._say_commit()
+            self.revoked(partitions)
+
+        async def on_assigned(partitions: list[Any]) -> None:
+            self.assigned(partitions)
+
+        async def on_lost(partitions: list[Any]) -> None:
+            self.lost(partitions)
+
+        group = GroupOptions(
+            self.config["group.id"],
+            session_timeout_ms=int(self.config["session.timeout.ms"]),
+            heartbeat_interval_ms=int(self.config["heartbeat.interval.ms"]),
+            assignors=tuple(self.config["partition.assignment.strategy"].split(",")),
+        )
+        reset = OffsetReset(self.config["auto.offset.reset"])
+        self.consumer = GroupConsumer(
+            client,
+            group,
+            self.topics.split(","),
+            ConsumerOptions(auto_offset_reset=reset),
+            on_revoked=on_revoked,
+            on_lost=on_lost,
+            on_assigned=on_assigned,
+        )
+
+    async def _say_commit(self) -> None:
+        try:
+            await self.consumer.commit()
+        except Exception as error:
+            tell(self.name, "committed-sync", repr(error).replace("\n", " "))
+        else:
+            tell(self.name, "committed-sync", "ok")
+
+    def poll(self) -> list[tuple[str, int, int, bytes]]:
+        records = self._call(lambda _: self.consumer.poll(int(POLL_S * 1000)))
+        return [(record.topic, record.partition, record.offset, record.value) for record in records]
+
+    def commit(self) -> None:
+        self._call(lambda _: self.consumer.commit())
+
+    def commit_async(self) -> None:
+        raise AssertionError("klamm's member waits for every commit")
+
+    def close(self) -> None:
+        self._call(lambda _: self.consumer.close())
+
+
 def python_names(config: dict[str, str], assignors: dict[str, Any]) -> dict[str, Any]:
     """Kafka's properties as the keyword arguments of the libraries that are written in Python."""
     arguments: dict[str, Any] = {}
@@ -299,6 +374,7 @@ CLIENTS: dict[str, Callable[[str, str, dict[str, str]], Member]] = {
     "librdkafka": Librdkafka,
     "kafka-python": KafkaPython,
     "aiokafka": AioKafka,
+    "klamm": Klamm,
 }
 
 
