@@ -185,8 +185,11 @@ class Consumer:
         Raises KafkaError when a partition cannot be read (NoOffset, a topic that is gone or may not be read, corrupt
         records), and ClientError when brokers do not trust this client. Records of other partitions come first.
         """
+        return await self.poll_until(asyncio.get_running_loop().time() + timeout_ms / 1000, max_records)
+
+    async def poll_until(self, deadline: float, max_records: int | None = None) -> list[ConsumerRecord]:
+        """As `poll`, until a time of the loop's clock, or until `interrupt`."""
         limit = min(self._options.max_poll_records, max_records or self._options.max_poll_records)
-        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         self._is_interrupted = False
         while True:
             self._arrived.clear()
@@ -202,7 +205,7 @@ class Consumer:
                 return []
 
     def interrupt(self) -> None:
-        """Ends a poll that waits."""
+        """Ends a poll that waits for records."""
         self._is_interrupted = True
         self._arrived.set()
 

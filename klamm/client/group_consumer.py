@@ -85,8 +85,7 @@ class GroupConsumer:
                     raise self._failure
                 if (self._must_join or self._joining is not None) and not await self._join(deadline):
                     return []
-                left_ms = max(0, round((deadline - loop.time()) * 1000))
-                records = await self._consumer.poll(left_ms, max_records)
+                records = await self._consumer.poll_until(deadline, max_records)
                 if records or loop.time() >= deadline:
                     return records
         finally:
