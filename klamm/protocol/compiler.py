@@ -753,14 +753,18 @@ def _arrays_of(struct_class: type[Struct]) -> list[Field]:
 
 
 def compile_init(struct_class: type[Struct]) -> None:
-    """Gives a struct its own `__init__`, which takes fields by name."""
+    """Gives a struct its own `__init__`, which takes fields by name. A field without a default must be given."""
     writer = _Writer(0, False, False)
     fields = fields_of(struct_class)
-    parameters = [f"{one.name}={'NEW' if one.makes_list else writer.default(one)}" for one in fields]
+    parameters = [
+        one.name if one.is_required else f"{one.name}={'NEW' if one.makes_list else writer.default(one)}"
+        for one in fields
+    ]
     writer.constants["NEW"] = object()
     with writer.block(f"def function(self{', *, ' if parameters else ''}{', '.join(parameters)}):"):
         for one in fields:
-            value = f"{writer.default(one)} if {one.name} is NEW else {one.name}" if one.makes_list else one.name
+            is_new = one.makes_list and not one.is_required
+            value = f"{writer.default(one)} if {one.name} is NEW else {one.name}" if is_new else one.name
             writer.add(f"self.{one.name} = {value}")
         writer.add("return None")
     made: Any = struct_class

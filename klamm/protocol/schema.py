@@ -13,6 +13,9 @@ A message is written as Kafka's documentation would list it:
 What must stay true:
 - The versions, the flexible versions (KIP-482) and the size of an API stand in the first line of its request and
   nowhere else.
+- A field has a default only where leaving it out means something. mypy refuses a message without one of the others, and
+  so does the constructor, for callers that know the class only at run time. That costs nothing: it is Python's own
+  check of arguments. A decoder does not use the constructor.
 - A field that a version lacks reads as its default in that version. A default list is a new list each time.
 - Creating a class only stores its annotations: a broker imports hundreds of classes when it starts. `fields_of`
   interprets them when a message is first made, encoded or decoded.

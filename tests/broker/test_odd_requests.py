@@ -447,7 +447,10 @@ def test_many_topics_named_twice(tmp_path: Path) -> None:
             ApiKey.CREATE_TOPICS, topics=[new_topic(name) for name in names], timeout_ms=0, validate_only=True
         )
         grown = await client.ask(
-            ApiKey.CREATE_PARTITIONS, topics=[more_partitions(name, 2) for name in names], timeout_ms=0
+            ApiKey.CREATE_PARTITIONS,
+            topics=[more_partitions(name, 2) for name in names],
+            timeout_ms=0,
+            validate_only=False,
         )
         for answers in (created.topics, grown.results):
             assert {answer.error_code for answer in answers} == {ErrorCode.INVALID_REQUEST}

@@ -845,7 +845,7 @@ def every_request() -> dict[ApiKey, Any]:
             "topics": [request[ApiKey.DELETE_TOPICS].DeleteTopicState(name="t", topic_id=None)],
             "timeout_ms": 1000,
         },
-        ApiKey.INIT_PRODUCER_ID: {"transactional_id": None},
+        ApiKey.INIT_PRODUCER_ID: {"transactional_id": None, "transaction_timeout_ms": 1},
         ApiKey.OFFSET_FOR_LEADER_EPOCH: {
             "topics": [epochs(topic="t", partitions=[epochs.OffsetForLeaderPartition(partition=0, leader_epoch=0)])]
         },
@@ -859,10 +859,16 @@ def every_request() -> dict[ApiKey, Any]:
                 )
             ]
         },
-        ApiKey.ALTER_CONFIGS: {"resources": [altered(resource_type=2, resource_name="t", configs=[])]},
-        ApiKey.INCREMENTAL_ALTER_CONFIGS: {"resources": [altered_a_bit(resource_type=4, resource_name="", configs=[])]},
+        ApiKey.ALTER_CONFIGS: {
+            "resources": [altered(resource_type=2, resource_name="t", configs=[])],
+            "validate_only": False,
+        },
+        ApiKey.INCREMENTAL_ALTER_CONFIGS: {
+            "resources": [altered_a_bit(resource_type=4, resource_name="", configs=[])],
+            "validate_only": False,
+        },
         ApiKey.DESCRIBE_LOG_DIRS: {"topics": None},
-        ApiKey.CREATE_PARTITIONS: {"topics": [grow("t", 2)], "timeout_ms": 1000},
+        ApiKey.CREATE_PARTITIONS: {"topics": [grow("t", 2)], "timeout_ms": 1000, "validate_only": False},
         ApiKey.ELECT_LEADERS: {
             "election_type": 0,
             "topic_partitions": [request[ApiKey.ELECT_LEADERS].TopicPartitions(topic="t", partitions=[0])],

@@ -132,7 +132,12 @@ def test_a_response_with_a_wrong_value_closes_its_connection_and_names_the_field
         ),
         (ApiKey.STOP_REPLICA, 3, StopReplicaResponse(0, {"t": [(2**31, 0)]}), "StopReplicaResponse v3"),
         (ApiKey.UPDATE_METADATA, 7, UpdateMetadataResponse(2**15), "UpdateMetadataResponse v7"),
-        (ApiKey.METADATA, 9, ListGroupsResponse(), "MetadataResponse v9: it is a ListGroupsResponse"),
+        (
+            ApiKey.METADATA,
+            9,
+            ListGroupsResponse(error_code=0, groups=[]),
+            "MetadataResponse v9: it is a ListGroupsResponse",
+        ),
     ],
 )
 def test_hand_written_and_mistaken_responses_close_their_connection(
@@ -158,7 +163,9 @@ def test_a_broker_survives_a_response_that_cannot_be_encoded(tmp_path: Path, cap
         other = await cluster.connect()
         apis: Any = cluster.broker.parts.dispatcher._apis
         served = apis[ApiKey.LIST_GROUPS]
-        apis[ApiKey.LIST_GROUPS] = replace(served, handle=lambda request: ListGroupsResponse(error_code=70_000))
+        apis[ApiKey.LIST_GROUPS] = replace(
+            served, handle=lambda request: ListGroupsResponse(error_code=70_000, groups=[])
+        )
         body = ListGroupsRequest(states_filter=[])
         client.send_raw(b"".join(map(bytes, messages.encode_request(ApiKey.LIST_GROUPS, 4, 1, "c", body))))
         assert await client.is_closed()

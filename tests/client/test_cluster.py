@@ -76,10 +76,12 @@ class ToyCluster:
                     error_code=self.topic_error if name == "t" else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                     partitions=[
                         partition(
+                            error_code=ErrorCode.NONE,
                             partition_index=0,
                             leader_id=self.leader,
                             leader_epoch=self.leader_epoch,
                             replica_nodes=[1, 2],
+                            isr_nodes=[1, 2],
                         )
                     ]
                     if name == "t"

@@ -196,7 +196,7 @@ def drop_default_structs(message: Struct, version: int) -> None:
             continue
         for inner in value if field.is_array else [value]:
             drop_default_structs(inner, version)
-        if field.is_tagged_in(version) and value == field.kind():
+        if field.is_tagged_in(version) and value == empty(field.kind):
             setattr(message, field.name, None)
 
 
@@ -258,12 +258,17 @@ def test_kafka_4_4_reads_and_writes_the_same_messages(kafka44: Kafka) -> None:
 
 def filled(struct_class: type[Struct], version: int) -> Any:
     """A message in which nothing was set, with one such element in each array of structs."""
-    message = struct_class(**{field.name: zero(field) for field in fields_of(struct_class) if field.is_required})
+    message = empty(struct_class)
     for field in fields_of(struct_class):
         holds_structs = field.is_array and not isinstance(field.kind, str)
         if holds_structs and version in field.versions and getattr(message, field.name) is not None:
             setattr(message, field.name, [filled(field.kind, version)])
     return message
+
+
+def empty(struct_class: type[Struct]) -> Any:
+    """What Kafka's constructor makes: fields without a default are 0 or empty."""
+    return struct_class(**{field.name: zero(field) for field in fields_of(struct_class) if field.is_required})
 
 
 def zero(field: Field) -> Any:

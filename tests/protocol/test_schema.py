@@ -63,6 +63,15 @@ def test_fields_are_given_by_name() -> None:
         Item(name="tea").colour = "green"  # type: ignore[attr-defined]
 
 
+def test_a_field_without_a_default_must_be_given() -> None:
+    """mypy says so where it knows the class; where it does not, the constructor does."""
+    with pytest.raises(TypeError, match=r"Item.__init__\(\) missing 1 required keyword-only argument: 'name'"):
+        Item(count=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'items'"):
+        OrderRequest()  # type: ignore[call-arg]
+    assert Item(name="tea") == Item(name="tea", count=1, note="-")
+
+
 def test_structs_say_what_is_in_them_and_are_compared_by_it() -> None:
     assert repr(Item(name="tea")) == "Item(name='tea', count=1, note='-')"
     assert Item(name="tea") == Item(name="tea", count=1) != Item(name="tea", count=2)
