@@ -1,25 +1,25 @@
-"""What a broker still needs of the requests that wait for it: the last of each kind about each partition. Pure.
+"""Shortens the queue of a broker to the requests that it still needs: the last of each kind for each partition. Pure.
 
-A broker that does not answer keeps its ZooKeeper session, and with it its queue, for as long as it likes. Kafka's queue
-grows by every change meanwhile. Here a queue that has grown is made as long as what the broker has to know, whatever
-the number of changes was: two UpdateMetadata requests, the StopReplica requests, each after what it stops, and one
+A broker that does not answer may keep its ZooKeeper session, and with it its queue, for ever. In Kafka each change of
+the cluster makes that queue longer. Here a long queue is reduced to the size of the broker's state, whatever the number
+of changes: two UpdateMetadata requests, the StopReplica requests, each after the LeaderAndIsr that it ends, and one
 LeaderAndIsr request.
 
-| of the same partition, waiting in this order | what is left |
+| waiting requests for one partition, in order | what remains |
 |---|---|
 | LeaderAndIsr, LeaderAndIsr | the second one; it stays new if the first one was |
 | LeaderAndIsr, StopReplica that deletes | StopReplica |
 | LeaderAndIsr, StopReplica that does not | both in this order: only the first one ends a leadership |
-| StopReplica, LeaderAndIsr | both in this order: what was there is stopped or deleted before it begins again |
+| StopReplica, LeaderAndIsr | both in this order: the old replica is stopped or deleted before a new one begins |
 | StopReplica, StopReplica | both, unless later ones stop, and delete, all partitions of the first one |
 | UpdateMetadata, UpdateMetadata | the second one |
 | UpdateMetadata of a deletion, UpdateMetadata | both in this order: a deletion does more than the state after it |
 
 What must stay true:
-- The broker ends in the same state as if it had got everything. Only the order between partitions is another one. The
-  metadata comes first, because a broker follows only whom it knows to be alive.
-- A StopReplica request stays as it is, so that its response tells whoever waits for it what it asks for. Of the other
-  kinds a response is about what the broker has now, and the last request's will do.
+- The broker ends in the same state as if it had got all requests; only the order between partitions differs. The
+  metadata comes first, because a broker follows only leaders that it knows to be alive.
+- A StopReplica request stays unchanged, because the waiter for its response needs a result for each of its replicas.
+  Responses to the other kinds describe the broker's present state, so the last request's response is enough.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,12 +54,12 @@ class QueuedRequest(NamedTuple):
 
 
 def size(request: QueuedRequest) -> int:
-    """How much a request is: itself, and the states in it."""
+    """The size of a request: one, and one for each state in it."""
     return 1 + sum(len(topic.partitions) for topic in request.body.topics)
 
 
 def coalesce(requests: Sequence[QueuedRequest]) -> Steps[list[QueuedRequest]]:
-    """What is left of the requests for one broker, in the order in which they are to be sent."""
+    """The remaining requests for one broker, in the order of sending."""
     left = _Left()
     looked_at = Slices(CHEAP_SLICE)
     for request in requests:
@@ -81,12 +81,12 @@ class _States(Generic[T]):
         self._ids: dict[str, UUID | None] = {}
 
     def of(self, topic: ControlTopic[Any]) -> dict[int, T]:
-        """By partition; to be changed."""
+        """By partition; the caller may change it."""
         self._ids[topic.topic] = topic.topic_id
         return self._states.setdefault(topic.topic, {})
 
     def take(self, topics: Sequence[ControlTopic[Any]]) -> "_States[T]":
-        """The states of the partitions that these name, which are not kept any more."""
+        """Removes and returns the states of the named partitions."""
         taken: _States[T] = _States()
         for topic in topics:
             states = self._states.get(topic.topic, {})
@@ -102,7 +102,7 @@ class _States(Generic[T]):
 
 
 class _Left:
-    """What is left of the requests that were looked at, the oldest first."""
+    """The remaining requests, the oldest first."""
 
     def __init__(self) -> None:
         self._last: dict[ApiKey, QueuedRequest] = {}
@@ -115,7 +115,7 @@ class _Left:
         self._live_leaders: dict[int, LiveLeader] = {}
 
     def begin(self, request: QueuedRequest) -> Callable[[Any, Sequence[Any]], None]:
-        """What takes a topic of the request, and some of its states."""
+        """A function that adds a topic of the request and some of its states."""
         self._last[request.api_key] = request
         if request.api_key is ApiKey.UPDATE_METADATA:
             return self._take_metadata
@@ -149,7 +149,7 @@ class _Left:
             told[state.partition] = replace(state, is_new=True) if stays_new else state
 
     def requests(self) -> list[QueuedRequest]:
-        """In the order in which they are to be sent."""
+        """The remaining requests in the order of sending."""
         left: list[QueuedRequest] = []
         if (last := self._last.get(ApiKey.UPDATE_METADATA)) is not None:
             if deleted := self._deleted.topics(UpdateMetadataTopic):
@@ -169,7 +169,7 @@ class _Left:
 
 
 def _with(request: QueuedRequest, **fields: Any) -> QueuedRequest:
-    """The same request with another content; nothing that was encoded of it is taken over."""
+    """The request with another content, and without its cached encoding."""
     return request._replace(body=replace(request.body, **fields))
 
 

@@ -1,11 +1,11 @@
-"""What can happen to the controller (Kafka's `ControllerEvent` and `ControllerState`).
+"""The events of the controller, and its states (Kafka's `ControllerEvent` and `ControllerState`).
 
-Watches, responses, timers and requests make events and put them into the queue of `event_manager.py`; each names the
-state that the controller is in while it processes it, and what becomes of it when it is thrown away instead
-(`preempt`): whoever waits for an answer gets one.
+Watches, responses, timers and requests make events and put them into the queue of `event_manager.py`; each
+event names the controller's state during its processing. An event that is dropped instead (`preempt`) still answers
+its waiter.
 
-Kafka tells the creation of /controller (ControllerChange) from its deletion (Reelect). Here one event stands for both:
-the znode may be gone again by the time that its creation is noticed, and then nobody would be elected.
+Kafka distinguishes the creation of /controller (ControllerChange) from its deletion (Reelect). Here one event stands
+for both: the znode may be gone again when its creation is noticed, and then no broker would be elected.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class ControllerState(IntEnum):
-    """What the controller is doing, with Kafka's numbers; `label` is Kafka's name."""
+    """The state of the controller, with Kafka's numbers; `label` is Kafka's name."""
 
     label: str
 
@@ -65,12 +65,12 @@ class ControllerEvent:
     state: ClassVar[ControllerState]
 
     def preempt(self) -> None:
-        """The event is thrown away, or was given up before its end."""
+        """The event is dropped, or was interrupted."""
 
 
 @dataclass(frozen=True, eq=False)
 class Question(ControllerEvent, Generic[T]):
-    """An event whose sender waits for `answer`. It is answered once: later answers count for nothing."""
+    """An event whose sender waits for `answer`. Only the first answer counts."""
 
     answer: "asyncio.Future[T]" = field(kw_only=True, repr=False)
 
@@ -83,7 +83,7 @@ class Question(ControllerEvent, Generic[T]):
             self.answer.set_exception(error)
 
 
-# -- who is the controller ----------------------------------------------------------------------------------------
+# -- election -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -131,7 +131,7 @@ class BrokerChange(ControllerEvent):
 
 @dataclass(frozen=True)
 class BrokerModifications(ControllerEvent):
-    """A broker says something else about itself."""
+    """A broker has changed its registration."""
 
     state = ControllerState.BROKER_CHANGE
     broker_id: int
@@ -178,7 +178,7 @@ class PartitionReassignmentIsrChange(ControllerEvent):
 
 
 class IsrChangeNotification(ControllerEvent):
-    """A leader has changed the ISR of partitions by itself, as brokers before 2.7 do."""
+    """A leader has written the ISR of partitions itself, as brokers before 2.7 do."""
 
     state = ControllerState.ISR_CHANGE
 
@@ -241,7 +241,7 @@ class ApiPartitionReassignment(Question[Mapping[PartitionKey, KafkaError | None]
 
 @dataclass(frozen=True, eq=False)
 class ListPartitionReassignments(Question[Mapping[PartitionKey, ReplicaAssignment]]):
-    """Which of these partitions (None: of all) are being reassigned?"""
+    """A query: which of these partitions (None: of all) are being reassigned."""
 
     state = ControllerState.LIST_PARTITION_REASSIGNMENT
     partitions: Sequence[PartitionKey] | None
@@ -265,7 +265,7 @@ class AlterIsrReceived(Question[AlterIsrResponse]):
 
 
 class AutoPreferredReplicaLeaderElection(ControllerEvent):
-    """It is time to look whether brokers have lost too many leaderships."""
+    """The timer to check whether brokers have lost too many leaderships."""
 
     state = ControllerState.AUTO_LEADER_BALANCE
 
@@ -289,7 +289,7 @@ class TopicUncleanLeaderElectionEnable(ControllerEvent):
 
 @dataclass(frozen=True)
 class ControllerRequestSender:
-    """To whom, and as which controller, a request was sent: an answer that does not fit any more is dropped."""
+    """The receiver of a request and the epoch of the controller that sent it; an outdated response is dropped."""
 
     broker_id: int
     broker_epoch: int
@@ -298,7 +298,7 @@ class ControllerRequestSender:
 
 @dataclass(frozen=True)
 class LeaderAndIsrResponseReceived(ControllerEvent):
-    """A broker has answered what it should lead and follow."""
+    """A broker has answered a LeaderAndIsr request."""
 
     state = ControllerState.LEADER_AND_ISR_RESPONSE_RECEIVED
     sender: ControllerRequestSender
@@ -307,7 +307,7 @@ class LeaderAndIsrResponseReceived(ControllerEvent):
 
 @dataclass(frozen=True)
 class UpdateMetadataResponseReceived(ControllerEvent):
-    """A broker has answered what it was told about the cluster."""
+    """A broker has answered an UpdateMetadata request."""
 
     state = ControllerState.UPDATE_METADATA_RESPONSE_RECEIVED
     sender: ControllerRequestSender
@@ -316,8 +316,8 @@ class UpdateMetadataResponseReceived(ControllerEvent):
 
 @dataclass(frozen=True)
 class TopicDeletionStopReplicaResponseReceived(ControllerEvent):
-    """A broker has answered which replicas of topics in deletion it has deleted. `topics`: what it was told of those
-    topics that were in deletion when the answer came."""
+    """A broker has answered a StopReplica request that deletes. `topics`: the request's entries for topics that were in
+    deletion when the response came."""
 
     state = ControllerState.TOPIC_DELETION
     sender: ControllerRequestSender

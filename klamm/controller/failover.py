@@ -1,25 +1,25 @@
-"""What a broker does when it has become the controller, and when it is the controller no more.
+"""The failover: a broker becomes the controller; and its resignation.
 
 The order of a failover, which is Kafka's (`onControllerFailover`):
 
 | step | what                                                                                                         |
 |------|--------------------------------------------------------------------------------------------------------------|
-| F1   | /feature gets the status that the inter-broker protocol asks for                                             |
-| F2   | old notifications of failed disks and of ISR changes are deleted: what they say is read, or asked for, below |
+| F1   | /feature gets the status that the inter-broker protocol requires                                             |
+| F2   | old notifications of failed disks and of ISR changes are deleted: F3 and F7 read or request the same         |
 | F3   | brokers, topics, assignments and leaders are read, each with a watch; topics without an id get one           |
 | F4   | the channels to the brokers open                                                                             |
-| F5   | deletions that are under way are queued; those with offline replicas have to wait                            |
-| F6   | all brokers learn who is alive: without that they could follow nobody                                        |
+| F5   | unfinished deletions are queued; those with offline replicas have to wait                                    |
+| F6   | all brokers get the live brokers: without them they could follow no leader                                   |
 | F7   | replicas that have bounced leave the ISRs (bounces.py), before anything else is written about partitions;    |
-|      | replicas, then partitions, get their states; all brokers are told what they lead and follow; dead ones leave |
-|      | the ISRs; partitions without a leader get one                                                                |
-| F8   | reassignments that wait in ZooKeeper begin, those under way go on; then deletions go on                      |
-| F9   | a preferred replica election that waits in ZooKeeper is done; the timer of the automatic ones starts         |
+|      | replicas, then partitions, get their states; all brokers get the partitions that they lead and follow; dead  |
+|      | brokers leave the ISRs; partitions without a leader get one                                                  |
+| F8   | reassignments that wait in ZooKeeper begin, unfinished ones continue; then deletions continue                |
+| F9   | a preferred replica election that waits in ZooKeeper is held; the timer of the automatic ones starts         |
 
 What must stay true:
 - The context is empty before F3, and nothing but the failover changes it until the end: events wait in the queue.
-- Watches are left before what they watch is read, so that nothing is missed in between.
-- After a resignation nothing is sent any more, and nothing is known.
+- Each watch is registered before its znode is read, so that no change is missed in between.
+- After a resignation no request is sent, and the context is empty.
 """
 
 import logging
@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 async def on_controller_failover(
     parts: ControllerParts, epoch: ControllerEpoch, open_channels: Callable[[], Channels]
 ) -> None:
-    """See the module. `epoch` is the one that this broker was elected with."""
+    """See the module. `epoch` is the epoch of this broker's election."""
     context, store = parts.context, parts.store
     context.epoch, context.epoch_zk_version = epoch
     # F1
@@ -91,7 +91,7 @@ async def _queue_topic_deletions(parts: ControllerParts) -> None:
     context = parts.context
     marked = await parts.store.topic_deletions(parts.on_topic_deletions)
     if not context.all_topics.issuperset(marked):
-        # They may have been created since the topics were read: to be looked at in the end.
+        # These topics may have been created since the topics were read: they are checked at the end.
         parts.on_topic_deletions()
     topics = [topic for topic in marked if topic in context.all_topics]
     waiting = {topic for topic, _ in context.partitions_being_reassigned}
@@ -103,7 +103,7 @@ async def _queue_topic_deletions(parts: ControllerParts) -> None:
 
 
 async def on_controller_resignation(parts: ControllerParts) -> None:
-    """Forgets everything. Watches that are still armed put events that nobody minds."""
+    """Empties the context. Watches that are still armed put events that have no effect."""
     parts.cancel_leader_rebalance()
     parts.batch.clear()
     parts.context.reset()

@@ -26,14 +26,14 @@ class FeatureUpdate:
 
 
 class FeatureResults(NamedTuple):
-    """What became of each feature's update, and the epoch that /feature has since then: None if nothing was written."""
+    """The result of each feature's update, and the new epoch of /feature: None if nothing was written."""
 
     errors: Mapping[str, KafkaError | None]
     epoch: int | None
 
 
 def failed(errors: Mapping[str, KafkaError | None], why: str) -> dict[str, KafkaError | None]:
-    """The same when what was allowed could not be done: FEATURE_UPDATE_FAILED."""
+    """The results if the allowed updates could not be written: FEATURE_UPDATE_FAILED."""
     failure = KafkaError(ErrorCode.FEATURE_UPDATE_FAILED, why)
     return {feature: error or failure for feature, error in errors.items()}
 
@@ -44,9 +44,9 @@ def check_update(
     supported: Mapping[str, SupportedVersions],
     brokers: Iterable[BrokerRegistration],
 ) -> FinalizedVersions | None:
-    """The versions that are to be finalized, None to remove the feature; KafkaError INVALID_REQUEST.
+    """The versions to finalize, None to remove the feature. Raises KafkaError INVALID_REQUEST.
 
-    `supported` is what the controller's own broker supports.
+    `supported` has the versions that the controller's own broker supports.
     """
     level = update.max_version_level
     if not update.feature:

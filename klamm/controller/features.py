@@ -1,13 +1,13 @@
-"""Finalized features (KIP-584): what all brokers of the cluster can do, and have agreed to use.
+"""Finalized features (KIP-584): the versions of features that all brokers of the cluster use.
 
-Each broker says in its registration which versions of a feature it supports; /feature holds the versions that are
+Each broker's registration names the versions of a feature that it supports; /feature holds the versions that are
 finalized. Kafka 2.8 has the machinery but no feature, so here it matters to clusters that come from a newer version.
 
 What must stay true:
-- What is finalized is supported by every live broker. A broker that cannot do it is left out of the cluster: it would
-  do the work in an older way.
-- Each update of a request is refused or taken by itself, against what was finalized before the request; what is taken
-  is written at once.
+- Every live broker supports the finalized versions. A broker that does not is left out of the cluster, because it
+  would work in an older way.
+- Each update of a request is judged by itself, against the versions finalized before the request. All accepted updates
+  are written together.
 """
 
 import logging
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 async def compatible_brokers(parts: ControllerParts) -> dict[int, LiveBroker]:
-    """The live brokers by id, ascending, each watched; without those that cannot do what is finalized."""
+    """The live brokers by id, ascending, each watched; without brokers that lack finalized versions."""
     live = await parts.store.live_brokers(parts.on_brokers, parts.on_broker)
     finalized = (await _finalized_features(parts)).features
     compatible = {}
@@ -50,7 +50,7 @@ async def _finalized_features(parts: ControllerParts) -> FinalizedFeatures:
 async def update_features(parts: ControllerParts, updates: Iterable[FeatureUpdate]) -> FeatureResults:
     """Finalizes other versions of features, or removes features, as far as the updates are allowed.
 
-    FEATURE_UPDATE_FAILED for all of them when /feature does not say what is finalized now: that would be lost.
+    All get FEATURE_UPDATE_FAILED when /feature cannot be read: writing would lose the present versions.
     """
     updates = list(updates)
     try:

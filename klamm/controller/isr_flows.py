@@ -1,11 +1,11 @@
-"""What the controller does when leaders change the ISR of their partitions: by AlterIsr, or, before 2.7, by themselves.
+"""ISR changes of leaders: by AlterIsr requests or, before 2.7, by their own writes to ZooKeeper.
 
 What must stay true:
-- An ISR is written at the version that its leader knows, and only for the leader in its current epoch: a change that
-  was decided upon older knowledge is refused.
-- A replica gets into the ISR only while it is assigned and online: otherwise the controller, which takes a dead replica
-  out when its broker dies, would never look at it again, and it could come back without the records that it once had
-  and lead. (Kafka 2.8.2 does not look.) The leader learns from the answer who is in the ISR.
+- An ISR is written at the znode version that its leader knows, and only for the leader in its current epoch: a change
+  based on an older state is refused.
+- A replica joins the ISR only while it is assigned and online. The controller removes a dead replica when its broker
+  dies and does not check it again, so a replica that joins later could come back with fewer records and lead. (Kafka
+  2.8.2 does not check this.) The response tells the leader the ISR.
 """
 
 import logging
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 
 async def alter_isr(parts: ControllerParts, request: AlterIsrRequest) -> AlterIsrResponse:
-    """Changes the ISRs that a leader asks for; returns the response. KafkaError STALE_BROKER_EPOCH."""
+    """Changes ISRs on a leader's request. Returns the response. Raises KafkaError STALE_BROKER_EPOCH."""
     context = parts.context
     broker = context.live_or_shutting_down_brokers.get(request.broker_id)
     if broker is None or broker.epoch != request.broker_epoch:
@@ -45,7 +45,7 @@ async def alter_isr(parts: ControllerParts, request: AlterIsrRequest) -> AlterIs
         for topic, item in piece:
             partition = (topic, item.partition_index)
             decision = _decide(parts, partition, request.broker_id, item)
-            changes.pop(partition, None)  # Named twice: the last one counts.
+            changes.pop(partition, None)  # For a partition named twice the last entry counts.
             if isinstance(decision, LeaderAndIsr) and decision is not context.partition_leadership_info(partition):
                 changes[partition] = decision
             results[partition] = decision
@@ -64,7 +64,7 @@ def requested_partitions(request: AlterIsrRequest) -> list[PartitionKey]:
 def _decide(
     parts: ControllerParts, partition: PartitionKey, sender: int, item: WantedPartition
 ) -> ErrorCode | LeaderAndIsr:
-    """What the partition's state is to be; the very state that it has when nothing changes."""
+    """The partition's new state; its current state when nothing changes."""
     context = parts.context
     state = context.partition_leadership_info(partition)
     if state is None:
@@ -81,7 +81,7 @@ def _decide(
         return state
     if sender not in isr:
         return ErrorCode.INVALID_REQUEST
-    if item.current_isr_version < 0:  # To ZooKeeper, -1 stands for any version.
+    if item.current_isr_version < 0:  # In ZooKeeper -1 means any version.
         return ErrorCode.INVALID_UPDATE_VERSION
     return LeaderAndIsr(sender, state.leader_epoch, isr, context.epoch, item.current_isr_version)
 
@@ -89,7 +89,7 @@ def _decide(
 async def _write(
     parts: ControllerParts, changes: dict[PartitionKey, LeaderAndIsr]
 ) -> dict[PartitionKey, ErrorCode | LeaderAndIsr]:
-    """The context follows what was written."""
+    """Updates the context after a write."""
     results: dict[PartitionKey, ErrorCode | LeaderAndIsr] = {}
 
     async def write(piece: Sequence[PartitionKey]) -> None:
@@ -146,12 +146,12 @@ async def _response(results: dict[PartitionKey, ErrorCode | LeaderAndIsr]) -> Al
 
 
 def error_response(code: ErrorCode) -> AlterIsrResponse:
-    """The AlterIsr response that refuses everything."""
+    """The AlterIsr response that refuses the whole request."""
     return AlterIsrResponse(error_code=code, topics=[])
 
 
 async def isr_change_notification(parts: ControllerParts) -> None:
-    """Leaders have changed ISRs by themselves: what they wrote is read, and everybody is told."""
+    """Leaders have written ISRs themselves: reads the new states and sends them to all brokers."""
     names = await parts.store.isr_changes(parts.on_isr_changes)
     if not names:
         return
@@ -169,7 +169,7 @@ async def isr_change_notification(parts: ControllerParts) -> None:
 
 
 async def _take_out_offline_members(parts: ControllerParts, partitions: Iterable[PartitionKey]) -> None:
-    """A leader may have taken a replica in while its broker died, and after the controller has looked for it."""
+    """Handles a replica that a leader added to the ISR after the controller had handled the death of its broker."""
     context = parts.context
     offline = [
         (partition, broker_id)

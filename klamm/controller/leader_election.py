@@ -1,18 +1,18 @@
-"""Who leads a partition next (Kafka's `Election`). Pure functions of plain data.
+"""Elects the next leader of a partition (Kafka's `Election`). Pure functions of plain data.
 
 `replicas` are the brokers of the partition, the preferred leader first; `online` are all the brokers on which its
-replica would be online. A result of None means that nobody can be elected: nothing changes then.
+replica would be online. None means that no replica can be elected and nothing changes.
 
 | strategy            | leader: the first of                             | ISR                | recipients          |
 |---------------------|--------------------------------------------------|--------------------|---------------------|
 | offline             | replicas that are online and in the ISR          | its online members | online replicas     |
 | offline, unclean    | else: replicas that are online                   | the leader         | online replicas     |
-| reassign            | target replicas that are online and in the ISR   | as it was          | all target replicas |
-| preferred replica   | only the first replica, if online and in the ISR | as it was          | all replicas        |
-| controlled shutdown | replicas online, in the ISR, not shutting down   | those who stay     | online replicas     |
+| reassign            | target replicas that are online and in the ISR   | unchanged          | all target replicas |
+| preferred replica   | only the first replica, if online and in the ISR | unchanged          | all replicas        |
+| controlled shutdown | replicas online, in the ISR, not shutting down   | those that stay    | online replicas     |
 
-Under controlled shutdown, brokers that are shutting down count as online. What is decided about replicas that have
-bounced is no strategy that anybody asks for; its table stands in bounces.py.
+Under controlled shutdown, brokers that are shutting down count as online. The decision about replicas that have
+bounced is not a strategy that requests can name; its table is in bounces.py.
 """
 
 from collections.abc import Collection, Sequence
@@ -24,21 +24,21 @@ from klamm.protocol.vocabulary import NO_LEADER, PartitionKey
 
 
 class ElectionStrategy(Enum):
-    """Why a leader is elected."""
+    """The reason for an election."""
 
     OFFLINE = "OfflinePartitionLeaderElectionStrategy(false)"
-    OFFLINE_ALLOW_UNCLEAN = "OfflinePartitionLeaderElectionStrategy(true)"  # Whatever the topic's configuration says.
+    OFFLINE_ALLOW_UNCLEAN = "OfflinePartitionLeaderElectionStrategy(true)"  # Regardless of the topic's configuration.
     REASSIGN = "ReassignPartitionLeaderElectionStrategy"
     PREFERRED_REPLICA = "PreferredReplicaPartitionLeaderElectionStrategy"
     CONTROLLED_SHUTDOWN = "ControlledShutdownPartitionLeaderElectionStrategy"
 
 
 ElectionResults = dict[PartitionKey, int | KafkaError]
-"""What an ElectLeaders request gets: the elected leader of each partition, or why none was elected."""
+"""The result of an ElectLeaders request: the elected leader of each partition, or why none was elected."""
 
 
 class Election(NamedTuple):
-    """The leader, the ISR, and the brokers that are told. `unclean`: the leader may lack records."""
+    """The leader, the ISR, and the recipients of LeaderAndIsr. `unclean`: the leader may lack records."""
 
     leader: int
     isr: tuple[int, ...]
@@ -62,7 +62,7 @@ def offline_partition_leader_election(
 def reassign_partition_leader_election(
     target_replicas: Sequence[int], isr: Sequence[int], online: Collection[int]
 ) -> Election | None:
-    """A reassignment takes the leader away, or its leader died."""
+    """A reassignment removes the leader, or the leader of a reassigned partition died."""
     for broker_id in target_replicas:
         if broker_id in online and broker_id in isr:
             return Election(broker_id, tuple(isr), tuple(target_replicas))
@@ -104,7 +104,7 @@ def bounced_replica_leader_election(
     if reliable:
         new_isr = reliable
     elif back:
-        # Nobody is known to have everything. The leader at least has what only the leader has acknowledged.
+        # No replica is known to have all records. The leader has at least those that it alone has acknowledged.
         new_isr = (leader if leader in back else next(member for member in (*replicas, *back) if member in back),)
     else:
         return leader, tuple(isr)

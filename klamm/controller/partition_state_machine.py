@@ -5,18 +5,18 @@
 | NEW          | NON_EXISTENT         | nothing else                                                                   |
 | ONLINE       | NEW                  | its state is created in ZooKeeper: all online replicas are the ISR, the first  |
 |              |                      | one leads; the ISR gets LeaderAndIsr (new), all brokers UpdateMetadata         |
-| ONLINE       | ONLINE, OFFLINE      | a leader is elected (leader_election.py) and written to ZooKeeper; who has to  |
-|              |                      | know gets LeaderAndIsr, all brokers UpdateMetadata                             |
+| ONLINE       | ONLINE, OFFLINE      | a leader is elected (leader_election.py) and written to ZooKeeper; the         |
+|              |                      | recipients get LeaderAndIsr, all brokers UpdateMetadata                        |
 | OFFLINE      | NEW, ONLINE, OFFLINE | nothing else                                                                   |
 | NON_EXISTENT | OFFLINE              | nothing else                                                                   |
 
 What must stay true:
-- A leader is in ZooKeeper before the context knows it, and in the context before any broker hears of it.
+- A leader is in ZooKeeper before it is in the context, and in the context before any broker gets it.
 - A write is conditional twice: on this controller's epoch, and on the version of the state that the election began
-  with. The first try begins with the state in the context; whatever had changed since is read and tried again.
-- A partition that cannot get its leader keeps its state, and the others go on.
-- When an exception leaves a method (ControllerMoved, ZooKeeperError), some changes may be done and nobody told: the
-  controller must resign, so that the next one reads everything and tells everybody.
+  with. The first attempt uses the state in the context; states that have changed since are read and tried again.
+- A partition that cannot get a leader keeps its state; the other partitions are not affected.
+- When an exception leaves a method (ControllerMoved, ZooKeeperError), some changes may be written and no broker told:
+  the controller must resign, so that the next controller reads all states and sends them to all brokers.
 """
 
 import logging
@@ -79,7 +79,7 @@ class PartitionStateMachine:
         self._turns = Turns()
 
     async def startup(self) -> None:
-        """Gives every partition its state after an election of the controller, then a leader to those without one."""
+        """After an election of the controller, gives every partition its state, and a leader to those without one."""
         context = self._context
         async for piece in slices(context.all_partitions()):
             for partition in piece:
@@ -93,7 +93,7 @@ class PartitionStateMachine:
         await self.trigger_online_partition_state_change()
 
     async def trigger_online_partition_state_change(self, topic: str | None = None) -> None:
-        """Tries to give a leader to every partition (of one topic) without one; not to those to be deleted."""
+        """Tries to elect a leader for every partition (of one topic) without one, except those to be deleted."""
         partitions = self._context.partitions_in_states((PartitionState.NEW, PartitionState.OFFLINE), topic)
         wanted = [key for key in partitions if not self._context.is_partition_to_be_deleted(key)]
         await self.handle_state_changes(wanted, PartitionState.ONLINE, ElectionStrategy.OFFLINE)
@@ -253,8 +253,8 @@ class PartitionStateMachine:
     ) -> list[PartitionKey]:
         """Returns the partitions whose state has changed, or may have changed, meanwhile.
 
-        Leaders before 2.7 change ISRs by themselves and tell the controller seconds later, or never if they die: a
-        cached state must not decide that nobody can lead.
+        Leaders before 2.7 write ISRs themselves and notify the controller seconds later, or never if they die: a cached
+        state must not decide that no replica can lead.
         """
         context = self._context
         changed = []
@@ -322,9 +322,9 @@ class PartitionStateMachine:
     async def _topics_with_unclean_election(
         self, states: Mapping[PartitionKey, LeaderAndIsr], strategy: ElectionStrategy
     ) -> set[str]:
-        """Those topics of partitions without an online ISR member that allow unclean elections.
+        """The topics that allow unclean elections, among those of partitions without an online ISR member.
 
-        It is read from ZooKeeper: what matters is the configuration now.
+        The configurations are read from ZooKeeper, because the present ones count.
         """
         if strategy not in (ElectionStrategy.OFFLINE, ElectionStrategy.OFFLINE_ALLOW_UNCLEAN):
             return set()
@@ -341,7 +341,7 @@ class PartitionStateMachine:
         for topic, config in (await self._zookeeper().topic_configs(topics)).items():
             if isinstance(config, ZnodeError):
                 logger.error("topic %s gets no unclean leader, its configuration cannot be read: %s", topic, config)
-            # A value that is neither true nor false allows nothing.
+            # A value that is neither true nor false does not allow it.
             elif config.get(UNCLEAN_LEADER_ELECTION, default).strip().lower() == "true":
                 allowed.add(topic)
         return allowed

@@ -1,11 +1,11 @@
-"""What the controller's flows work with: the context, the state machines, ZooKeeper, and the way to the brokers.
+"""The parts that the controller's flows use: the context, the state machines, ZooKeeper, and the requests to brokers.
 
 `ControllerParts` lives as long as the broker; `store` and `channels` change with the session and the controllership.
 
 What must stay true:
-- Watches and responses only put events into the queue; nothing here changes the context by itself.
-- An answer of a broker counts only while this broker is the controller that has asked, and that broker the one that was
-  asked: the event carries both epochs (`is_current`).
+- Watches and responses only put events into the queue; this module never changes the context.
+- A broker's response counts only while the same controllership and the same broker epoch last: the event carries both
+  epochs (`is_current`).
 """
 
 import asyncio
@@ -72,7 +72,7 @@ class ControllerParts:
     """See the module. `put` queues an event."""
 
     store: ControllerStore
-    """That of the current session."""
+    """The store of the current session."""
 
     def __init__(
         self,
@@ -127,11 +127,11 @@ class ControllerParts:
         return self.context.epoch_zk_version
 
     def announce(self, text: str) -> None:
-        """Something that an operator wants to find in controller.log."""
+        """Writes a line to controller.log."""
         self.state_changes.announce(self.context.epoch, text)
 
     def announce_broker_epochs(self, what_was_done: str) -> None:
-        """By the epoch a broker is told from its former lives."""
+        """Logs broker epochs, which distinguish a broker from its former processes."""
         live = self.context.live_or_shutting_down_brokers
         epochs = ", ".join(f"{broker_id} -> {broker.epoch}" for broker_id, broker in live.items())
         self.announce(f"{what_was_done} broker epochs cache: Map({epochs})")
@@ -139,7 +139,7 @@ class ControllerParts:
     # -- to the brokers ---------------------------------------------------------------------------------------------
 
     async def send_update_metadata(self, broker_ids: Iterable[int], partitions: Collection[PartitionKey]) -> None:
-        """Tells these brokers who is alive, and who leads these partitions."""
+        """Sends these brokers the live brokers, and the leaders of these partitions."""
         self.batch.new_batch()
         self.batch.add_update_metadata_request_for_brokers(tuple(broker_ids), ())
         async for piece in slices(tuple(partitions)):
@@ -154,9 +154,9 @@ class ControllerParts:
     # -- timers -----------------------------------------------------------------------------------------------------
 
     def schedule_leader_rebalance(self, delay_seconds: int) -> None:
-        """The next look at how many leaderships brokers have lost, instead of any that was planned.
+        """Schedules the next check of lost leaderships, instead of one scheduled before.
 
-        Without auto.leader.rebalance.enable there is none.
+        Does nothing without auto.leader.rebalance.enable.
         """
         self.cancel_leader_rebalance()
         if self.config.current.auto_leader_rebalance_enable:
@@ -170,10 +170,10 @@ class ControllerParts:
             self._leader_rebalance.cancel()
             self._leader_rebalance = None
 
-    # -- what the brokers answer ------------------------------------------------------------------------------------
+    # -- responses of brokers ---------------------------------------------------------------------------------------
 
     def is_current(self, sender: ControllerRequestSender) -> bool:
-        """Whether an answer that was `sender`'s still counts."""
+        """Whether a response to a request of `sender` still counts."""
         broker = self.context.live_or_shutting_down_brokers.get(sender.broker_id)
         return (
             broker is not None and broker.epoch == sender.broker_epoch and self.context.epoch == sender.controller_epoch

@@ -1,16 +1,16 @@
 """Moves partitions to other brokers (KIP-455).
 
-A reassignment begins with a request, or with /admin/reassign_partitions. It goes on, in the steps of
-`reassignment_steps.py`, whenever something happens that it may have waited for: a replica has joined the ISR, a broker
-of the target is back, a controller is elected.
+A reassignment begins with a request, or with /admin/reassign_partitions. It continues, in the steps of
+`reassignment_steps.py`, when an event may have unblocked it: a replica has joined the ISR, a broker of the target is
+back, a controller is elected.
 
 What must stay true:
-- What was asked for last counts, by whichever way.
-- What is refused has changed nothing.
-- /admin/reassign_partitions names what is under way because of it, and nothing else. Whatever happens to it, it is
-  looked at again.
-- Very many partitions are looked at in slices. Only events change what the controller knows, and they are processed one
-  by one: what a slice has found still holds in the next one.
+- The last request for a partition counts, whether it came through the API or through ZooKeeper.
+- A refused reassignment has changed nothing.
+- /admin/reassign_partitions names exactly the reassignments in progress that came from it. After any change of the
+  znode it is read again.
+- Very many partitions are checked in slices. Only events change the context, one after another, so the findings of one
+  slice still hold in the next.
 """
 
 import asyncio
@@ -40,17 +40,17 @@ _log = logging.getLogger(__name__)
 
 Target = tuple[int, ...]
 
-_NAMED = 10  # So many partitions a line names.
+_NAMED = 10  # The most partitions that a log line names.
 
 
-# -- what begins reassignments -----------------------------------------------------------------------------------------
+# -- beginning ---------------------------------------------------------------------------------------------------------
 
 
 async def api_partition_reassignment(parts: ControllerParts, targets: Mapping[PartitionKey, Target | None]) -> Results:
-    """Begins the reassignments of a request; a target of None cancels the one that is under way.
+    """Begins the reassignments of a request; a target of None cancels the present one.
 
-    KafkaErrors INVALID_REPLICA_ASSIGNMENT, NO_REASSIGNMENT_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION, and INVALID_REQUEST
-    when a topic's znode would become too large.
+    The results are KafkaErrors: INVALID_REPLICA_ASSIGNMENT, NO_REASSIGNMENT_IN_PROGRESS, UNKNOWN_TOPIC_OR_PARTITION,
+    and INVALID_REQUEST when a topic's znode would become too large.
     """
     context = parts.context
     results: Results = {}
@@ -72,16 +72,16 @@ async def api_partition_reassignment(parts: ControllerParts, targets: Mapping[Pa
             results[partition] = error
     refused = await _refused(parts, begun)
     begun = await _without(begun, refused)
-    # What was asked for last counts.
+    # The last request counts.
     await parts.store.remove_partition_reassignments(lambda partition, _target: partition in begun, parts.guard)
     results |= {**refused, **await on_partition_reassignment(parts, begun)}
     return {partition: results[partition] async for partition in each(targets)}
 
 
 async def zk_partition_reassignment(parts: ControllerParts) -> set[PartitionKey]:
-    """Begins what /admin/reassign_partitions asks for and is not under way; returns these partitions.
+    """Begins the reassignments in /admin/reassign_partitions that are not in progress yet. Returns their partitions.
 
-    Target brokers may be dead. What cannot begin is taken out of the znode.
+    Target brokers may be dead. Reassignments that cannot begin are removed from the znode.
     """
     listed = await parts.store.partition_reassignment(parts.on_partition_reassignment)
     results: Results = {}
@@ -106,7 +106,7 @@ async def zk_partition_reassignment(parts: ControllerParts) -> set[PartitionKey]
 
 
 def _log_refusals(failed: Mapping[PartitionKey, KafkaError]) -> None:
-    """One line for each reason, which may be that of thousands of partitions."""
+    """Logs one line for each reason, which thousands of partitions may share."""
     by_reason: dict[KafkaError, list[PartitionKey]] = {}
     for partition, error in failed.items():
         by_reason.setdefault(error, []).append(partition)
@@ -119,7 +119,7 @@ def _log_refusals(failed: Mapping[PartitionKey, KafkaError]) -> None:
 async def list_partition_reassignments(
     context: ControllerContext, partitions: Iterable[PartitionKey] | None
 ) -> dict[PartitionKey, ReplicaAssignment]:
-    """Those of these partitions (None: of all) that are being reassigned."""
+    """The partitions among these (None: among all) that are being reassigned."""
     if partitions is None:
         partitions = await _sorted(context.partitions_being_reassigned)
     return {
@@ -176,7 +176,7 @@ def _refusal_of_dead(context: ControllerContext, assignment: ReplicaAssignment) 
 
 
 async def _refused(parts: ControllerParts, reassignments: Reassignments) -> dict[PartitionKey, KafkaError]:
-    """Those that cannot begin, and why."""
+    """The reassignments that cannot begin, and why."""
     context = parts.context
     refused = {
         partition: unknown_partition(partition)
@@ -195,7 +195,7 @@ async def _refused(parts: ControllerParts, reassignments: Reassignments) -> dict
 async def _refusals_of_size(context: ControllerContext, reassignments: Reassignments) -> dict[PartitionKey, KafkaError]:
     """INVALID_REQUEST for all partitions of a topic whose znode would become larger than ZooKeeper takes.
 
-    ZooKeeper answers such a write by closing the connection: it would be tried again and again, by every controller.
+    ZooKeeper answers such a write by closing the connection, and every controller would repeat it for ever.
     """
     topics: dict[str, list[PartitionKey]] = {}
     async for partition in each(reassignments):
@@ -220,17 +220,17 @@ async def _refusals_of_size(context: ControllerContext, reassignments: Reassignm
     return refused
 
 
-# -- what lets them go on ----------------------------------------------------------------------------------------------
+# -- continuing --------------------------------------------------------------------------------------------------------
 
 
 async def initialize_partition_reassignments(parts: ControllerParts) -> None:
-    """After an election of the controller. What ZooKeeper asks for replaces what is under way."""
+    """After an election of the controller. Requests in ZooKeeper replace reassignments in progress."""
     begun = await zk_partition_reassignment(parts)
     await _resume(parts, parts.context.partitions_being_reassigned - begun)
 
 
 async def resume_reassignments(parts: ControllerParts, replicas: Iterable[PartitionAndReplica]) -> None:
-    """These replicas can be used again: reassignments go on that have one of them in the target."""
+    """These replicas are online again: continues the reassignments that have one of them in the target."""
     under_way = parts.context.partitions_being_reassigned
     if under_way:
         full = parts.context.partition_full_replica_assignment
@@ -251,7 +251,7 @@ async def _resume(parts: ControllerParts, partitions: Collection[PartitionKey]) 
 
 
 async def complete_reassignments(parts: ControllerParts, partitions: Iterable[PartitionKey]) -> None:
-    """The ISRs of these partitions may have grown: the reassignments among them that can be completed are."""
+    """The ISRs of these partitions may have grown: completes their reassignments where that is possible."""
     context = parts.context
     under_way = await _sorted(context.partitions_being_reassigned.intersection(partitions))
     if not under_way:

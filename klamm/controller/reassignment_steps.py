@@ -14,12 +14,12 @@ target TRS is RS without RR, the origin ORS is RS without AR. The steps, with Ka
 |      | all of TRS is in the ISR:                                                                                    |
 | B1   | AR become ONLINE                                                                                             |
 | B2   | the context has RS = TRS, no AR and no RR                                                                    |
-| B3   | a new leader epoch, with a leader in TRS; TRS get LeaderAndIsr: the leader takes nobody else into the ISR    |
+| B3   | a new leader epoch, with a leader in TRS; TRS get LeaderAndIsr: only they can join the ISR                   |
 | B4   | RR become OFFLINE: they leave the ISR, and get StopReplica                                                   |
 | B5   | RR get StopReplica with deletion, and become NON_EXISTENT                                                    |
 | B6   | ZooKeeper has RS = TRS, no AR and no RR                                                                      |
-| B7   | /admin/reassign_partitions has it no more                                                                    |
-| B8   | all brokers get UpdateMetadata; a deletion of the topic that has waited goes on                              |
+| B7   | the partition is removed from /admin/reassign_partitions                                                     |
+| B8   | all brokers get UpdateMetadata; a waiting deletion of the topic continues                                    |
 
 From {1,2,3} to {4,5,6}, what ZooKeeper has:
 
@@ -33,11 +33,11 @@ From {1,2,3} to {4,5,6}, what ZooKeeper has:
 | {4,5,6}       | {}      | {}      | 4      | {4,5,6}       | B6                         |
 
 What must stay true:
-- A controller may die after any step: as long as a replica has to be stopped, it stands in the topic's znode. B6 is
-  therefore last, and where U3 has something to do, it comes before U1 (Kafka's comes after it).
-- A replica is stopped only when it is out of the ISR, and when a leader is left: no acknowledged record may go with it.
-- Whoever is stopped has an older leader epoch than the StopReplica: a broker obeys no other.
-- What is done here for one partition is done for many at once, in slices: the loop serves others in between.
+- A controller may die after any step: a replica that still has to be stopped is in the topic's znode. Therefore B6 is
+  last, and U3, where it stops replicas, comes before U1 (in Kafka after it).
+- A replica is stopped only when it is out of the ISR and another replica leads: no acknowledged record may be lost.
+- A stopped replica has an older leader epoch than the StopReplica request; a broker ignores any other.
+- All steps handle many partitions at once, in slices, so that the loop serves others in between.
 """
 
 import logging
@@ -72,11 +72,11 @@ def partition_name(partition: PartitionKey) -> str:
 
 
 async def on_partition_reassignment(parts: ControllerParts, reassignments: Reassignments) -> Results:
-    """Takes all steps that can be taken now. Leaders and ISRs were refreshed before (`refresh_leadership`), and nothing
-    speaks against it (`refusal_of_loss`).
+    """Takes all steps that are possible now. The caller has refreshed leaders and ISRs (`refresh_leadership`), and has
+    refused reassignments that would lose records (`refusal_of_loss`).
 
-    KafkaErrors UNKNOWN_TOPIC_OR_PARTITION when a topic has vanished, UNKNOWN_SERVER_ERROR when a replica stays that is
-    not needed any more.
+    The results are KafkaErrors: UNKNOWN_TOPIC_OR_PARTITION when a topic has vanished, UNKNOWN_SERVER_ERROR when a
+    replica that should go stays.
     """
     if not reassignments:
         return {}
@@ -87,7 +87,7 @@ async def on_partition_reassignment(parts: ControllerParts, reassignments: Reass
     incomplete = {key: assignment async for key, assignment in each(under_way.items()) if not is_complete(parts, key)}
     if incomplete:
         await _start_new_replicas(parts, incomplete)
-    # One that was never led may have got its leader, and its ISR, among the new replicas.
+    # A partition that was never led may have got a leader and an ISR among the new replicas.
     complete = {key: assignment async for key, assignment in each(under_way.items()) if is_complete(parts, key)}
     if complete:
         await complete_reassignment(parts, complete)
@@ -95,7 +95,7 @@ async def on_partition_reassignment(parts: ControllerParts, reassignments: Reass
 
 
 async def refresh_leadership(parts: ControllerParts, partitions: Collection[PartitionKey]) -> None:
-    """The context gets leaders and ISRs from ZooKeeper: leaders before 2.7 change the ISR there by themselves."""
+    """Reads leaders and ISRs from ZooKeeper into the context: leaders before 2.7 write the ISR there themselves."""
     is_alter_isr_enabled = parts.config.current.inter_broker_protocol_version >= ApiVersion.V2_7_IV2
     watch = None if is_alter_isr_enabled else parts.on_partition_state
     turns = Turns()
@@ -112,7 +112,7 @@ async def refresh_leadership(parts: ControllerParts, partitions: Collection[Part
 
 
 def is_complete(parts: ControllerParts, partition: PartitionKey) -> bool:
-    """Whether all of the target is in the ISR, and one of them can lead."""
+    """Whether all target replicas are in the ISR, and one of them can lead."""
     context = parts.context
     assignment = context.partition_full_replica_assignment(partition)
     if not assignment.is_being_reassigned:
@@ -174,8 +174,8 @@ def _unneeded(before: ReplicaAssignment, after: ReplicaAssignment) -> tuple[int,
 def refusal_of_loss(
     context: ControllerContext, partition: PartitionKey, assignment: ReplicaAssignment
 ) -> KafkaError | None:
-    """INVALID_REPLICA_ASSIGNMENT if `assignment` would take away all that can lead: a replica in the ISR may go at once
-    only if another one in it is online, as others lack records."""
+    """INVALID_REPLICA_ASSIGNMENT if `assignment` would remove all replicas that can lead: a member of the ISR may go at
+    once only if another member is online, because other replicas lack records."""
     dropped = _unneeded(context.partition_full_replica_assignment(partition), assignment)
     state = context.partition_leadership_info(partition)
     if state is None or not any(broker_id in dropped for broker_id in state.isr):
@@ -201,7 +201,7 @@ async def _start_new_replicas(parts: ControllerParts, incomplete: Reassignments)
 
 
 async def _make_new(parts: ControllerParts, reassignments: Reassignments) -> None:
-    """Those that the controller knows already need no more than the new leader epoch."""
+    """Replicas that the controller already knows only need the new leader epoch."""
     adding = await _adding(reassignments)
     new = [
         replica async for replica in each(adding) if parts.context.replica_state(replica) is ReplicaState.NON_EXISTENT
@@ -254,7 +254,7 @@ async def complete_reassignment(parts: ControllerParts, reassignments: Reassignm
 
 
 async def _move_leaders(parts: ControllerParts, partitions: Iterable[PartitionKey]) -> None:
-    """Each gets a new epoch, with the same leader if that is a replica and online, or else another one."""
+    """Each partition gets a new epoch. It keeps its leader if that is a replica and online."""
     context = parts.context
     stay: list[PartitionKey] = []
     move: list[PartitionKey] = []
@@ -269,7 +269,7 @@ async def _move_leaders(parts: ControllerParts, partitions: Iterable[PartitionKe
 
 
 async def _lead_without(parts: ControllerParts, dropped: Mapping[PartitionKey, Collection[int]]) -> None:
-    """Each gets a new epoch, with another leader where the leader is to go."""
+    """Each partition gets a new epoch, and another leader if its leader is to be removed."""
     context = parts.context
     stay: list[PartitionKey] = []
     move: list[PartitionKey] = []
@@ -283,7 +283,7 @@ async def _lead_without(parts: ControllerParts, dropped: Mapping[PartitionKey, C
 
 
 async def _update_leader_epochs(parts: ControllerParts, partitions: Iterable[PartitionKey]) -> None:
-    """Raises the leader epochs in ZooKeeper and tells all replicas, with the assignment that the context has."""
+    """Raises the leader epochs in ZooKeeper and sends all replicas LeaderAndIsr with the context's assignment."""
     context, batch = parts.context, parts.batch
     turns = Turns()
 
@@ -298,7 +298,7 @@ async def _update_leader_epochs(parts: ControllerParts, partitions: Iterable[Par
         context.put_partition_leadership_info(partition, state)
         partition_state = context.partition_state(partition)
         parts.state_changes.record(context.epoch, partition, NO_REPLICA, partition_state, partition_state, state)
-        # A new replica may be put on any disk; one that was there before may be on one that does not work.
+        # A new replica may be put on any disk; an earlier replica may be on a failed one.
         batch.add_leader_and_isr_request_for_brokers(
             assignment.origin_replicas, partition, state, assignment, is_new=False
         )
@@ -311,7 +311,7 @@ async def _update_leader_epochs(parts: ControllerParts, partitions: Iterable[Par
 async def _write_next_epochs(
     parts: ControllerParts, states: Mapping[PartitionKey, LeaderAndIsr], turns: Turns
 ) -> dict[PartitionKey, LeaderAndIsr]:
-    """Those that were written. Begins with what the context has, and reads again what has changed since."""
+    """The written leaderships. Starts from the context, and reads states again that have changed since."""
     raised = {}
     while states:
         updates = {
@@ -334,21 +334,21 @@ async def _write_next_epochs(
     return raised
 
 
-# -- replicas that go --------------------------------------------------------------------------------------------------
+# -- removed replicas --------------------------------------------------------------------------------------------------
 
 
 def _described(assignment: ReplicaAssignment) -> str:
-    """As Kafka's `ReplicaAssignment` prints itself."""
+    """The text of an assignment, as Kafka's `ReplicaAssignment` prints it."""
     replicas, adding, removing = (",".join(map(str, ids)) for ids in assignment)
     return f"ReplicaAssignment(replicas={replicas}, addingReplicas={adding}, removingReplicas={removing})"
 
 
 async def _stop_replicas(parts: ControllerParts, removed: Mapping[PartitionKey, Collection[int]]) -> set[PartitionKey]:
-    """Takes replicas out of the ISR, stops them and has their data deleted; returns the partitions that keep theirs,
-    because one of them leads, or could not leave the ISR.
+    """Removes replicas from the ISR, stops them and has their data deleted. Returns the partitions whose replicas stay,
+    because one of them leads or could not leave the ISR.
 
-    All have a new leader epoch already. Nobody waits for the brokers: what one that is dead does not hear stays on its
-    disk.
+    All partitions have a new leader epoch already. The controller does not wait for the brokers: the data of a dead
+    broker stays on its disk.
     """
     context = parts.context
     led = {

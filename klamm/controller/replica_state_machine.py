@@ -8,8 +8,8 @@
 | ONLINE              | ONLINE, OFFLINE,           | it gets LeaderAndIsr                                             |
 |                     | DELETION_INELIGIBLE        |                                                                  |
 | OFFLINE             | NEW, ONLINE, OFFLINE,      | it gets StopReplica; it leaves the ISR in ZooKeeper (the last    |
-|                     | DELETION_INELIGIBLE        | member stays), and if it led, nobody does; the others get        |
-|                     |                            | LeaderAndIsr                                                     |
+|                     | DELETION_INELIGIBLE        | member stays), and if it led, the partition has no leader; the   |
+|                     |                            | others get LeaderAndIsr                                          |
 | DELETION_STARTED    | OFFLINE                    | it gets StopReplica with deletion                                |
 | DELETION_SUCCESSFUL | DELETION_STARTED           | nothing else                                                     |
 | DELETION_INELIGIBLE | OFFLINE, DELETION_STARTED  | nothing else                                                     |
@@ -18,10 +18,10 @@
 Whenever a broker gets LeaderAndIsr, all get UpdateMetadata.
 
 What must stay true: as in partition_state_machine.py. Besides:
-- A leadership that was only looked at counts as this controller's from then on.
-- A replica that was usable does not become OFFLINE without a new leader epoch, whether or not it was in the ISR: a
-  proposal of its leader to take it in, made before, must not be accepted when it is back, perhaps with fewer records.
-  (Kafka 2.8.2 lets it pass; KIP-903.) A new controller does the same with all that it finds offline.
+- A leadership that this controller has read counts as its own from then on.
+- An online replica becomes OFFLINE only with a new leader epoch, whether or not it was in the ISR: an earlier proposal
+  of its leader to add it to the ISR must not be accepted when it is back, perhaps with fewer records. (Kafka 2.8.2
+  accepts it; KIP-903.) A new controller does the same with all replicas that it finds offline.
 """
 
 import logging
@@ -78,7 +78,7 @@ class ReplicaStateMachine:
     async def startup(self) -> None:
         """Gives every replica its state after an election of the controller, and tells the brokers.
 
-        One that is not online counts as ineligible for deletion at first: its topic may be about to be deleted.
+        A replica that is not online counts as ineligible for deletion at first: its topic may be about to be deleted.
         """
         context = self._context
         offline: dict[int, list[PartitionKey]] = {}
@@ -109,7 +109,7 @@ class ReplicaStateMachine:
     ) -> None:
         """Changes the states and sends the requests that follow from it, broker after broker.
 
-        `fenced` are partitions that got a new leader epoch since their replicas are not usable any more.
+        `fenced` are partitions that got a new leader epoch after their replicas went offline.
         """
         groups: dict[int, dict[PartitionKey, None]] = {}
         async for piece in slices(tuple(replicas), CHEAP_SLICE):
@@ -181,7 +181,7 @@ class ReplicaStateMachine:
     # -- changes of the context and of the requests only ------------------------------------------------------------
 
     def _prepare(self, broker_id: int, partition: PartitionKey, target: ReplicaState) -> bool:
-        """All of a transition but the state itself; False when the replica must keep the one that it has."""
+        """Makes all of a transition except the state itself; False when the replica must keep its state."""
         leadership = self._context.partition_leadership_info(partition)
         if target is ReplicaState.NEW and leadership is not None:
             if leadership.leader == broker_id:
@@ -192,7 +192,7 @@ class ReplicaStateMachine:
             if self._context.replica_state((partition, broker_id)) is ReplicaState.NEW:
                 self._join_assignment(broker_id, partition)
             elif leadership is not None and not self._context.is_partition_to_be_deleted(partition):
-                # No broker is to begin with it again (KAFKA-13342).
+                # No broker may start this replica again (KAFKA-13342).
                 self._send_leadership((broker_id,), partition, leadership, is_new=False)
         elif target is ReplicaState.DELETION_STARTED:
             self._request_batch.add_stop_replica_request_for_brokers((broker_id,), partition, delete_partition=True)
@@ -216,7 +216,7 @@ class ReplicaStateMachine:
             joined = assignment._replace(replicas=(*assignment.replicas, broker_id))
             self._context.update_partition_full_replica_assignment(partition, joined)
 
-    # -- out of the ISR ---------------------------------------------------------------------------------------------
+    # -- removal from the ISR ---------------------------------------------------------------------------------------
 
     async def _take_offline(
         self, broker_id: int, fenced: Collection[PartitionKey], partitions: Sequence[PartitionKey]
@@ -255,7 +255,7 @@ class ReplicaStateMachine:
         self._changed(broker_id, [*removed, *never_led], ReplicaState.OFFLINE)
 
     def _was_found_offline(self, partition: PartitionKey, state: ReplicaState | None) -> bool:
-        """By a controller that takes over: nobody knows whether the former one has fenced it."""
+        """Whether this controller found the replica offline when it was elected: the former one may not have fenced it."""
         is_ineligible = state is ReplicaState.DELETION_INELIGIBLE
         return is_ineligible and not self._context.is_partition_to_be_deleted(partition)
 
@@ -265,7 +265,7 @@ class ReplicaStateMachine:
         """Returns the leaderships without the broker, as they are in ZooKeeper and in the context now. Those `to_fence`
         get a new leader epoch in any case.
 
-        Begins with what it is given, and tries again with what it reads where that was out of date.
+        Starts from the given leaderships, and reads those again that were out of date.
         """
         context = self._context
         finished: dict[PartitionKey, LeaderAndIsr] = {}
@@ -297,7 +297,7 @@ class ReplicaStateMachine:
         updates: Mapping[PartitionKey, LeaderAndIsr],
         finished: dict[PartitionKey, LeaderAndIsr],
     ) -> list[PartitionKey]:
-        """Adds what it has written to `finished`; returns the partitions whose state has changed meanwhile."""
+        """Adds the written leaderships to `finished`. Returns the partitions whose state has changed meanwhile."""
         written = await self._zookeeper().update_partition_states(updates, self._context.epoch_zk_version)
         await self._turns.wait()
         changed = []
@@ -325,12 +325,12 @@ class ReplicaStateMachine:
 
 
 def _can_leave(state: LeaderAndIsr, broker_id: int) -> bool:
-    """Whether the state would be another one without the broker."""
+    """Whether removing the broker changes the state."""
     return broker_id in state.isr and (len(state.isr) > 1 or state.leader == broker_id)
 
 
 def _without(state: LeaderAndIsr, broker_id: int, controller_epoch: int) -> LeaderAndIsr:
-    """The last member stays in the ISR: nobody else has all acknowledged records."""
+    """The last member stays in the ISR: no other replica has all acknowledged records."""
     isr = state.isr if len(state.isr) == 1 else tuple([member for member in state.isr if member != broker_id])
     leader = NO_LEADER if state.leader == broker_id else state.leader
     return LeaderAndIsr(leader, state.leader_epoch + 1, isr, controller_epoch, state.zk_version)

@@ -1,7 +1,7 @@
 """The states of partitions and replicas, and from which state each may be entered. Pure.
 
-Kafka's `PartitionState` and `ReplicaState`, with Kafka's numbers. What a transition does besides is told where it is
-done: partition_state_machine.py and replica_state_machine.py.
+Kafka's `PartitionState` and `ReplicaState`, with Kafka's numbers. partition_state_machine.py and
+replica_state_machine.py describe what each transition does.
 """
 
 import logging
@@ -15,11 +15,11 @@ logger = logging.getLogger(__name__)
 
 S = TypeVar("S", bound=IntEnum)
 
-_NAMED = 10  # So many items a message names.
+_NAMED = 10  # The most items that a message names.
 
 
 class PartitionState(IntEnum):
-    """Of a partition, as the controller knows it. One that the controller does not know is NON_EXISTENT."""
+    """The state of a partition in the controller's context. An unknown partition is NON_EXISTENT."""
 
     NEW = 0  # It has replicas, but no leader and ISR yet.
     ONLINE = 1  # It has a leader.
@@ -28,7 +28,7 @@ class PartitionState(IntEnum):
 
 
 class ReplicaState(IntEnum):
-    """Of one replica of a partition. One that the controller does not know is NON_EXISTENT."""
+    """The state of one replica of a partition. An unknown replica is NON_EXISTENT."""
 
     NEW = 1  # Just created: it can only become a follower.
     ONLINE = 2  # Assigned, on a live broker, on a disk that works.
@@ -68,11 +68,11 @@ VALID_PREVIOUS_REPLICA_STATES: Mapping[ReplicaState, Collection[ReplicaState]] =
 
 
 class StateChangeFailed(Exception):
-    """A partition or replica could not be brought into a state; it stays in the one that it had."""
+    """A partition or replica could not change its state; it keeps the one that it had."""
 
 
 OnIllegalTransition = Callable[[str], None]
-"""Hears of transitions that are not in a table. They are not made; the message says which."""
+"""Gets a message for transitions that are not in a table and were not made."""
 
 
 def log_illegal_transition(message: str) -> None:
@@ -88,10 +88,10 @@ def legal_transitions(
     whose: str,
     refuse: Callable[[PartitionKey, S, str], None],
 ) -> list[PartitionKey]:
-    """Those that may change to `target`; one message for each state from which others may not.
+    """The items that may change to `target`. There is one message for each state from which others may not.
 
-    `states` lacks those that are NON_EXISTENT. `whose` says in the message whose states these are. `refuse` hears of
-    each that may not: its state, and why.
+    Items that `states` lacks are NON_EXISTENT. `whose` names the items in the message. `refuse` is called for each item
+    that may not change, with its state and the reason.
     """
     valid = valid_previous_states[target]
     unknown = type(target)["NON_EXISTENT"]

@@ -1,6 +1,6 @@
 """Deletes topics (Kafka's `TopicDeletionManager`).
 
-A topic is *queued* from the mark in /admin/delete_topics until nothing of it is left. The steps, for a topic of two
+A topic is *queued* from the mark in /admin/delete_topics until it is deleted completely. The steps, for a topic of two
 replicas, on brokers 1 and 2:
 
 | step                                                      | partition   | replica on 1        | replica on 2        |
@@ -14,9 +14,9 @@ replicas, on brokers 1 and 2:
 | D7 the last one answers: the znodes go, with the mark     | (forgotten) | (forgotten)         | (forgotten)         |
 
 What must stay true:
-- A topic that is *ineligible* (a broker or disk of a replica is dead, or a partition is being reassigned) is not tried
-  again before that has changed. Its mark stays in ZooKeeper, so that the next controller takes it up.
-- A topic's znodes go only when every replica's broker has said that the data is deleted.
+- The deletion of an *ineligible* topic (a broker or disk of a replica is dead, or a partition is being reassigned) is
+  not tried again before that has changed. Its mark stays in ZooKeeper for the next controller.
+- A topic's znodes are removed only after the broker of every replica has confirmed that the data is deleted.
 - With delete.topic.enable=false no topic is ever queued.
 """
 
@@ -32,7 +32,7 @@ from klamm.protocol.vocabulary import PartitionKey
 from klamm.slices import CHEAP_SLICE, SLICE, slices
 from klamm.znodes.controller_store import ControllerStore
 
-# What is done in one go: a few milliseconds.
+# The items of one slice, which takes a few milliseconds.
 PARTITIONS_IN_PIECE = 2 * SLICE
 TOPICS_IN_PIECE = 50
 
@@ -61,7 +61,7 @@ class TopicDeletionManager:
         self.is_delete_topic_enabled = config.delete_topic_enable
 
     async def init(self, topics_to_be_deleted: Collection[str], ineligible: Collection[str]) -> None:
-        """Takes up the deletions that a former controller has left; `try_topic_deletion` goes on with them."""
+        """Queues the deletions that a former controller has left; `try_topic_deletion` continues them."""
         if not self.is_delete_topic_enabled:
             await self._store().delete_topic_deletions(topics_to_be_deleted, self._context.epoch_zk_version)
             return
@@ -85,7 +85,7 @@ class TopicDeletionManager:
             await asyncio.sleep(0)
 
     async def resume_deletion_for_topics(self, topics: Iterable[str]) -> None:
-        """What has kept these topics from being deleted has changed. One that is being reassigned goes on waiting."""
+        """The obstacle to the deletion of these topics is gone. Topics that are being reassigned still wait."""
         reassigned = {topic for topic, _ in self._context.partitions_being_reassigned}
         queued = self._context.topics_to_be_deleted.intersection(topics) - reassigned
         if queued:
@@ -93,7 +93,7 @@ class TopicDeletionManager:
             await self._resume_deletions()
 
     async def fail_replica_deletion(self, replicas: Iterable[PartitionAndReplica]) -> None:
-        """These replicas, as far as their topics are queued and they are not deleted, cannot be deleted now (D4)."""
+        """These replicas cannot be deleted now (D4). Ignores deleted replicas and topics that are not queued."""
         failed = await self._left(replicas)
         if failed:
             await self._make_ineligible(failed, "replica deletion failure")
@@ -101,7 +101,7 @@ class TopicDeletionManager:
 
     async def complete_replica_deletion(self, replicas: Iterable[PartitionAndReplica]) -> None:
         """The brokers of these replicas have deleted them."""
-        # The answer of a broker that has died since counts for nothing: its replica is deleted once more.
+        # The response of a broker that has died since does not count: its replica is deleted once more.
         deleted = [
             replica
             for replica, state in await self._left_with_states(replicas)
@@ -111,7 +111,7 @@ class TopicDeletionManager:
         await self._resume_deletions()
 
     def mark_topics_ineligible_for_deletion(self, topics: Iterable[str], reason: str) -> None:
-        """Has no effect on topics that are not queued."""
+        """Marks queued topics as ineligible; ignores other topics."""
         halted = self._context.topics_to_be_deleted.intersection(topics)
         self._context.topics_ineligible_for_deletion |= halted
         if halted:
@@ -121,7 +121,7 @@ class TopicDeletionManager:
         return self._context.is_topic_queued_up_for_deletion(topic)
 
     async def _left(self, replicas: Iterable[PartitionAndReplica]) -> list[PartitionAndReplica]:
-        """Those of topics that are queued, without those that are deleted already."""
+        """The replicas of queued topics that are not deleted yet."""
         return [replica for replica, _ in await self._left_with_states(replicas)]
 
     async def _left_with_states(
@@ -151,11 +151,11 @@ class TopicDeletionManager:
             yield piece
 
     async def _make_ineligible(self, replicas: Collection[PartitionAndReplica], reason: str) -> None:
-        """From whatever state they are in."""
+        """Changes replicas to DELETION_INELIGIBLE from any state."""
         state = self._context.replica_state
         stopped = [replica for replica in replicas if state(replica) in (ReplicaState.NEW, ReplicaState.ONLINE)]
         await self._replicas.handle_state_changes(stopped, ReplicaState.OFFLINE)
-        # One of which the controller knows nothing yet was never on its broker, and needs no change.
+        # An unknown replica was never on its broker and needs no change.
         changed = [r for r in replicas if state(r) in (ReplicaState.OFFLINE, ReplicaState.DELETION_STARTED)]
         await self._replicas.handle_state_changes(changed, ReplicaState.DELETION_INELIGIBLE)
         self.mark_topics_ineligible_for_deletion({topic for (topic, _), _ in replicas}, reason)
@@ -163,7 +163,7 @@ class TopicDeletionManager:
     # -- the steps --------------------------------------------------------------------------------------------------
 
     async def _resume_deletions(self) -> None:
-        """Does for every queued topic what can be done now."""
+        """Takes the possible steps for every queued topic."""
         context = self._context
         to_retry: list[PartitionAndReplica] = []
         eligible = []
@@ -212,7 +212,7 @@ class TopicDeletionManager:
                 (alive if context.is_replica_online(replica[1], replica[0]) else dead).append(replica)
             await asyncio.sleep(0)
         await self._make_ineligible(dead, "offline replicas")
-        # D3: first nobody follows any more, then the data goes.
+        # D3: first all replicas stop following, then their data is deleted.
         await self._replicas.handle_state_changes(alive, ReplicaState.OFFLINE)
         await self._replicas.handle_state_changes(alive, ReplicaState.DELETION_STARTED)
 
@@ -224,7 +224,7 @@ class TopicDeletionManager:
         results = await asyncio.gather(
             *(store.delete_topic_guarded(topic, context.epoch_zk_version) for topic in topics), return_exceptions=True
         )
-        # Only now that nothing goes on behind us.
+        # Only now, when no step is in progress.
         for result in results:
             if isinstance(result, BaseException):
                 raise result

@@ -1,10 +1,10 @@
-"""What the controller does when topics are created, get partitions, or are marked for deletion.
+"""Handles topics that are created, get partitions, or are marked for deletion.
 
 What must stay true:
 - A mark for deletion is removed only with its topic, or when there is no such topic in ZooKeeper.
 - A topic is taken up once, by the event that finds it among the children of /brokers/topics.
-- The leadership of a partition that has a state znode is never begun anew: a topic whose znode was unreadable for a
-  while, and then mended, goes on where it was.
+- The leadership of a partition with a state znode never starts from scratch: a topic whose znode was unreadable for a
+  while, and then repaired, continues with its leader epochs.
 """
 
 import logging
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 async def topic_change(parts: ControllerParts) -> None:
-    """Compares the topics in ZooKeeper with those that are known."""
+    """Compares the topics in ZooKeeper with the known ones."""
     context = parts.context
     names = legal_topics(await parts.store.topic_names(parts.on_topics))
     new = [name for name in names if name not in context.all_topics]
@@ -49,7 +49,7 @@ async def topic_change(parts: ControllerParts) -> None:
 
 
 def legal_topics(names: Sequence[str]) -> list[str]:
-    """Those that clients could have created; a file name made of any other could lie outside the log directories."""
+    """The topics with legal names; a file name made of any other could lie outside the log directories."""
     for name in names:
         if not is_legal_topic_name(name):
             _log.error("a topic's znode is left out: %r is no legal topic name", name)
@@ -68,7 +68,7 @@ async def load_topics(parts: ControllerParts, names: Sequence[str]) -> list[Part
 
     pieces = await for_slices(names, load, TOPICS_PER_SLICE)
     assignments = {topic: assignment for piece in pieces for topic, assignment in piece.items()}
-    # One whose znode cannot be read counts as known: it has no partitions until somebody mends the znode.
+    # A topic whose znode cannot be read counts as known: it has no partitions until the znode is repaired.
     context.all_topics.update(names)
     for topic, assignment in assignments.items():
         _add_topic_id(parts, topic, assignment)
@@ -80,7 +80,7 @@ async def load_topics(parts: ControllerParts, names: Sequence[str]) -> list[Part
 
 
 def _add_topic_id(parts: ControllerParts, topic: str, assignment: TopicAssignment) -> None:
-    """An id that belongs to another topic already (somebody has copied a znode) is not used."""
+    """An id that already belongs to another topic (a copied znode) is not used."""
     context, topic_id = parts.context, assignment.topic_id
     if topic_id is None or topic in context.topic_ids:
         return
@@ -104,11 +104,11 @@ def _add_partition(parts: ControllerParts, partition: PartitionKey, assignment: 
 
 
 async def partition_modifications(parts: ControllerParts, topic: str) -> None:
-    """A topic's assignment has changed: new partitions are taken up. Other changes are the controller's own, but that
-    a tool from before Kafka 2.8 leaves out the topic's id (KAFKA-14190)."""
+    """A topic's assignment has changed: adds new partitions. Other changes are the controller's own, except that a tool
+    from before Kafka 2.8 drops the topic's id (KAFKA-14190)."""
     context = parts.context
     if topic not in context.all_topics:
-        # Deleted, or not taken up yet: the list of topics tells.
+        # Deleted, or not added yet: the event of the list of topics handles it.
         return
     assignment = (await parts.store.topic_assignments([topic], parts.on_topic)).get(topic)
     if assignment is None:
@@ -129,8 +129,8 @@ async def partition_modifications(parts: ControllerParts, topic: str) -> None:
 
 
 async def _restore_topic_id(parts: ControllerParts, topic: str, assignment: TopicAssignment) -> TopicAssignment:
-    """The next controller would give the topic another id, and to its brokers it would be another topic. Returns the
-    assignment with the id; should it change meanwhile, its watch tells."""
+    """Restores a topic's id: with another id from the next controller it would be another topic for its brokers.
+    Returns the assignment with the id. If the znode changes meanwhile, its watch puts an event."""
     restored = replace(assignment, topic_id=parts.context.topic_ids[topic])
     try:
         await parts.store.update_topic_assignment(topic, restored, parts.guard)
@@ -140,7 +140,7 @@ async def _restore_topic_id(parts: ControllerParts, topic: str, assignment: Topi
 
 
 async def _restore_assignment(parts: ControllerParts, topic: str, assignment: TopicAssignment) -> None:
-    """Takes partitions back out of a topic that is being deleted. Should it change meanwhile, its watch tells."""
+    """Removes partitions added to a topic in deletion. If the znode changes meanwhile, its watch puts an event."""
     known = {
         number: assignment.partitions[number]
         for number in assignment.partitions
@@ -169,7 +169,7 @@ async def on_new_partition_creation(parts: ControllerParts, partitions: Sequence
 
 
 async def _resume_leadership(parts: ControllerParts, partitions: Sequence[PartitionKey]) -> None:
-    """Those of these new partitions that have been led before get a leader as after the death of one."""
+    """Elects leaders for new partitions that were led before, as after a leader's death."""
     await decide_about_bounced_replicas(parts, await take_up_states(parts, partitions))
     found = [key for key in partitions if parts.context.partition_leadership_info(key) is not None]
     await parts.partitions.handle_state_changes(found, PartitionState.OFFLINE)
@@ -184,7 +184,7 @@ async def topic_deletion(parts: ControllerParts) -> None:
     context, deletions = parts.context, parts.deletions
     marked = await parts.store.topic_deletions(parts.on_topic_deletions)
     if not context.all_topics.issuperset(marked):
-        # One may have been created since the topics were read.
+        # A topic may have been created since the topics were read.
         await topic_change(parts)
     unknown = [topic for topic in marked if topic not in context.all_topics]
     if unknown:

@@ -1,14 +1,13 @@
-"""What ZooKeeper has answered for many slices at once, worked off slice by slice."""
+"""Handles ZooKeeper's responses to many slices one slice at a time."""
 
 import asyncio
 from collections import deque
 
 
 class Turns:
-    """One piece of work in each turn of the loop, however many are ready.
+    """Allows one piece of work in each turn of the loop, however many are ready.
 
-    What was asked of ZooKeeper slice by slice is answered for many slices at once: their tasks would go on in the same
-    turn.
+    ZooKeeper answers many slices at once, and without this their tasks would all continue in the same turn.
     """
 
     def __init__(self) -> None:
