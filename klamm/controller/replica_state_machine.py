@@ -255,7 +255,7 @@ class ReplicaStateMachine:
         self._changed(broker_id, [*removed, *never_led], ReplicaState.OFFLINE)
 
     def _was_found_offline(self, partition: PartitionKey, state: ReplicaState | None) -> bool:
-        """Whether this controller found the replica offline when it was elected: the former one may not have fenced it."""
+        """Whether the replica was offline when this controller was elected: it may not be fenced yet."""
         is_ineligible = state is ReplicaState.DELETION_INELIGIBLE
         return is_ineligible and not self._context.is_partition_to_be_deleted(partition)
 

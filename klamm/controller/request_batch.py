@@ -1,13 +1,13 @@
-"""What one controller event has to tell the brokers, collected and then sent (Kafka's `ControllerBrokerRequestBatch`).
+"""Collects the requests of one controller event, and sends them (Kafka's `ControllerBrokerRequestBatch`).
 
 What must stay true:
-- A new batch begins empty: requests of an event that did not come to its end are neither mixed into those of the next
-  one nor lost in silence. A controller that resigns calls `clear`.
+- A new batch begins empty: requests of an interrupted event are neither mixed into those of the next event nor lost
+  in silence. A controller that resigns calls `clear`.
 - All LeaderAndIsr requests leave first, then UpdateMetadata, then StopReplica. Each carries the epoch of its receiver.
-- Only brokers that are alive, or shutting down, get anything. The live brokers do not change while a batch is open.
-- Whoever gets a LeaderAndIsr about a partition, all brokers get an UpdateMetadata about it; all brokers get the same.
-- Of two changes of the same partition in a batch the later one counts, but what is new stays new, and what is to be
-  deleted stays to be deleted.
+- Only brokers that are alive, or shutting down, get requests. The live brokers do not change while a batch is open.
+- A partition in a LeaderAndIsr is also in the UpdateMetadata; all brokers get the same UpdateMetadata.
+- Of two changes of the same partition in a batch the later one counts, but a new replica stays new, and a deletion
+  stays a deletion.
 - A partition's state is made once and shared by all its recipients, so that it is encoded once.
 """
 
@@ -53,11 +53,11 @@ logger = logging.getLogger(__name__)
 
 OnResponse = Callable[[Any], None]
 Send = Callable[[int, ApiKey, Any, OnResponse | None], None]
-"""Queues a request (broker id, API, body, who gets the response) for a broker."""
+"""Queues a request (broker id, API, body, callback for the response) for a broker."""
 
 
 class OnSent(Protocol):
-    """Hears what was queued: see `RequestSent`."""
+    """Called for each queued request: see `RequestSent`."""
 
     def __call__(
         self,
@@ -75,7 +75,7 @@ class ControllerBrokerRequestBatch:
     """See the module.
 
     The callbacks only enqueue events. `on_stop_replica_response(broker_id, response, topics)` is called only for
-    requests that delete, with those of their topics whose deletion has started, and not when there are none.
+    requests that delete topics whose deletion has started, with the request's entries for these topics.
     """
 
     def __init__(
@@ -100,29 +100,29 @@ class ControllerBrokerRequestBatch:
         self._on_stop_replica_response = on_stop_replica_response
         self._on_sent = on_sent
         self._announce = announce
-        # Broker id -> topic -> partition -> what it is told.
+        # Broker id -> topic -> partition -> the state for the broker.
         self._leader_and_isr: dict[int, dict[str, dict[int, LeaderAndIsrPartitionState]]] = {}
-        # Broker id -> leader -> of how many of these partitions.
+        # Broker id -> leader -> the number of its partitions among them.
         self._leaders: dict[int, dict[int, int]] = {}
         self._stop_replica: dict[int, dict[str, dict[int, StopReplicaPartitionState]]] = {}
         # One content for all these brokers.
         self._update_metadata_brokers: dict[int, None] = {}
         self._update_metadata: dict[str, dict[int, UpdateMetadataPartitionState]] = {}
-        # What the last LeaderAndIsr state of a partition was made from, and that state.
+        # The source of the last LeaderAndIsr state of a partition, and that state.
         self._made: dict[PartitionKey, tuple[LeaderAndIsr, ReplicaAssignment, LeaderAndIsrPartitionState]] = {}
 
     def new_batch(self) -> None:
-        """RuntimeError when the batch before was not sent."""
+        """Raises RuntimeError when the previous batch was not sent."""
         if self._leader_and_isr or self._update_metadata_brokers or self._stop_replica:
             raise RuntimeError(
                 "the batch before was not sent: it has LeaderAndIsr requests for brokers"
                 f" {sorted(self._leader_and_isr)}, UpdateMetadata for {sorted(self._update_metadata_brokers)},"
                 f" StopReplica for {sorted(self._stop_replica)}"
             )
-        self.clear()  # There may be partitions to be told to nobody.
+        self.clear()  # There may be partitions without recipients.
 
     def clear(self) -> None:
-        """Forgets what was not sent."""
+        """Drops all unsent requests."""
         self._leader_and_isr = {}
         self._leaders = {}
         self._stop_replica = {}
@@ -140,7 +140,7 @@ class ControllerBrokerRequestBatch:
         assignment: ReplicaAssignment,
         is_new: bool,
     ) -> None:
-        """These brokers are told who leads the partition, and all brokers get its metadata."""
+        """These brokers get the partition's leadership, and all brokers get its metadata."""
         topic, number = partition
         live = self._context.live_or_shutting_down_broker_ids
         made = self._made.get(partition)
@@ -200,7 +200,7 @@ class ControllerBrokerRequestBatch:
     ) -> None:
         """These brokers get the metadata of the partitions, and of all others in this batch.
 
-        Partitions without leadership info are left out. With no partitions at all, the brokers learn who is alive.
+        Partitions without leadership info are left out. Without any partitions, the brokers get only the live brokers.
         Thousands of partitions are added in slices (slices.py).
         """
         live = self._context.live_or_shutting_down_broker_ids
@@ -239,7 +239,7 @@ class ControllerBrokerRequestBatch:
     # -- sending ----------------------------------------------------------------------------------------------------
 
     def send_requests_to_brokers(self, controller_epoch: int) -> None:
-        """Queues everything that was collected; the batch is empty then."""
+        """Queues all collected requests; the batch is empty afterwards."""
         self._send_leader_and_isr_requests(controller_epoch)
         self._send_update_metadata_requests(controller_epoch)
         self._send_stop_replica_requests(controller_epoch)
@@ -266,7 +266,7 @@ class ControllerBrokerRequestBatch:
             self._on_sent(controller_epoch, "LeaderAndIsr", (broker_id,), _count(topics), led, states=states)
 
     def _live_leaders(self, leaders: Collection[int]) -> list[LiveLeader]:
-        """Where the followers reach the leaders. One without the inter-broker listener cannot be reached."""
+        """The addresses of the leaders for their followers. Leaders without the inter-broker listener are missing."""
         listener = self._config.inter_broker_listener_name
         return [
             LiveLeader(broker_id, endpoint.host, endpoint.port)
@@ -317,7 +317,7 @@ class ControllerBrokerRequestBatch:
     def _send_stop_replica_request(
         self, controller_epoch: int, broker_id: int, topics: list[StopReplicaTopic], delete: bool | None = None
     ) -> None:
-        """`delete`: whether all are deleted, in a version that says it once."""
+        """`delete`: whether all replicas are deleted, in versions that have this once for the request."""
         request = StopReplicaRequest(self._controller_id, controller_epoch, self._broker_epoch(broker_id), topics)
         deletes = any(state.delete for topic in topics for state in topic.partitions)
         on_response = self._stop_replica_told(broker_id, topics) if deletes else None
@@ -380,7 +380,7 @@ def _update_metadata_broker(registration: BrokerRegistration) -> UpdateMetadataB
 def _partitions_to_stop(
     topics: Mapping[str, Mapping[int, StopReplicaPartitionState]], delete: bool
 ) -> list[StopReplicaTopic]:
-    """Those that are to be deleted, or those that are not."""
+    """The replicas to delete, or the others."""
     chosen = [
         StopReplicaTopic(topic, None, [state for state in states.values() if state.delete is delete])
         for topic, states in topics.items()

@@ -1,7 +1,7 @@
-"""What the broker asks of its controller, for clients and for other brokers.
+"""The broker's requests to its own controller, for clients and for other brokers.
 
-Each question becomes an event, and waits for the answer that the event gets when it is processed (event_flows.py). If
-it is not, because this broker is not the controller or gives that up, the event says what the answer is (`preempt`).
+Each request becomes an event and waits for its answer, which the processing of the event gives (event_flows.py). If
+this broker is not the controller, or resigns first, the event itself answers (`preempt`).
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class ControllerRequests:
         self._put = put
 
     async def alter_isr(self, request: AlterIsrRequest) -> AlterIsrResponse:
-        """Answers an AlterIsr request; errors are in the response. Cut short, nothing is known of what was done."""
+        """Answers an AlterIsr request; errors are in the response. If it is cancelled, the result is unknown."""
         event = AlterIsrReceived(request, answer=_future())
         self._put(event)
         try:
@@ -48,9 +48,9 @@ class ControllerRequests:
             return isr_flows.error_response(error.code)
 
     async def controlled_shutdown(self, broker_id: int, broker_epoch: int) -> list[PartitionKey]:
-        """Moves leadership away from a broker that wants to stop; returns the partitions that it still leads.
+        """Moves leadership away from a broker that wants to stop. Returns the partitions that it still leads.
 
-        KafkaErrors STALE_CONTROLLER_EPOCH (this broker is not the controller), STALE_BROKER_EPOCH,
+        Raises KafkaError STALE_CONTROLLER_EPOCH (this broker is not the controller), STALE_BROKER_EPOCH,
         BROKER_NOT_AVAILABLE.
         """
         event = ControlledShutdown(broker_id, broker_epoch, answer=_future())
@@ -58,23 +58,23 @@ class ControllerRequests:
         return await event.answer
 
     async def elect_leaders(self, partitions: Sequence[PartitionKey], election_type: ElectionType) -> ElectionResults:
-        """Answers ElectLeaders: each partition's new leader, or why it got none. KafkaError NOT_CONTROLLER.
+        """Answers ElectLeaders: each partition's new leader, or why it got none. Raises KafkaError NOT_CONTROLLER.
 
-        What is elected is known to no broker yet.
+        No broker knows the new leaders yet.
         """
         event = ReplicaLeaderElection(partitions, election_type, answer=_future())
         self._put(event)
         return await event.answer
 
     def enable_default_unclean_leader_election(self) -> None:
-        """unclean.leader.election.enable was switched on for all topics that do not say otherwise."""
+        """unclean.leader.election.enable was switched on for all topics without a value of their own."""
         self._put(UncleanLeaderElectionEnable())
 
     def enable_topic_unclean_leader_election(self, topic: str) -> None:
         self._put(TopicUncleanLeaderElectionEnable(topic))
 
     async def update_features(self, updates: Sequence[FeatureUpdate]) -> FeatureResults:
-        """Answers UpdateFeatures. KafkaError NOT_CONTROLLER: none, or all that are allowed, may have been done."""
+        """Answers UpdateFeatures. Raises KafkaError NOT_CONTROLLER; the allowed updates may have been written then."""
         event = UpdateFeatures(updates, answer=_future())
         self._put(event)
         return await event.answer
@@ -82,9 +82,9 @@ class ControllerRequests:
     async def alter_partition_reassignments(
         self, targets: Mapping[PartitionKey, tuple[int, ...] | None]
     ) -> Mapping[PartitionKey, KafkaError | None]:
-        """Moves these partitions to these brokers, None: back to where they were; returns what could not begin.
+        """Moves these partitions to these brokers, or back (None). Returns the reassignments that could not begin.
 
-        KafkaError NOT_CONTROLLER: some, or all, may have begun.
+        Raises KafkaError NOT_CONTROLLER; some or all reassignments may have begun then.
         """
         event = ApiPartitionReassignment(targets, answer=_future())
         self._put(event)
@@ -93,7 +93,7 @@ class ControllerRequests:
     async def list_partition_reassignments(
         self, partitions: Sequence[PartitionKey] | None
     ) -> Mapping[PartitionKey, ReplicaAssignment]:
-        """Those of these partitions (None: of all) that are being reassigned. KafkaError NOT_CONTROLLER."""
+        """The partitions among these (None: all) that are being reassigned. Raises KafkaError NOT_CONTROLLER."""
         event = ListPartitionReassignments(partitions, answer=_future())
         self._put(event)
         return await event.answer

@@ -1,4 +1,4 @@
-"""What a channel of the controller tells about itself. Pure."""
+"""The status of one channel of the controller. Pure."""
 
 from typing import NamedTuple
 
@@ -8,9 +8,9 @@ from klamm.metrics import Histogram
 class SendQueue(NamedTuple):
     """One broker's channel at a moment.
 
-    `size` requests wait for the one that is being sent, `sending` (None: none is), since `sending_for_ms`. `trouble` is
-    why it had to be sent again, "" if it had not. `time_ms` (Kafka's RequestRateAndQueueTimeMs): how long requests
-    waited for their turn.
+    `size` requests wait behind the one being sent, which is `sending` (None without one) for `sending_for_ms`.
+    `trouble` is the reason why it was sent again, "" if it was not. `time_ms` (Kafka's RequestRateAndQueueTimeMs): how
+    long requests waited for their turn.
     """
 
     size: int

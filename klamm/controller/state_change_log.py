@@ -1,25 +1,25 @@
-"""What the controller decided and did: one record for everything, and Kafka's two log files made of them.
+"""The controller's decisions and actions: a record for each of them, and Kafka's two log files made of the records.
 
-| record         | is made for                                               | becomes a line of                   |
+| record         | event                                                     | becomes a line of                   |
 |----------------|-----------------------------------------------------------|-------------------------------------|
-| StateChange    | a change of a partition's or replica's state, or of who   | state-change.log: INFO for New and  |
-|                | leads; one that failed, too                               | Online partitions and for ISRs that |
+| StateChange    | a change of a partition's or replica's state or leader;   | state-change.log: INFO for New and  |
+|                | a failed change, too                                      | Online partitions and for ISRs that |
 |                |                                                           | lose a member, ERROR, else TRACE    |
 | RequestSent    | LeaderAndIsr, UpdateMetadata or StopReplica for a broker  | state-change.log, INFO, and TRACE   |
 |                |                                                           | for each partition that it names    |
-| Announcement   | who is the controller, which brokers come, go and stop    | controller.log                      |
-| EventProcessed | an event: how long it waited, and took, and how it went;  | none                                |
-|                | one that was preempted, too                               |                                     |
+| Announcement   | elections of the controller; brokers that come and go     | controller.log                      |
+| EventProcessed | an event: its waiting time, duration and outcome; a       | none                                |
+|                | preempted event, too                                      |                                     |
 
-The lines are Kafka's and go to the loggers that Kafka names them by, in batches: the message of a `logging.LogRecord`
+The lines are Kafka's and go to loggers with Kafka's names, in batches: the message of a `logging.LogRecord`
 is then a `LogLines`, which holds the time of each line.
 
 What must stay true:
-- When a record is made, it is put away and nothing else: nothing is formatted, and nothing is written. A controller
-  that is elected in a large cluster makes hundreds of thousands. None holds on to the content of a request.
-- Lines are written, and followers told, after the event and in slices, so that the loop serves others in between;
-  `close` writes what is left.
-- A follower that does not keep up misses records, and is told how many. It holds up nobody.
+- Making a record only stores it, without formatting or writing: a failover in a large cluster makes hundreds of
+  thousands. No record keeps the content of a request in memory.
+- Lines are written, and records delivered to followers, after the event and in slices, so that the loop serves others
+  in between; `close` writes the rest.
+- A follower that does not keep up misses records, and gets their number. It never delays the controller.
 """
 
 import asyncio
@@ -38,9 +38,9 @@ from klamm.protocol.vocabulary import PartitionKey
 from klamm.znodes.topics import LeaderAndIsr
 
 NO_REPLICA = -1
-# So many records or lines are dealt with at once.
+# The records or lines of one slice.
 SLICE = 500
-# So many records wait for a follower.
+# The most records that wait for a follower.
 MAX_UNREAD = 50_000
 
 CONTROLLER_LOGGER = logging.getLogger("kafka.controller.KafkaController")
@@ -61,23 +61,23 @@ REPLICA_STATE_NAMES: Mapping[int, str] = {
     ReplicaState.DELETION_INELIGIBLE: "ReplicaDeletionIneligible",
     ReplicaState.NON_EXISTENT: "NonExistentReplica",
 }
-# Whose changes are logged at INFO.
-_PARTITION_ONLINE = int(PartitionState.ONLINE)  # New is before it.
+# The states whose changes are logged at INFO.
+_PARTITION_ONLINE = int(PartitionState.ONLINE)  # New has a lower number, and its changes are logged so too.
 _REPLICA_OFFLINE = int(ReplicaState.OFFLINE)
 
 
 SentState = LeaderAndIsrPartitionState | tuple[int, int, bool]
-"""What LeaderAndIsr says of a partition; or StopReplica: partition, leader epoch, whether to delete it."""
+"""A partition's state in LeaderAndIsr; for StopReplica (partition, leader epoch, whether to delete it)."""
 SentStates = Iterable[tuple[str, SentState]]
-"""By topic. It is gone through once, or never."""
+"""The states by topic, iterated at most once."""
 
 
 class StateChange(NamedTuple):
     """One change. `replica` is a broker id; NO_REPLICA when the state is the partition's own.
 
-    `leadership` is what was decided with it, `replicas` who a new partition is assigned to. If it `failed`, the state
-    stayed as it was. `event` is what the controller was processing, and `why` what it decided by, or what was in the
-    way; "" where the event says it all.
+    `leadership` was decided with the change, `replicas` is the assignment of a new partition. If the change `failed`,
+    the state is unchanged. `event` is the event that the controller was processing; `why` is the reason of the decision
+    or of the failure, "" if the event explains it.
     """
 
     time_ms: int
@@ -167,9 +167,9 @@ class StateChange(NamedTuple):
 
 
 class RequestSent(NamedTuple):
-    """A request was queued for brokers. `size` is how many partitions or replicas it names, `led` how many of them
-    the broker leads from now on (LeaderAndIsr only), `delete` whether it deletes all of them or none (StopReplica of
-    old versions only). `states` is what it says of each, if a line is to be written of that.
+    """A request was queued for brokers. It names `size` partitions or replicas; `led` of them the broker leads from now
+    on (LeaderAndIsr only); `delete` says whether it deletes all or none of them (StopReplica of old versions only).
+    `states` has the state of each, if they are logged.
     """
 
     time_ms: int
@@ -212,7 +212,7 @@ class RequestSent(NamedTuple):
 
 
 class Announcement(NamedTuple):
-    """Something that an operator wants to find in controller.log."""
+    """A line of controller.log."""
 
     time_ms: int
     controller_epoch: int
@@ -227,8 +227,8 @@ class Announcement(NamedTuple):
 
 
 class EventProcessed(NamedTuple):
-    """An event is over. `outcome` is "processed", "preempted" (it was thrown away), "ignored" (this broker is not
-    active), or what went wrong.
+    """An event is over. `outcome` is "processed", "preempted" (dropped), "ignored" (this broker is not
+    active), or the error.
     """
 
     time_ms: int
@@ -264,7 +264,7 @@ class NumberedRecord(NamedTuple):
 
 
 class Follower:
-    """Gets every record that is made after it began to follow."""
+    """Gets every record made after it was created."""
 
     def __init__(self) -> None:
         self.missed = 0
@@ -279,12 +279,12 @@ class Follower:
         self._changed.set()
 
     def close(self) -> None:
-        """There will be no more records."""
+        """Ends the follower: no more records will come."""
         self._is_closed = True
         self._changed.set()
 
     async def read(self) -> list[NumberedRecord]:
-        """Some records, as soon as there are any; none when there will not be any more."""
+        """Waits for records and returns them; returns none after the end."""
         while not self._unread and not self._is_closed:
             self._changed.clear()
             await self._changed.wait()
@@ -292,19 +292,19 @@ class Follower:
 
 
 class StateChangeLog:
-    """The newest `capacity` records, and the way of all to logs and followers. `now_ms` is the wall clock."""
+    """Keeps the newest `capacity` records, and delivers all to logs and followers. `now_ms` is the wall clock."""
 
     def __init__(self, now_ms: Callable[[], int], controller_id: int = -1, capacity: int = 10_000) -> None:
         self._now_ms = now_ms
         self._controller_id = controller_id
-        # State changes are plain tuples here: to make a StateChange takes three times as long.
+        # State changes are plain tuples here, because making a StateChange takes three times as long.
         self._records: deque[Any] = deque(maxlen=capacity)
         self._made = 0
         self._followers: dict[Follower, None] = {}
-        # What is still to be delivered: everything while somebody wants that, else what is logged at INFO or above.
+        # The records to deliver: all of them while there is a follower, else those logged at INFO or above.
         self._undelivered: deque[Any] = deque()
         self._is_wanted = self._are_all_wanted = False
-        self._lines: Iterator[Line] = iter(())  # Of what was delivered last, those that are still to be written.
+        self._lines: Iterator[Line] = iter(())  # The lines of the last delivered records that are not written yet.
         self._delivery: asyncio.Handle | None = None
         self._event = ""
         self._outcome = ""
@@ -384,11 +384,11 @@ class StateChangeLog:
         self._outcome = "processed"
 
     def event_turns_out(self, outcome: str) -> None:
-        """How the event in progress ends, if not by being processed."""
+        """Sets the outcome of the event in progress, if it is not processed."""
         self._outcome = outcome
 
     def event_ends(self, controller_epoch: int, state: str, queue_time_ms: float, processing_time_ms: float) -> None:
-        """The event in progress is over: what was recorded since it began is written soon."""
+        """The event in progress is over: its records are written soon."""
         self._add(
             EventProcessed(
                 self._now_ms(),
@@ -406,7 +406,7 @@ class StateChangeLog:
             self._delivery = asyncio.get_running_loop().call_soon(self._deliver_slice)
 
     def event_preempted(self, controller_epoch: int, event: str, state: str, queue_time_ms: float) -> None:
-        """An event that waited was thrown away, whatever event is in progress. It is written with the next one."""
+        """A waiting event was dropped. Its record is written with those of the next event."""
         self._add(EventProcessed(self._now_ms(), controller_epoch, event, state, queue_time_ms, 0.0, "preempted"))
 
     # -- reading ----------------------------------------------------------------------------------------------------
@@ -432,14 +432,14 @@ class StateChangeLog:
         self._followers.pop(follower, None)
 
     def close_followers(self) -> None:
-        """They get what there is; who wants more has to ask the next controller."""
+        """Followers get the present records and end; the next controller has further records."""
         self._deliver_all()
         for follower in self._followers:
             follower.close()
         self._followers.clear()
 
     def close(self) -> None:
-        """Delivers everything. Idempotent."""
+        """Delivers all records. Idempotent."""
         self.close_followers()
 
     # -- delivery ---------------------------------------------------------------------------------------------------
@@ -465,8 +465,8 @@ class StateChangeLog:
             self._delivery = asyncio.get_running_loop().call_soon(self._deliver_slice)
 
     def _deliver(self) -> bool:
-        """Delivers a slice: of lines, when those of the last records are not all written, else of records. Whether
-        there may be more.
+        """Delivers a slice: pending lines of the last records first, else records. Returns whether there may be
+        more.
         """
         lines = list(islice(self._lines, SLICE))
         if not lines:
@@ -476,7 +476,7 @@ class StateChangeLog:
 
     def _take_records(self) -> list[Line]:
         undelivered = self._undelivered
-        # While somebody follows, these are the newest records without a gap.
+        # While there is a follower, these are the newest records without a gap.
         first = self._made - len(undelivered)
         records = [_record(undelivered.popleft()) for _ in range(min(SLICE, len(undelivered)))]
         if self._followers:
@@ -487,7 +487,7 @@ class StateChangeLog:
         return list(islice(self._lines, SLICE))
 
     def _lines_of(self, records: Sequence[Record]) -> Iterator[Line]:
-        # What nobody wants is left out here: it would tear the batches apart.
+        # Records without a reader are dropped here: they would split the batches.
         for record in records:
             for line in record.lines(self._controller_id):
                 if line.logger.isEnabledFor(line.level):
