@@ -29,7 +29,7 @@ from klamm.protocol.vocabulary import PartitionKey
 
 NO_GENERATION = -1
 _LAST_GENERATION = 2**31 - 1
-NO_LEADER = ""
+NO_GROUP_LEADER = ""
 NO_MEMBER_ID = ""
 
 
@@ -71,7 +71,7 @@ class JoinResult(NamedTuple):
     generation_id: int = NO_GENERATION
     protocol_type: str | None = None
     protocol_name: str | None = None
-    leader_id: str = NO_LEADER
+    leader_id: str = NO_GROUP_LEADER
     members: Sequence[JoinedMember] = ()
 
 
@@ -390,7 +390,7 @@ class Group:
             self.generation_id,
             self.protocol_type,
             self.protocol_name,
-            self.leader_id or NO_LEADER,
+            self.leader_id or NO_GROUP_LEADER,
             self._joined_members() if self.is_leader(member_id) else (),
         )
 

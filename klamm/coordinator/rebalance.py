@@ -23,7 +23,7 @@ from typing import Any
 
 from klamm.config.current import CurrentConfig
 from klamm.coordinator.group import (
-    NO_LEADER,
+    NO_GROUP_LEADER,
     NO_MEMBER_ID,
     Group,
     GroupState,
@@ -202,7 +202,7 @@ class Rebalances:
         if is_overtaken():
             return
         # The leader's new id is withheld, so that the member does not act as leader and reassign in a Stable group.
-        result = group.joined(new_id)._replace(leader_id=former_leader_id or NO_LEADER, members=())
+        result = group.joined(new_id)._replace(leader_id=former_leader_id or NO_GROUP_LEADER, members=())
         if error is ErrorCode.NONE:
             group.answer_join(member, result)
         else:
