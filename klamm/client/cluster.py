@@ -131,8 +131,8 @@ class Attempts:
         self._backoff_s = min(2 * self._backoff_s, self._max_backoff_s)
 
 
-class _NobodyToAsk(KafkaError):
-    """The cluster has no such leader, controller or broker at the moment."""
+class _NoLeader(KafkaError):
+    """The partition has no leader at the moment."""
 
 
 def _no_errors(response: Any) -> Iterable[int]:
@@ -142,10 +142,10 @@ def _no_errors(response: Any) -> Iterable[int]:
 class ClusterClient:
     """A cluster, found through `bootstrap` addresses.
 
-    The `send_...` methods retry a request while it fails for a transient reason: no connection, no known leader, or a
-    response in which `errors_of(response)` finds a retriable code. When the policy's time is over, the last response is
-    returned as it is, or the last error raised: ClientError, or KafkaError when there was no broker to ask (no leader,
-    no controller). A request is retried after a disconnection only if it is `repeatable`.
+    `send_to_any` and `send_to_leader` retry a request while it fails for a transient reason: no connection, no known
+    leader, or a response in which `errors_of(response)` finds a retriable code. When the policy's time is over, the
+    last response is returned as it is, or the last error raised: ClientError, or KafkaError when there was no leader. A
+    request is retried after a disconnection only if it is `repeatable`. `fan_out.py` sends to many brokers.
     """
 
     def __init__(
@@ -180,43 +180,6 @@ class ClusterClient:
         """Sends to any broker that can be reached."""
         return await self._repeat(lambda: self._send_any(api_key, build, self._addresses()), errors_of)
 
-    async def send_to_broker(
-        self,
-        broker_id: int,
-        api_key: ApiKey,
-        build: BuildRequest[Response],
-        *,
-        errors_of: Callable[[Response], Iterable[int]] = _no_errors,
-        repeatable: bool = True,
-        timeout_ms: int | None = None,
-    ) -> Response:
-        """Sends to one broker."""
-        attempt = self._routed(
-            lambda: self.metadata.brokers.get(broker_id),
-            lambda: _NobodyToAsk(ErrorCode.BROKER_NOT_AVAILABLE, f"broker {broker_id} is not in the cluster"),
-            (),
-            lambda connection: connection.send(api_key, build, timeout_ms=timeout_ms),
-        )
-        return await self._repeat(attempt, errors_of, repeatable)
-
-    async def send_to_controller(
-        self,
-        api_key: ApiKey,
-        build: BuildRequest[Response],
-        *,
-        errors_of: Callable[[Response], Iterable[int]] = _no_errors,
-        repeatable: bool = True,
-        timeout_ms: int | None = None,
-    ) -> Response:
-        """Sends to the active controller."""
-        attempt = self._routed(
-            lambda: self.metadata.brokers.get(self.metadata.controller_id),
-            lambda: _NobodyToAsk(ErrorCode.NOT_CONTROLLER, "the cluster has no controller"),
-            (),
-            lambda connection: connection.send(api_key, build, timeout_ms=timeout_ms),
-        )
-        return await self._repeat(attempt, errors_of, repeatable)
-
     async def send_to_leader(
         self,
         topic: str,
@@ -228,13 +191,21 @@ class ClusterClient:
         repeatable: bool = True,
         timeout_ms: int | None = None,
     ) -> Response:
-        """Sends to the leader of a partition."""
-        attempt = self._routed(
-            lambda: self._leader_address(topic, partition),
-            lambda: self._no_leader(topic, partition),
-            (topic,),
-            lambda connection: connection.send(api_key, build, timeout_ms=timeout_ms),
-        )
+        """Sends to the leader of a partition, which is looked up again before every further attempt."""
+        stale = False
+
+        async def attempt() -> Response:
+            nonlocal stale
+            address = None if stale else self._leader_address(topic, partition)
+            if address is None:
+                await self._refresh((topic,), elsewhere=stale)
+                address = self._leader_address(topic, partition)
+            stale = True
+            if address is None:
+                raise self._no_leader(topic, partition)
+            connection = await self._connection(address)
+            return await connection.send(api_key, build, timeout_ms=timeout_ms)
+
         return await self._repeat(attempt, errors_of, repeatable)
 
     async def reach(self, timeout_ms: int) -> None:
@@ -348,7 +319,7 @@ class ClusterClient:
                 result = await attempt()
                 if is_last or not any(code in RETRIABLE_ERRORS for code in errors_of(result)):
                     return result
-            except (NotSent, _NobodyToAsk):
+            except (NotSent, _NoLeader):
                 if is_last or self._closed:
                     raise
             except Disconnected:
@@ -369,32 +340,6 @@ class ClusterClient:
                     raise ConnectFailed("this client is closed")
                 self._connections[address] = connection
             return connection
-
-    def _routed(
-        self,
-        find: Callable[[], Address | None],
-        nobody: Callable[[], KafkaError],
-        topics: Sequence[str],
-        send: Callable[[Connection], Awaitable[Response]],
-    ) -> Callable[[], Awaitable[Response]]:
-        """An attempt to send to the address that `find` takes from the metadata.
-
-        The metadata (of `topics`) is refreshed when it has no such address, and before every further attempt.
-        """
-        stale = False
-
-        async def attempt() -> Response:
-            nonlocal stale
-            address = None if stale else find()
-            if address is None:
-                await self._refresh(topics, elsewhere=stale)
-                address = find()
-            stale = True
-            if address is None:
-                raise nobody()
-            return await send(await self._connection(address))
-
-        return attempt
 
     def _addresses(self) -> list[Address]:
         """Addresses with an open connection first, then the known brokers, then the bootstrap addresses."""
@@ -451,15 +396,15 @@ class ClusterClient:
     def _no_leader(self, topic: str, partition: int) -> KafkaError:
         described = self.metadata.topics.get(topic)
         if described is None or described.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
-            return _NobodyToAsk(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {topic}")
+            return _NoLeader(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {topic}")
         if described.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
             return KafkaError(ErrorCode(described.error_code), f"topic {topic}")
         if partition not in described.partitions and described.partitions:
             count = len(described.partitions)
-            return _NobodyToAsk(
+            return _NoLeader(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"topic {topic} has {count} partitions, not {partition}"
             )
-        return _NobodyToAsk(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {topic}-{partition} has no leader")
+        return _NoLeader(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {topic}-{partition} has no leader")
 
 
 def make_client(options: ClientOptions, random: Random) -> ClusterClient:

@@ -6,7 +6,7 @@ from klamm.client.cluster import ClusterClient
 from klamm.client.fan_out import ANSWER_MARGIN_MS, ask_controller, by_topic, checked, error_of
 from klamm.net.client import Connection, UnsupportedVersion
 from klamm.protocol.apis.elect_leaders import ElectLeadersRequest
-from klamm.protocol.errors import KafkaError
+from klamm.protocol.errors import ErrorCode, KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.vocabulary import ElectionType, TopicPartition
 
@@ -44,7 +44,9 @@ async def elect_leaders(
             for topic in response.replica_election_results
             for each in topic.partition_result
         }
-        error = error_of(response.error_code)
+        # A broker that is not the controller says so for each partition.
+        refused = [error for error in results.values() if error is not None and error.code is ErrorCode.NOT_CONTROLLER]
+        error = error_of(response.error_code) or next(iter(refused), None)
         return {None: results if error is None else error}
 
     return checked((await ask_controller(client, [None], ask))[None])

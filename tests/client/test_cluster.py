@@ -174,16 +174,8 @@ def test_a_connection_that_died_while_idle_is_replaced_even_for_unrepeatable_req
     on_cluster(test)
 
 
-def test_controller_broker_and_any():
+def test_any_broker_and_the_metadata_of_all():
     async def test(cluster, client):
-        cluster.controller = cluster.leader = 2
-        response = await client.send_to_controller(ApiKey.HEARTBEAT, heartbeat(), errors_of=errors_of)
-        assert response.error_code == 0 and cluster.answered == [2]
-        cluster.controller = cluster.leader = 1
-        response = await client.send_to_controller(ApiKey.HEARTBEAT, heartbeat(), errors_of=errors_of)
-        assert response.error_code == 0 and cluster.answered == [2, 2, 1]
-        await client.send_to_broker(2, ApiKey.HEARTBEAT, heartbeat())
-        assert cluster.answered == [2, 2, 1, 2]
         assert (await client.send_to_any(ApiKey.HEARTBEAT, heartbeat())).error_code in (0, 6)
         metadata = await client.refresh_metadata()
         assert sorted(metadata.brokers) == [1, 2] and list(metadata.topics) == ["t"]
@@ -203,12 +195,8 @@ def test_what_does_not_come_about_ends_with_a_reason():
         cluster.topic_error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         with pytest.raises(KafkaError, match=r"TOPIC_AUTHORIZATION_FAILED \(29\): topic t"):
             await to_leader(client)
-        cluster.controller = 9
-        await client.refresh_metadata()
-        with pytest.raises(KafkaError, match=r"NOT_CONTROLLER \(41\): the cluster has no controller"):
-            await client.send_to_controller(ApiKey.HEARTBEAT, heartbeat())
         with pytest.raises(KafkaError, match=r"BROKER_NOT_AVAILABLE \(8\): broker 9 is not in the cluster"):
-            await client.send_to_broker(9, ApiKey.HEARTBEAT, heartbeat())
+            await client.connection_to(9)
         assert cluster.answered == []
 
     on_cluster(test, retry=RetryPolicy(deadline_ms=20, backoff_ms=1, max_backoff_ms=5))
@@ -222,7 +210,7 @@ def test_a_broker_that_is_cut_off_does_not_keep_the_client():
         assert (await to_leader(client)).error_code == 0
         assert cluster.answered == [1, 1, 2]
         # What it says later is older than what is known; but a topic that was made anew begins anew.
-        await client.send_to_broker(1, ApiKey.HEARTBEAT, heartbeat())
+        await (await client.connection_to(1)).send(ApiKey.HEARTBEAT, heartbeat())
         cluster.cut_off[2] = (1, 5)
         await client.refresh_metadata()
         assert client.metadata.topics["t"].partitions[0].leader_epoch == 6

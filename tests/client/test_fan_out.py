@@ -15,6 +15,7 @@ from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis.create_topics import CreateTopicsResponse
 from klamm.protocol.apis.delete_groups import DeleteGroupsResponse
 from klamm.protocol.apis.describe_log_dirs import DescribeLogDirsResponse
+from klamm.protocol.apis.elect_leaders import ElectLeadersResponse
 from klamm.protocol.apis.list_offsets import ListOffsetsResponse
 from klamm.protocol.apis.list_partition_reassignments import ListPartitionReassignmentsResponse
 from klamm.protocol.apis.offset_fetch import OffsetFetchResponse
@@ -215,6 +216,21 @@ async def test_a_controller_that_has_moved_is_looked_up_again() -> None:
         cluster.controllers = [0, 1]
         assert await create_topics(cluster.client(), [NewTopic("a")]) == {"a": CreatedTopic(None, 3, -1)}
         assert cluster.asked == [(ApiKey.CREATE_TOPICS, 0), (ApiKey.CREATE_TOPICS, 1)]
+
+
+@in_loop
+async def test_elections_are_asked_of_the_next_controller_too() -> None:
+    struct = ElectLeadersResponse.ReplicaElectionResult
+
+    def answer(code: int) -> tuple[ApiKey, ElectLeadersResponse]:
+        result = struct.PartitionResult(partition_id=0, error_code=code, error_message=None)
+        results = [struct(topic="t", partition_result=[result])]
+        return ApiKey.ELECT_LEADERS, ElectLeadersResponse(replica_election_results=results)
+
+    async with ScriptedCluster(answer(ErrorCode.NOT_CONTROLLER), answer(0)) as cluster:
+        cluster.controllers = [0, 1]
+        assert await elect_leaders(cluster.client(), ElectionType.PREFERRED, [P0]) == {P0: None}
+        assert cluster.asked == [(ApiKey.ELECT_LEADERS, 0), (ApiKey.ELECT_LEADERS, 1)]
 
 
 @in_loop

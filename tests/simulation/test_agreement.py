@@ -11,12 +11,14 @@ import pytest
 from klamm.broker.configs.handlers import ConfigHandlers
 from klamm.broker.services import Services
 from klamm.client.cluster import RetryPolicy
+from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets
+from klamm.client.reassignments import alter_partition_reassignments
 from klamm.config.topic import TopicConfig
 from klamm.coordinator.group_metadata_manager import GroupMetadataManager
-from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.errors import ErrorCode
 from klamm.protocol.messages import ApiKey, request_class
 from klamm.protocol.records import Record
+from klamm.protocol.vocabulary import TopicPartition
 from klamm.purgatory import DelayedOperation
 from klamm.replication.partition import Partition
 from klamm.replication.state_changes import StateChanges
@@ -289,14 +291,9 @@ def test_a_broker_that_goes_on_leading_is_found(monkeypatch: pytest.MonkeyPatch)
 
 
 async def reassign(cluster: SimulatedCluster, replicas: list[int]) -> None:
-    build = request_class(ApiKey.ALTER_PARTITION_REASSIGNMENTS)
-    struct = build.ReassignableTopic
-    topic = struct(name=TOPIC, partitions=[struct.ReassignablePartition(partition_index=0, replicas=replicas)])
     client = cluster.client()
-    answer = await client.send_to_controller(
-        ApiKey.ALTER_PARTITION_REASSIGNMENTS, lambda version: build(topics=[topic], timeout_ms=5_000)
-    )
-    assert answer.error_code == ErrorCode.NONE, answer
+    results = await alter_partition_reassignments(client, {TopicPartition(TOPIC, 0): replicas})
+    assert list(results.values()) == [None]
     await client.close()
 
 
@@ -306,21 +303,9 @@ def test_a_coordinator_that_keeps_offsets_of_a_deleted_topic_is_found(monkeypatc
     async def scenario(world: World) -> None:
         cluster = await started(world)
         client = cluster.client(RetryPolicy(deadline_ms=60_000))
-        find = request_class(ApiKey.FIND_COORDINATOR)
-        commit = OffsetCommitRequest.of("reports", {(TOPIC, 0): 7})
 
         async def committed() -> None:
-            found = await client.send_to_any(
-                ApiKey.FIND_COORDINATOR,
-                lambda version: find(key="reports", key_type=0),
-                errors_of=lambda answer: [answer.error_code],
-            )
-            await client.send_to_broker(
-                found.node_id,
-                ApiKey.OFFSET_COMMIT,
-                lambda _: commit,
-                errors_of=lambda answer: answer.error_codes().values(),
-            )
+            await alter_consumer_group_offsets(client, "reports", {TopicPartition(TOPIC, 0): OffsetAndMetadata(7)})
             await delete_topic(client, TOPIC)
 
         await world.node("client").run(committed())

@@ -6,11 +6,13 @@ Partitions 0 to 7 each are on brokers p, p + 1 and p + 3 (beyond 7 again from 0)
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any
 
 from klamm.client.cluster import ClusterClient
+from klamm.client.elections import elect_leaders
+from klamm.client.fan_out import checked
+from klamm.client.topics import NewTopic, create_topics
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.vocabulary import ElectionType, TopicPartition
 from klamm.simulation.cluster import SimulatedCluster
 from klamm.simulation.world import World
 
@@ -137,39 +139,18 @@ def _ids(broker_ids: Iterable[int]) -> str:
 
 
 async def _create(client: ClusterClient) -> None:
-    request = request_class(ApiKey.CREATE_TOPICS)
-    topic = request.CreatableTopic
-    assignments = [
-        topic.CreatableReplicaAssignment(partition_index=number, broker_ids=replicas)
-        for number, replicas in enumerate(ASSIGNMENT)
-    ]
-    created = topic(name=TOPIC, num_partitions=-1, replication_factor=-1, assignments=assignments, configs=[])
-    answer = await client.send_to_controller(
-        ApiKey.CREATE_TOPICS,
-        lambda version: request(topics=[created], timeout_ms=10_000, validate_only=False),
-        errors_of=lambda response: [response.topics[0].error_code],
-    )
-    assert answer.topics[0].error_code == ErrorCode.NONE
+    topic = NewTopic(TOPIC, replica_assignment=dict(enumerate(ASSIGNMENT)))
+    checked((await create_topics(client, [topic], timeout_ms=10_000))[TOPIC])
 
 
 async def _elect(client: ClusterClient) -> str:
     """Asks for the preferred leaders of all partitions; how many were elected, and who was not."""
-    request = request_class(ApiKey.ELECT_LEADERS)
-    partitions = [request.TopicPartitions(topic=TOPIC, partitions=list(range(len(ASSIGNMENT))))]
-    answer = await client.send_to_controller(
-        ApiKey.ELECT_LEADERS,
-        lambda version: request(election_type=0, topic_partitions=partitions, timeout_ms=10_000),
-        errors_of=lambda response: [code for code in _codes(response).values() if code is ErrorCode.NOT_CONTROLLER],
-    )
-    codes = _codes(answer)
+    partitions = [TopicPartition(TOPIC, number) for number in range(len(ASSIGNMENT))]
+    results = await elect_leaders(client, ElectionType.PREFERRED, partitions, timeout_ms=10_000)
+    codes = {key.partition: ErrorCode.NONE if error is None else error.code for key, error in results.items()}
     done = sorted(number for number, code in codes.items() if code is ErrorCode.NONE)
     others = {n: c.name for n, c in sorted(codes.items()) if c not in (ErrorCode.NONE, ErrorCode.ELECTION_NOT_NEEDED)}
     return f"{done}" + "".join(f", {number} {name}" for number, name in others.items())
-
-
-def _codes(response: Any) -> dict[int, ErrorCode]:
-    [topic] = response.replica_election_results
-    return {result.partition_id: ErrorCode(result.error_code) for result in topic.partition_result}
 
 
 def test_eight_brokers() -> None:

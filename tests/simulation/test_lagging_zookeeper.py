@@ -79,14 +79,7 @@ async def a_topic_that_is_created_again_has_nothing_of_the_former_one(world: Wor
 async def everybody_knows_where_groups_are_kept(world: World) -> None:
     async with lagging_cluster(world) as (cluster, client):
         find = request_class(ApiKey.FIND_COORDINATOR)
-        await world.node("client").run(
-            client.send_to_broker(
-                0,
-                ApiKey.FIND_COORDINATOR,
-                lambda version: find(key="g", key_type=0),
-                errors_of=lambda _response: [],
-            )
-        )
+        await world.node("client").run(ask(client, 0, ApiKey.FIND_COORDINATOR, find(key="g", key_type=0)))
         await known(cluster, "__consumer_offsets")
         assert len({broker.parts.offsets_topic.partition_for("g") for broker in brokers(cluster)} - {-1}) == 1
         assert [broker.parts.topic_configs.of("__consumer_offsets").cleanup_policy for broker in brokers(cluster)] == [
@@ -118,17 +111,19 @@ async def a_fresh_topic_is_not_taken_for_a_deleted_one(world: World) -> None:
             assert all(name in broker.parts.metadata_cache.snapshot.topics for broker in brokers(cluster))
 
 
+async def ask(client: ClusterClient, broker_id: int, api_key: ApiKey, request: Any) -> Any:
+    """The answer of this broker."""
+    await client.refresh_metadata(())
+    return await (await client.connection_to(broker_id)).send(api_key, lambda version: request)
+
+
 async def alter(client: ClusterClient, broker_id: int, topic: str, configs: Mapping[str, str]) -> ErrorCode:
     request = request_class(ApiKey.INCREMENTAL_ALTER_CONFIGS)
     resource = request.AlterConfigsResource
     entries = [resource.AlterableConfig(name=k, config_operation=0, value=v) for k, v in configs.items()]
     resources = [resource(resource_type=ConfigResourceType.TOPIC, resource_name=topic, configs=entries)]
-    response = await client.send_to_broker(
-        broker_id,
-        ApiKey.INCREMENTAL_ALTER_CONFIGS,
-        lambda version: request(resources=resources, validate_only=False),
-        errors_of=lambda _response: [],
-    )
+    body = request(resources=resources, validate_only=False)
+    response = await ask(client, broker_id, ApiKey.INCREMENTAL_ALTER_CONFIGS, body)
     return ErrorCode(response.responses[0].error_code)
 
 
@@ -136,12 +131,7 @@ async def describe(client: ClusterClient, broker_id: int, topic: str) -> dict[st
     request = request_class(ApiKey.DESCRIBE_CONFIGS)
     resource = request.DescribeConfigsResource
     resources = [resource(resource_type=ConfigResourceType.TOPIC, resource_name=topic, configuration_keys=None)]
-    response = await client.send_to_broker(
-        broker_id,
-        ApiKey.DESCRIBE_CONFIGS,
-        lambda version: request(resources=resources),
-        errors_of=lambda _response: [],
-    )
+    response = await ask(client, broker_id, ApiKey.DESCRIBE_CONFIGS, request(resources=resources))
     return {config.name: config.value for config in response.results[0].configs}
 
 

@@ -14,14 +14,17 @@ import pytest
 from klamm.broker.broker import Broker
 from klamm.broker.metadata_updates import Look
 from klamm.client.cluster import ClusterClient
+from klamm.client.fan_out import checked
+from klamm.client.offsets import OffsetAndMetadata, alter_consumer_group_offsets, list_consumer_group_offsets
+from klamm.client.reassignments import alter_partition_reassignments
+from klamm.client.topics import NewTopic, create_topics
 from klamm.coordinator.group_metadata_manager import partition_for
 from klamm.net.client import connect
-from klamm.protocol.apis.offset_commit import OffsetCommitRequest
 from klamm.protocol.apis.produce import ProduceRequest
 from klamm.protocol.errors import ErrorCode
-from klamm.protocol.messages import ApiKey, request_class
+from klamm.protocol.messages import ApiKey
 from klamm.protocol.records import Record, build_batch
-from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME
+from klamm.protocol.vocabulary import GROUP_METADATA_TOPIC_NAME, UNKNOWN_OFFSET, TopicPartition
 from klamm.replication.partition import Partition
 from klamm.simulation.cluster import BROKER_PORT, CLIENT_OPTIONS, SimulatedCluster
 from klamm.simulation.verdict import converge, replica_bytes
@@ -54,74 +57,27 @@ async def quiet_cluster(
 
 async def create(client: ClusterClient, name: str, *replicas: list[int], **configs: str) -> None:
     """Creates a topic with these replicas of its partitions."""
-    request = request_class(ApiKey.CREATE_TOPICS)
-    config = request.CreatableTopic.CreatableTopicConfig
-    topic = request.CreatableTopic(
-        name=name,
-        num_partitions=-1,
-        replication_factor=-1,
-        assignments=[
-            request.CreatableTopic.CreatableReplicaAssignment(partition_index=number, broker_ids=ids)
-            for number, ids in enumerate(replicas)
-        ],
-        configs=[config(name=key.replace("_", "."), value=value) for key, value in configs.items()],
-    )
-    response = await client.send_to_controller(
-        ApiKey.CREATE_TOPICS,
-        lambda version: request(topics=[topic], timeout_ms=10_000, validate_only=False),
-        errors_of=lambda response: [response.topics[0].error_code],
-    )
-    assert response.topics[0].error_code == ErrorCode.NONE, response
+    assignment = dict(enumerate(replicas))
+    topic = NewTopic(name, replica_assignment=assignment, configs={k.replace("_", "."): v for k, v in configs.items()})
+    checked((await create_topics(client, [topic], timeout_ms=10_000))[name])
 
 
 async def reassign(client: ClusterClient, name: str, replicas: list[int]) -> None:
     """Starts to move partition 0."""
-    request = request_class(ApiKey.ALTER_PARTITION_REASSIGNMENTS)
-    topic = request.ReassignableTopic
-    partition = topic.ReassignablePartition(partition_index=0, replicas=replicas)
-    response = await client.send_to_controller(
-        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
-        lambda version: request(timeout_ms=10_000, topics=[topic(name=name, partitions=[partition])]),
-        errors_of=lambda response: [response.error_code],
-    )
-    assert response.responses[0].partitions[0].error_code == ErrorCode.NONE, response
-
-
-async def ask_coordinator(client: ClusterClient, group: str, api_key: ApiKey, request: Callable[[int], Any]) -> Any:
-    """The answer of the group's coordinator, when there is one."""
-    find = request_class(ApiKey.FIND_COORDINATOR)
-    while True:
-        found = await client.send_to_any(ApiKey.FIND_COORDINATOR, lambda version: find(key=group, key_type=0))
-        if found.error_code == ErrorCode.NONE:
-            await client.refresh_metadata([])
-            connection = await client.connection_to(found.node_id)
-            return await connection.send(api_key, request)
-        await asyncio.sleep(BACK_OFF_S)
+    results = await alter_partition_reassignments(client, {TopicPartition(name, 0): replicas}, timeout_ms=10_000)
+    assert list(results.values()) == [None]
 
 
 async def commit(client: ClusterClient, group: str, offset: int) -> None:
-    request = OffsetCommitRequest.of(group, {(TOPIC, 0): offset})
-    code = -1
-    while code != ErrorCode.NONE:
-        answer = await ask_coordinator(client, group, ApiKey.OFFSET_COMMIT, lambda _version: request)
-        (code,) = answer.error_codes().values()
-        await asyncio.sleep(BACK_OFF_S)
+    results = await alter_consumer_group_offsets(client, group, {TopicPartition(TOPIC, 0): OffsetAndMetadata(offset)})
+    assert list(results.values()) == [None]
 
 
 async def committed(client: ClusterClient, group: str) -> int:
     """The committed offset; -1 when there is none."""
-    request = request_class(ApiKey.OFFSET_FETCH)
-    topics = [request.OffsetFetchRequestTopic(name=TOPIC, partition_indexes=[0])]
-    while True:
-        answer = await ask_coordinator(
-            client,
-            group,
-            ApiKey.OFFSET_FETCH,
-            lambda version: request(group_id=group, topics=topics, require_stable=False),
-        )
-        if answer.error_code == ErrorCode.NONE:
-            return int(answer.topics[0].partitions[0].committed_offset)
-        await asyncio.sleep(BACK_OFF_S)
+    offsets = checked((await list_consumer_group_offsets(client, [group]))[group])
+    found = offsets.get(TopicPartition(TOPIC, 0))
+    return UNKNOWN_OFFSET if found is None else found.offset
 
 
 def coordinator(cluster: SimulatedCluster, group: str) -> int:
