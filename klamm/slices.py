@@ -70,7 +70,7 @@ def each(items: Iterable[T], size: int | None = None) -> AsyncIterator[T]:
 
 class _Pieces(AsyncIterator[Sequence[T]]):
     """An iterator and no asynchronous generator: a loop that ends early would leave a generator to be closed some time
-    later, by whoever collects garbage."""
+    later, by the garbage collector."""
 
     __slots__ = ("_items", "_size", "_start")
 

@@ -1,7 +1,7 @@
 """This broker's view of the cluster for its clients: brokers, topics, leaders (Kafka's `MetadataCache`).
 
 Only the controller fills it (UpdateMetadata), and every handler reads it. `metadata_updates.py` finds the deleted
-topics that no controller reports any more.
+topics that the controller no longer reports.
 
 What must stay true:
 - A snapshot never changes. Its reader sees one state of the cluster, also across an `await`.

@@ -103,7 +103,7 @@ class MetadataUpdates:
         self._controller_epoch, self._broker_epoch = request.controller_epoch, request.broker_epoch
 
     def _apply(self, request: UpdateMetadataRequest) -> Steps[None]:
-        """No client can commit offsets for the deleted partitions any more, nor yet for recreated ones."""
+        """From here on no client can commit offsets for the deleted partitions, nor yet for recreated ones."""
         before = self._metadata_cache.snapshot
         deleted = yield from self._metadata_cache.update_steps(request)
         yield from self._group_coordinator.partitions_deleted(deleted)
@@ -126,7 +126,7 @@ class MetadataUpdates:
         self._broker_epoch = None
         self.look_for_deleted_topics(Look.ASSIGNMENTS)
 
-    # -- what nobody says -----------------------------------------------------------------------------------------
+    # -- deletions that no request reports ------------------------------------------------------------------------
 
     def look_for_deleted_topics(self, look: Look) -> None:
         """Begins a look; also during a running look, which may have begun too early."""

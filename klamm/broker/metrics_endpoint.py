@@ -5,7 +5,7 @@
 | /metrics                   | metrics in Prometheus' text format                                                    |
 | /controller                | what the controller is doing, as JSON; of other brokers only who the controller is    |
 | /controller/events         | the newest records of the controller (state_change_log.py), one JSON object a line    |
-| /controller/events?follow  | the same, and all that follow, until the broker is not the controller any more;       |
+| /controller/events?follow  | the same, and all that follow, until the broker is no longer the controller;          |
 |                            | a line every few seconds, so that the reader can tell an idle broker from a dead one  |
 
 What must stay true: requests only read, and large answers are made in slices.

@@ -5,10 +5,10 @@ records to `poll`. `group_consumer.py` makes it a member of a group.
 
 What must stay true:
 - Every record from a position on is handed out once, in the order of its partition's offsets. Offsets without a record
-  (compaction, control records, aborted transactions with READ_COMMITTED) are passed over.
+  (compaction, control records, aborted transactions with READ_COMMITTED) are skipped.
 - A position moves only when its records are handed out. Where the log no longer has the position, or has other records
-  before it (an unclean election), the records that are missing are never passed over in silence: `auto_offset_reset`
-  decides where to go on, and the log of the program says so, or it is an error.
+  before it (an unclean election), missing records are never skipped in silence: `auto_offset_reset` decides
+  where reading continues, and a line in the log says so, or it is an error.
 - No more than `fetch_max_bytes` of records wait to be handed out, except for a single batch, and of a partition no more
   than two answers.
 
@@ -127,7 +127,7 @@ class Consumer:
         self._arrived = asyncio.Event()
         self._task = start_task(self._run(), self._fail)
 
-    # -- what is read ---------------------------------------------------------------------------------------------
+    # -- fetched records ------------------------------------------------------------------------------------------
 
     @property
     def assignment(self) -> list[TopicPartition]:
@@ -287,7 +287,7 @@ class Consumer:
     # -- in the background ----------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Prepares what is to be fetched: whenever something has changed, and again after failures."""
+        """Prepares the next fetches, after each change and after failures."""
         while True:
             self._wake.clear()
             try:

@@ -33,7 +33,7 @@ from klamm.protocol.record_batch import (
 from klamm.protocol.records import Record, encode_record
 from klamm.protocol.vocabulary import UNKNOWN_OFFSET
 
-# How long what is known of a topic's partitions is used (metadata.max.age.ms).
+# How long a topic's metadata is used (metadata.max.age.ms).
 TOPIC_MAX_AGE_S = 300.0
 # What an unacknowledged record takes beside its own bytes.
 RECORD_MEMORY_BYTES = 120

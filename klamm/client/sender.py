@@ -11,10 +11,10 @@ What must stay true:
 - Only one batch of a partition is on its way until one has been acknowledged, and again after each failure. A broker
   that does not know the producer yet accepts any sequence number as the first, so the second batch must not overtake.
 - The first sealed batch that cannot be delivered ends the sender: later batches could not be in order.
-- Where batches are sealed here, a failed batch takes only such batches with it as may be in the log, since nobody can
-  know. The others go on, under a new producer id unless the failed batch certainly never was appended. A sequence
-  number that may be in the log, or still on its way to it, is never given to other records: a broker would take those
-  for the earlier ones, and acknowledge what it does not write.
+- Where batches are sealed here, a failed batch takes only such batches with it as may be in the log, because that is
+  unknown. The other batches continue, under a new producer id unless the failed batch certainly never was appended. A
+  sequence number that may be in the log, or still on its way to it, is never given to other records: a broker would
+  take those for the earlier ones, and acknowledge what it does not write.
 - Everything ends: a batch that is not acknowledged within `delivery_timeout_ms` is an error.
 
 Source: org.apache.kafka.clients.producer.internals.Sender, TransactionManager.
@@ -157,7 +157,7 @@ class Batch(ABC):
 
     @abstractmethod
     def acknowledged(self, base_offset: int, log_append_time_ms: int) -> None:
-        """The replicas have it; the offset is -1 where nobody says."""
+        """The replicas have the batch; the offset is -1 if the response has none."""
 
     @abstractmethod
     def failed(self, error: BaseException) -> None:
@@ -165,7 +165,7 @@ class Batch(ABC):
 
 
 class _SealedBatch(Batch):
-    """A batch that came sealed. Its failure ends the sender, which tells whoever waits."""
+    """A batch that came sealed. Its failure ends the sender, and the waiters get the error."""
 
     __slots__ = ()
 
@@ -260,7 +260,7 @@ class Sender:
         return queue
 
     async def flush(self) -> None:
-        """Returns when no batch waits for an acknowledgement any more. Raises what ended the sender."""
+        """Returns when every batch is acknowledged. Raises the error that ended the sender."""
         self._make_all_ready()
         while self._pending_bytes:
             await self._change()

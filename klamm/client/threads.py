@@ -60,7 +60,7 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def start(options: ClientOptions, work: "Work[T]") -> "Future[T]":
-    """Runs `work(client)` on the loop while the caller goes on; cancelling the future cancels the work."""
+    """Runs `work(client)` on the loop while the caller continues; cancelling the future cancels the work."""
     global _network  # noqa: PLW0603
     with _starting:
         if _network is None:

@@ -195,7 +195,7 @@ class GroupMetadataManager:
     def prepare_offsets(
         self, group_id: str, offsets: Mapping[PartitionKey, OffsetAndMetadata]
     ) -> Steps["PreparedOffsets"]:
-        """Those of the offsets that may be committed, and their records."""
+        """The offsets that may be committed, and their records."""
         prepared = PreparedOffsets(dict.fromkeys(offsets, ErrorCode.OFFSET_METADATA_TOO_LARGE), {}, [])
         slices = Slices(OFFSETS_PER_SLICE)
         for partition, offset in offsets.items():

@@ -74,7 +74,7 @@ class DelayedSync(DelayedOperation):
         self._generation_id = group.generation_id
 
     def is_over(self) -> bool:
-        """Whether the generation is over, so that no member needs to ask any more."""
+        """Whether the generation is over, so that no member needs to ask again."""
         return self._group.generation_id != self._generation_id or self._group.state not in (
             GroupState.COMPLETING_REBALANCE,
             GroupState.STABLE,

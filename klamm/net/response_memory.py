@@ -77,7 +77,7 @@ class ResponseMemory:
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
 
-    # -- what is read -----------------------------------------------------------------------------------------------
+    # -- records read by fetches ------------------------------------------------------------------------------------
 
     async def share(self, *, is_follower: bool) -> int:
         """How many bytes a fetch may read now. A consumer waits for room, and gets 0 when there is none in time."""
@@ -115,7 +115,7 @@ class ResponseMemory:
         if size_bytes:
             self._free(size_bytes)
 
-    # -- what is not taken ------------------------------------------------------------------------------------------
+    # -- responses that clients have not read -----------------------------------------------------------------------
 
     def untaken(self, receiver: Receiver, size_bytes: int) -> None:
         """The client has not yet taken all of a response of this size."""

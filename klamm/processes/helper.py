@@ -22,7 +22,7 @@ OnEvent = Callable[[Mapping[str, Any]], None]
 
 
 class HelperGone(Exception):
-    """The helper process has ended, so no server can be started any more."""
+    """The helper process has ended, so it can start no further server."""
 
 
 class Helper:

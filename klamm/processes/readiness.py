@@ -41,7 +41,7 @@ async def wait_for_topic(brokers: Mapping[int, Address], topic: str, timeout_s: 
 async def wait_for_no_topic(
     brokers: Mapping[int, Address], topic: str, timeout_s: float, check_alive: CheckAlive
 ) -> None:
-    """Returns once no broker knows the topic any more. Raises NotReady."""
+    """Returns once no broker knows the topic. Raises NotReady."""
     await wait_for_metadata(brokers, (topic,), lambda answer: _forgot(answer, topic), timeout_s, check_alive)
 
 

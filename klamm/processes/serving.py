@@ -35,7 +35,7 @@ class Server(Protocol):
         """
 
     async def failed(self) -> BaseException:
-        """Returns when the server cannot go on, with the reason."""
+        """Returns when the server cannot continue, with the reason."""
 
     async def stop(self) -> None:
         """Stops cleanly, also after a start that failed or was interrupted."""

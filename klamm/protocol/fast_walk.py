@@ -2,7 +2,7 @@
 
 What must stay true:
 - numba is imported only for a batch of very many records, and only by a process that may import it: the worker.
-- Where compiled code is unavailable the same walk goes on, only slower.
+- Where compiled code is unavailable the same walk continues, only slower.
 """
 
 from collections.abc import Callable

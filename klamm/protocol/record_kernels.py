@@ -2,7 +2,7 @@
 
 Importing this module imports numba and compiles the walk, or loads it from numba's cache on disk. So it is imported
 in the worker process, where there are that many records, and nowhere else; where numba is not installed,
-`record_walk` goes on alone.
+`record_walk` works alone.
 
 What must stay true:
 - Compiled code does not check indexes, so every position is checked to be within the batch before it is read.

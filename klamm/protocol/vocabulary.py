@@ -35,7 +35,7 @@ ACKS_NONE: Final = 0
 ACKS_LEADER: Final = 1
 
 NO_EPOCH: Final = -1
-"""An epoch of a leader, a broker or a feature that nobody knows or asks for."""
+"""An epoch of a leader, a broker or a feature that is unknown or not asked for."""
 
 NO_LEADER: Final = -1
 """In place of the broker id of a leader (`LeaderAndIsr.NoLeader`)."""

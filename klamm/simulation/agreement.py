@@ -1,7 +1,7 @@
 """Compares the state of brokers and the controller with the znodes.
 
 A healed cluster comes to agree with its znodes: `disagreements` then returns no line, and `converge` waits for that.
-The checks look into the brokers, because clients may not see the worst of these faults: a broker that goes on leading a
+The checks look into the brokers, because clients may not see the worst of these faults: a broker that still leads a
 partition after another leader was elected answers only clients with old metadata.
 
 What must come true in a healed cluster:
@@ -256,7 +256,7 @@ def _unfinished(context: ControllerContext) -> Iterator[str]:
 
 
 def uncommitted(cluster: SimulatedCluster) -> list[str]:
-    """Replicas whose high watermark is not the end of the leader's log; call it when no producer runs any more."""
+    """Replicas whose high watermark is not the end of the leader's log; call it after all producers have ended."""
     found = []
     for (topic, number), truth in cluster.state.partitions().items():
         if truth.leader == NO_LEADER:

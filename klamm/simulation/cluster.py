@@ -195,7 +195,7 @@ class SimulatedBroker:
             except (BrokerStartError, ZooKeeperError) as error:
                 self._world.trace.add(self.node.name, "start-failed", type(error).__name__)
             except (OSError, KafkaError):
-                # Without descriptors a broker may fail to start, but a running broker goes on.
+                # Without descriptors a broker may fail to start, but a running broker continues.
                 if not (self.disk_is_faulty or (self.is_short_of_descriptors and self.broker is None)):
                     raise
                 self._world.trace.add(self.node.name, "disk-failed")

@@ -1,4 +1,4 @@
-"""The in-memory network: hosts, the links between them, and how a connection comes about.
+"""The in-memory network: hosts, the links between them, and the opening of connections.
 
 What must stay true:
 - A link that is cut, both ways or one way, lets no segment pass and loses none: they wait until it is healed.
@@ -61,12 +61,12 @@ class Network:
         return self.resolve(name).address
 
     def cut(self, one: str, other: str) -> None:
-        """No segment passes between two hosts any more. Segments on their way wait."""
+        """From now on no segment passes between two hosts. Segments on their way wait."""
         self._cut |= {(one, other), (other, one)}
         self.trace.add("network", "cut", one, other)
 
     def cut_one_way(self, source: str, target: str) -> None:
-        """No segment from `source` reaches `target` any more; the other way works."""
+        """From now on no segment from `source` reaches `target`; the other way works."""
         self._cut.add((source, target))
         self.trace.add("network", "cut-one-way", source, target)
 

@@ -60,7 +60,7 @@ class Process:
         self._kept.extend(self.tasks())
 
     def keep(self, remains: object) -> None:
-        """Keeps an object of a dead process from being finalized while the world goes on."""
+        """Keeps an object of a dead process from being finalized while the world continues."""
         self._kept.append(remains)
 
     def check_alive(self) -> None:

@@ -4,7 +4,7 @@ What must stay true, of each partition while its topic lives:
 - The in-sync replicas are one or more of its replicas; the leader, if any, is one of them.
 - Leader epoch and controller epoch never go back; a leader changes only with a new leader epoch, so that an epoch has
   one leader at most; only a replica that was in sync becomes leader, and a replica joins the in-sync ones only in an
-  epoch that goes on, since its leader alone knows what the replica has; unless the topic's configuration has ever
+  epoch that lasts, since its leader alone knows what the replica has; unless the topic's configuration has ever
   allowed otherwise (`unclean.leader.election.enable`).
 And of the cluster: each controller's epoch is one more than that of the one before.
 

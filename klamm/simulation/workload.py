@@ -296,7 +296,7 @@ async def create_topic(
 
 async def delete_topic(client: ClusterClient, name: str) -> None:
     """Deletes a topic; repeats the request until a broker says that the topic is marked for deletion or gone."""
-    # Unknown: the answer to an earlier attempt was lost. Timed out: the topic is marked, and its deletion goes on.
+    # Unknown: the answer to an earlier attempt was lost. Timed out: the topic is marked, and its deletion continues.
     done = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.REQUEST_TIMED_OUT)
     while True:
         result = (await delete_topics(client, [name], timeout_ms=REQUEST_TIMEOUT_MS))[name]

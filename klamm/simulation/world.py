@@ -12,10 +12,10 @@
     world.run(scenario())
 
 What a program starts while it runs on a node (tasks, timers, connections) belongs to that node's process. A crash ends
-the process between two instructions. None of its code runs any more, not even its `finally` blocks; its peers see their
-connections end a little later; its disk keeps the data that the kernel (or, when the machine dies, the platter) has. A
-stall stops the process as SIGSTOP does: its code does not run, its kernel still accepts connections and takes bytes
-while there is room for them, and after a resume all callbacks that are due run.
+the process between two instructions. After that none of its code runs, not even its `finally` blocks; its peers see
+their connections end a little later; its disk keeps the data that the kernel (or, when the machine dies, the platter)
+has. A stall stops the process as SIGSTOP does: its code does not run, its kernel still accepts connections and takes
+bytes while there is room for them, and after a resume all callbacks that are due run.
 
 What must stay true: the same seed and the same code give the same trace, in every Python process.
 """
@@ -92,7 +92,7 @@ class Node:
     def run(self, work: Coroutine[Any, Any, T]) -> "asyncio.Future[T]":
         """Starts a coroutine in the node's process. The result is the coroutine's, or ProcessDead after a crash.
 
-        An exception that nobody awaits fails the run.
+        An exception in a task that is never awaited fails the run.
         """
         self.process.check_alive()
         loop = self._world.loop

@@ -325,7 +325,7 @@ class Cluster:
         self._run(wait_for_topic(brokers, name, TIMEOUT_S, self._alive(brokers)))
 
     def delete_topic(self, name: str) -> None:
-        """Deletes a topic and returns when neither ZooKeeper nor a running broker has the topic any more.
+        """Deletes a topic and returns when neither ZooKeeper nor a running broker has the topic.
 
         Every broker with a replica of the topic must run. Raises KafkaError.
         """

@@ -210,7 +210,7 @@ class Lines:
         await self._producer.flush()
 
     async def close(self) -> None:
-        """Gives up what is not acknowledged."""
+        """Drops unacknowledged records."""
         await self._producer.close()
 
     def require_success(self) -> None:

@@ -289,7 +289,7 @@ def watch(cluster: Cluster, view: View, *, restart: bool) -> None:
 
     With `restart` a dead server is started again; a server that dies again before it is ready stays dead.
 
-    Raises ServerFailed when the cluster cannot go on: ZooKeeper is gone, or the last broker.
+    Raises ServerFailed when the cluster cannot continue: ZooKeeper is gone, or the last broker.
     """
     while True:
         view.refresh(

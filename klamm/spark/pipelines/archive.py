@@ -187,7 +187,7 @@ def _cut(
 ) -> list[ArchivedRange]:
     """The same cuts in every run, so that files which an earlier run finished can be taken over.
 
-    What is not there any more, before `begin`, is no range of its own.
+    Removed records before `begin` are not a range of their own.
     """
     ranges = []
     while start < end:

@@ -12,7 +12,7 @@ What must stay true:
 - A file in `data` that no record names is not part of the archive. A file is complete and on disk before a record names
   it.
 - The ranges of a partition follow one another: each begins where the one before ended, and says which of its offsets
-  were lost. So no offset is there twice, and none is passed over in silence.
+  were lost. So no offset is there twice, and no offset is skipped in silence.
 - A record is never changed, and is there as a whole or not at all.
 """
 
@@ -34,7 +34,7 @@ _DIGITS = 20
 
 
 class ArchiveError(ValueError):
-    """An archive is not what it should be, or is in use; the message says what is wrong."""
+    """A broken archive, or one in use; the message says what is wrong."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,7 +43,7 @@ def check_deltalake() -> None:
 
 
 def publish(log: CommitLog) -> None:
-    """Adds to the table what the log has and the table has not; makes the table when there is none.
+    """Adds the log's records that the table lacks; creates a missing table.
 
     Raises ArchiveError when the table does not fit the log, or cannot be read or written.
     """

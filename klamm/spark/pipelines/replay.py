@@ -333,7 +333,7 @@ def _write_rows(
     done: int,
 ) -> None:
     """Writes the records of a file behind the first `done` ones."""
-    # Compiled code and what it stands on.
+    # Compiled code and its libraries.
     from klamm.spark.write.writing import Continued, record_writer
 
     client = options.producer.client

@@ -83,7 +83,7 @@ def _field(data: Any, position: int, end: int) -> tuple[int, int]:
 def scan(data: Any, size_bytes: int, batches: Any) -> tuple[int, int, int]:
     """Fills the table with the headers of the whole batches in `data`.
 
-    Returns (status, number of batches, position after the last). A batch that goes on after the end is left out.
+    Returns (status, number of batches, position after the last). A batch that extends behind the end is left out.
     """
     position, count = 0, 0
     while size_bytes - position >= _LOG_OVERHEAD_BYTES and count < len(batches):

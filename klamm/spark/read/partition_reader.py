@@ -4,7 +4,7 @@ The next fetch runs while the caller decodes and uses the records of the previou
 
 What must stay true:
 - Every record of the range that the partition still has is handed out once, in the order of the offsets. Offsets that
-  have no record (compaction, control records, aborted transactions) are passed over in silence; records that were
+  have no record (compaction, control records, aborted transactions) are skipped in silence; records that were
   removed, or that belong to another topic of the same name, never are.
 - Removed means: a leader that the newest metadata names says that its log begins after the offset. A broker with old
   metadata may report an offset after its log's end, an unknown topic or another topic id; the reader accepts such an

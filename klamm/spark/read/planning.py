@@ -5,7 +5,7 @@ It asks the brokers for topics and offsets, and reads no record; this runs on th
 What must stay true:
 - The ranges of a plan do not overlap, and together hold every offset from where reading begins to where it ends.
 - A plan is made of its arguments and of what the brokers answered, in sorted order: Spark compares positions as text.
-- Records that are gone are told (`DataLoss`, or a warning with failOnDataLoss=false), never passed over in silence. So
+- Removed records are reported (`DataLoss`, or a warning with failOnDataLoss=false), never skipped in silence. So
   is a range that would begin behind its end: no plan leaves one out without saying so.
 - Where a micro-batch begins comes from the checkpoint. A begin that was only just asked for never counts for a batch
   that was planned before.

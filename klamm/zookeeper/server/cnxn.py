@@ -4,7 +4,7 @@ What must stay true:
 - Requests are executed one after another in the order in which they arrived; replies and events leave in the order in
   which `send` was called.
 - What waits here is bounded: while replies are held back for the disk beyond `MAX_HELD`, or the client does not read
-  what it is sent, no further request is executed and nothing more is read (the client is muted). Watch events are
+  its responses, no further request is executed and nothing more is read (the client is muted). Watch events are
   bounded by the watches that the client has set.
 - Whatever bytes a client sends can at most close its own connection, with a logged reason.
 """
@@ -134,7 +134,7 @@ class ServerCnxn(asyncio.Protocol):
     # -- requests
 
     def execute(self) -> None:
-        """Executes what has arrived, as far as the bounds allow, and mutes or unmutes the client accordingly."""
+        """Executes the received requests, as far as the bounds allow, and mutes or unmutes the client accordingly."""
         while self._frames and self._may_execute():
             frame = self._frames.popleft()
             self.received += 1
@@ -168,7 +168,7 @@ class ServerCnxn(asyncio.Protocol):
             self.flush()
 
     def flush(self) -> None:
-        """Hands to the transport what was sent, joined."""
+        """Gives the joined responses to the transport."""
         if self._outgoing and self._transport is not None:
             payload = self._outgoing[0] if len(self._outgoing) == 1 else b"".join(self._outgoing)
             self._outgoing.clear()
@@ -177,7 +177,7 @@ class ServerCnxn(asyncio.Protocol):
                 self._transport.write(payload)
 
     def refuse_requests(self) -> None:
-        """Takes no further request; what was answered still leaves."""
+        """Takes no further request; responses are still sent."""
         self._closing = True
         self._frames.clear()
 

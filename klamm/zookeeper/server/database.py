@@ -88,7 +88,7 @@ class Database:
     async def close(self) -> None:
         """Waits until everything committed is durable, or has failed, and gives the directory up. Idempotent.
 
-        No blocking work is under way afterwards: whoever has the directory next has it alone.
+        No blocking work is in progress afterwards: the next user of the directory has it alone.
         """
         self._closing = True
         await self._transaction_log.close()

@@ -37,7 +37,7 @@ class Figures(NamedTuple):
 
 
 def is_four_letter_word(start: bytes) -> bool:
-    """Whether a connection that begins so is no client but somebody asking. (As a frame's size it would be too big.)"""
+    """Whether a connection that begins so sends a four-letter word. (As the size of a client's frame it is too big.)"""
     return start in WORDS
 
 
@@ -46,7 +46,7 @@ def answer(word: str, figures: Figures) -> bytes:
     return _ANSWERS[word](figures).encode()
 
 
-# The ZooKeeper whose behaviour this is: clients (kazoo) decide by it what they may ask for.
+# The version of ZooKeeper that this server behaves like: clients (kazoo) choose their requests by it.
 _VERSION: Final = f"3.5.9-klamm-{klamm.__version__}, built on 01/01/1970 00:00 GMT"
 
 

@@ -4,7 +4,7 @@ What must stay true:
 - What was handed over while everything applied was durable leaves at once. Anything else waits until the log is durable
   up to the zxid of that moment, even if it shows none of the transactions that wait: that is ZooKeeper's order too, and
   it makes every read see the newest write.
-- What is held leaves in the order in which it was handed over.
+- Held responses leave in the order in which they were added.
 """
 
 import asyncio
@@ -64,7 +64,7 @@ class Outbox:
             self._held.append(_Held(self._tree.zxid, self._loop.time(), connection, payload))
 
     def finish(self, connection: ServerCnxn) -> None:
-        """Closes the connection after what has been sent to it."""
+        """Closes the connection after its responses."""
         connection.refuse_requests()
         if self._durable_zxid == self._tree.zxid:
             connection.finish()

@@ -112,7 +112,7 @@ class ZooKeeperServer:
         _log.info("ZooKeeper at %s:%d is ready, zxid 0x%x", self.host, self.port, self._tree.zxid)
 
     async def stop(self) -> None:
-        """Takes no further request, sends what is due for those taken, and closes. Idempotent."""
+        """Takes no further request, sends the responses to those taken, and closes. Idempotent."""
         if not self._closed.done():
             self._stop_taking()
         await self._database.close()
@@ -135,7 +135,7 @@ class ZooKeeperServer:
             connection.refuse_requests()
 
     def _fail(self, error: Exception) -> None:
-        """What has been applied may never be durable, so nothing may be shown and nothing goes on."""
+        """Applied transactions may never become durable, so no response may show them and the server stops."""
         if self._closed.done():
             return
         _log.critical("%s: the server stops, it cannot keep what it is given: %r", self._directory, error)

@@ -4,7 +4,7 @@ What must stay true:
 - A session expires when nothing has been heard from it for its timeout, and never earlier. Touching one is an
   assignment; the timer looks at its deadline and, if the session was heard meanwhile, waits for the rest.
 - After a restart every session has its whole timeout again.
-- The server's own slowness is not held against the clients: when a timer comes late, what they sent meanwhile is read
+- The server's own slowness is not held against the clients: when a timer comes late, their requests are read
   before their sessions are judged, and a client whose replies wait for the disk may be muted, so it is not silent.
 """
 

@@ -1,4 +1,4 @@
-"""Snapshots of the whole tree, written while the server goes on, and the recovery from them and the logs.
+"""Snapshots of the whole tree, written while the server works, and the recovery from them and the logs.
 
 A snapshot is called `snapshot.<its zxid, 16 hex digits>`. It is exact: the tree as it was after that transaction,
 captured copy-on-write (`tree.Capture`) and written in slices. Its first block has the sessions, then come blocks of
@@ -8,7 +8,7 @@ one unreadable snapshot loses nothing.
 What must stay true:
 - A snapshot gets its name only after its contents have been synced and the log is durable up to its zxid.
 - Logs are removed only when two newer snapshots exist, or their transactions are in the older of the two.
-- Recovery never skips a transaction: what is missing or damaged, other than the torn tail of the newest log, makes the
+- Recovery never skips a transaction: missing or damaged data, other than the torn tail of the newest log, makes the
   server refuse to start.
 """
 
@@ -116,7 +116,7 @@ def _create(file_system: FileSystem, path: str) -> File:
 
 
 def publish_snapshot(file_system: FileSystem, path: str) -> None:
-    """Gives a written snapshot its name, and removes what it makes superfluous. Blocking."""
+    """Gives a written snapshot its name, and removes superfluous files. Blocking."""
     directory, _, name = path.rpartition("/")
     file_system.rename(path, path.removesuffix(".tmp"))
     file_system.sync_directory(directory)

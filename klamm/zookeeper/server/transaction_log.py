@@ -1,4 +1,4 @@
-"""The transaction log, with group commit: all transactions that arrive while one sync is under way share the next.
+"""The transaction log, with group commit: all transactions that arrive during one sync share the next.
 
 Files are called `log.<zxid of the first transaction, 16 hex digits>`; each block is one batch.
 
@@ -6,7 +6,7 @@ What must stay true:
 - `on_durable(zxid)` is called only after everything up to `zxid` has been synced, and in ascending order.
 - A new file exists durably (its header and its name are synced) before the first batch goes into it, and only after
   the last batch of the file before it has been synced.
-- After a failure nothing is written any more. What may have reached the file is cut off again, as far as the disk
+- After a failure nothing more is written. Bytes that may have reached the file are cut off again, as far as the disk
   still allows, so that a restart does not take for durable what no sync confirmed.
 """
 
@@ -87,7 +87,7 @@ class TransactionLog:
             self._batches.append(_Batch(self._next_zxid, self._environment.random.getrandbits(32)))
 
     async def close(self) -> None:
-        """Waits until what was appended is durable, and closes the file."""
+        """Waits until all appended transactions are durable, and closes the file."""
         if self._committing is not None:
             await self._committing
         if self._file is not None:
@@ -101,7 +101,7 @@ class TransactionLog:
                 self._on_durable(batch.first_zxid + len(batch.records) - 1)
             except Exception as error:
                 self._on_failure(error)
-                return  # and `_committing` stays set: nothing is committed any more
+                return  # and `_committing` stays set: nothing more is committed
         self._committing = None
 
     def _commit(self, batch: _Batch) -> None:

@@ -121,7 +121,7 @@ class Watches(Generic[W]):
         return fired
 
     def set_again(self, request: messages.SetWatches, tree: ZnodeTree, watcher: W) -> list[Event]:
-        """Sets the watches of a client that has reconnected; returns what it missed since the zxid that it saw last
+        """Sets the watches of a client that has reconnected; returns the events that it missed since its last zxid
         (DataTree.setWatches). A watch that has missed something is spent."""
         missed: list[Event] = []
         for path in request.data:
