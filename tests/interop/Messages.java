@@ -12,6 +12,7 @@ import org.apache.kafka.common.errors.UnsupportedVersionException;
 import org.apache.kafka.common.message.ApiMessageType;
 import org.apache.kafka.common.protocol.ApiMessage;
 import org.apache.kafka.common.protocol.ByteBufferAccessor;
+import org.apache.kafka.common.protocol.Errors;
 import org.apache.kafka.common.protocol.Message;
 import org.apache.kafka.common.protocol.ObjectSerializationCache;
 
@@ -21,7 +22,8 @@ import org.apache.kafka.common.protocol.ObjectSerializationCache;
  *
  * Each line is answered by one: the bytes as Kafka writes them, a space, and the fields as JSON with Kafka's names; or
  * `error` and the reason. The line `new API KIND VERSION` is answered by a message in which nothing was set, with one
- * such element in each array of structs; `versions` by `KEY LOWEST HIGHEST` for each API, in one line.
+ * such element in each array of structs; `versions` by `KEY LOWEST HIGHEST` for each API, and `errors` by `CODE NAME` for
+ * each error, in one line.
  */
 public class Messages {
     private static final Map<Class<?>, Method> CONVERTERS = new LinkedHashMap<>();
@@ -31,13 +33,25 @@ public class Messages {
         PrintStream out = new PrintStream(System.out, false, "UTF-8");
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
             try {
-                out.println(line.equals("versions") ? versions() : answer(line.split(" ", 4)));
+                out.println(switch (line) {
+                    case "versions" -> versions();
+                    case "errors" -> errors();
+                    default -> answer(line.split(" ", 4));
+                });
             } catch (Exception | Error error) {
                 Throwable reason = error.getCause() == null ? error : error.getCause();
                 out.println("error " + reason.toString().replace('\n', ' '));
             }
         }
         out.flush();
+    }
+
+    private static String errors() {
+        StringBuilder text = new StringBuilder();
+        for (Errors error : Errors.values()) {
+            text.append(error.code()).append(' ').append(error.name()).append(' ');
+        }
+        return text.toString().trim();
     }
 
     private static String versions() {

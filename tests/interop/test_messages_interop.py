@@ -16,6 +16,7 @@ import pytest
 from klamm.protocol import apis, compiler
 from klamm.protocol.api_keys import ApiKey
 from klamm.protocol.apis import HAND_WRITTEN, api_of
+from klamm.protocol.errors import ErrorCode
 from klamm.protocol.schema import ZEROS, Field, Struct, fields_of
 from support.control_messages import CONTROL_MESSAGES
 from support.oracles import java_classes_tool
@@ -83,7 +84,9 @@ class Kafka:
     def __init__(self, names: Names, *jars: Path) -> None:
         self.names = names
         self._jars = jars
-        [versions] = self._tell(["versions"])
+        versions, errors = self._tell(["versions", "errors"])
+        parts = iter(errors.split())
+        self.errors = {int(code): name for code, name in zip(parts, parts, strict=True)}
         numbers = iter(map(int, versions.split()))
         self.versions = {key: range(low, high + 1) for key, low, high in zip(numbers, numbers, numbers, strict=True)}
 
@@ -316,6 +319,11 @@ def test_kafka_2_8_has_the_same_defaults(kafka28: Kafka) -> None:
 @pytest.mark.long
 def test_kafka_4_4_has_the_same_defaults(kafka44: Kafka) -> None:
     compare_defaults(kafka44)
+
+
+def test_error_codes_are_kafkas(kafka28: Kafka, kafka44: Kafka) -> None:
+    assert {int(code): code.name for code in ErrorCode} == kafka44.errors
+    assert kafka28.errors.items() <= kafka44.errors.items()
 
 
 def test_every_version_has_an_oracle(kafka28: Kafka, kafka44: Kafka) -> None:

@@ -13,6 +13,7 @@ from klamm.protocol.errors import ErrorCode, KafkaError, error_name
         (ErrorCode.UNKNOWN_LEADER_EPOCH, "UNKNOWN_LEADER_EPOCH (75)"),
         (3, "UNKNOWN_TOPIC_OR_PARTITION (3)"),
         (-1, "UNKNOWN_SERVER_ERROR (-1)"),
+        (119, "INVALID_REGISTRATION (119)"),
         (4711, "unknown error (4711)"),
     ],
 )

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from klamm.protocol import messages
+from klamm.protocol.messages import ApiKey
 from klamm.simulation.cluster import LOG_DIRS, SimulatedBroker, SimulatedCluster
 from klamm.simulation.determinism import NotDeterministic, assert_same_trace
 from klamm.simulation.process import SimulationFailure
@@ -196,3 +198,18 @@ def test_two_processes_trace_the_same(scenario: str) -> None:
 def test_a_planted_iteration_over_a_set_is_found() -> None:
     with pytest.raises(NotDeterministic, match="the traces part at line"):
         assert_same_trace(f"{__file__}:planted_set", seed=1)
+
+
+def test_a_response_that_cannot_be_encoded_fails_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker survives it, so nothing else would tell."""
+    encode_response = messages.encode_response
+
+    def encode(api_key: ApiKey, version: int, correlation_id: int, message: Any) -> Any:
+        if api_key is ApiKey.PRODUCE:
+            message.throttle_time_ms = 2**31
+        return encode_response(api_key, version, correlation_id, message)
+
+    monkeypatch.setattr(messages, "encode_response", encode)
+    world = World(1)
+    with pytest.raises(SimulationFailure, match=r"ProduceResponse v9: throttle_time_ms: 2147483648 does not fit Int32"):
+        world.run(process_crash(world), time_limit_s=600)
