@@ -231,14 +231,21 @@ def read_errors_by_name(
     return topics, position
 
 
-def encode_errors_by_name(flexible: bool, topics: Sequence[tuple[str, Sequence[tuple[int, int]]]]) -> list[bytes]:
-    """The encoding that `read_errors_by_name` reads, in parts."""
+def encode_errors_by_name(
+    flexible: bool, topics: Sequence[tuple[str, Sequence[tuple[int, int]]]]
+) -> Steps[list[bytes]]:
+    """The encoding that `read_errors_by_name` reads, in parts, and in steps."""
     parts = [length_prefix(sum(len(errors) for _, errors in topics), flexible)]
+    left_in_step = PARTITIONS_PER_STEP
     for topic, errors in topics:
-        if flexible:
-            name, pack = compact_string(topic), _FLEXIBLE_ERROR.pack
-            parts += [name + pack(partition, error_code, 0) for partition, error_code in errors]
-        else:
-            name, pack = string(topic), _ERROR.pack
-            parts += [name + pack(partition, error_code) for partition, error_code in errors]
+        name = compact_string(topic) if flexible else string(topic)
+        for partition, error_code in errors:
+            if flexible:
+                parts.append(name + _FLEXIBLE_ERROR.pack(partition, error_code, 0))
+            else:
+                parts.append(name + _ERROR.pack(partition, error_code))
+            left_in_step -= 1
+            if not left_in_step:
+                yield
+                left_in_step = PARTITIONS_PER_STEP
     return parts

@@ -388,18 +388,35 @@ def _read_errors_by_id(
     return topics, position
 
 
+def is_large(response: LeaderAndIsrResponse) -> bool:
+    """Whether it has so many partitions that encoding them may take several milliseconds."""
+    return sum(len(topic.partitions) for topic in response.topics) > PARTITIONS_PER_STEP
+
+
 def encode_response(version: int, response: LeaderAndIsrResponse) -> list[Buffer]:
     """The response's body. From version 5 on every topic must have its id, which replaces the name."""
+    return in_one_go(encode_response_steps(version, response))
+
+
+def encode_response_steps(version: int, response: LeaderAndIsrResponse) -> Steps[list[Buffer]]:
+    """Like `encode_response`, in steps of `PARTITIONS_PER_STEP`."""
     flexible = version >= FLEXIBLE_FROM
+    left_in_step = PARTITIONS_PER_STEP
     parts = [_INT16.pack(response.error_code)]
     if version >= TOPIC_IDS_FROM:
         parts.append(length_prefix(len(response.topics), True))
         for topic in response.topics:
             parts += (uuid_bytes(topic.topic_id), length_prefix(len(topic.partitions), True))
-            parts += [_FLEXIBLE_ERROR.pack(partition, error_code, 0) for partition, error_code in topic.partitions]
+            for partition, error_code in topic.partitions:
+                parts.append(_FLEXIBLE_ERROR.pack(partition, error_code, 0))
+                left_in_step -= 1
+                if not left_in_step:
+                    yield
+                    left_in_step = PARTITIONS_PER_STEP
             parts.append(b"\0")
     else:
-        parts += encode_errors_by_name(flexible, [(topic.topic, topic.partitions) for topic in response.topics])
+        by_name = [(topic.topic, topic.partitions) for topic in response.topics]
+        parts += yield from encode_errors_by_name(flexible, by_name)
     if flexible:
         parts.append(b"\0")
     return [b"".join(parts)]

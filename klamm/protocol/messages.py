@@ -211,6 +211,9 @@ def _response_encoder(api_key: ApiKey, version: int) -> compiler.Encoder:
 @cache
 def _response_encoder_in_steps(api_key: ApiKey, version: int) -> compiler.EncoderInSteps:
     _check_served(api_key, version)
+    own = HAND_WRITTEN.get(api_key)
+    if own is not None:
+        return partial(own.encode_response_steps, version)
     return compiler.compile_encoder_in_steps(response_class(api_key), version, _is_flexible(api_key, version))
 
 
@@ -323,11 +326,19 @@ def _large_body_steps(
     message: Any,
 ) -> Steps[list[Buffer]] | None:
     try:
-        if api_key in HAND_WRITTEN or not compiler.is_large(message):
+        if not _is_large(api_key, message):
             return None
     except Exception as error:
         raise _unencodable(message_class, api_key, version, message, error) from error
     return _encode_in_steps(message_class, encoder_in_steps(api_key, version), api_key, version, message)
+
+
+def _is_large(api_key: ApiKey, message: Any) -> bool:
+    own = HAND_WRITTEN.get(api_key)
+    if own is None:
+        return compiler.is_large(message)
+    # An UpdateMetadata response has no list; requests of the controller are encoded in pieces beforehand.
+    return isinstance(message, own.RESPONSE_CLASS) and api_key is not ApiKey.UPDATE_METADATA and own.is_large(message)
 
 
 def _encode_in_steps(

@@ -23,7 +23,14 @@ from klamm.protocol.control_topics import (
     encode_errors_by_name,
     read_errors_by_name,
 )
-from klamm.protocol.primitives import Buffer, Steps, check_end, in_one_go, skip_tagged_fields
+from klamm.protocol.primitives import (
+    PARTITIONS_PER_STEP,
+    Buffer,
+    Steps,
+    check_end,
+    in_one_go,
+    skip_tagged_fields,
+)
 from klamm.protocol.schema import WHOLE, Answered, Api
 from klamm.protocol.vocabulary import NO_EPOCH
 
@@ -211,10 +218,21 @@ def response_steps(version: int) -> Callable[[Buffer, int], Steps[StopReplicaRes
     return decode
 
 
+def is_large(response: StopReplicaResponse) -> bool:
+    """Whether it has so many partitions that encoding them may take several milliseconds."""
+    return sum(map(len, response.topics.values())) > PARTITIONS_PER_STEP
+
+
 def encode_response(version: int, response: StopReplicaResponse) -> list[Buffer]:
     """The response's body."""
+    return in_one_go(encode_response_steps(version, response))
+
+
+def encode_response_steps(version: int, response: StopReplicaResponse) -> Steps[list[Buffer]]:
+    """Like `encode_response`, in steps of `PARTITIONS_PER_STEP`."""
     flexible = version >= FLEXIBLE_FROM
-    parts = [_INT16.pack(response.error_code), *encode_errors_by_name(flexible, list(response.topics.items()))]
+    parts = [_INT16.pack(response.error_code)]
+    parts += yield from encode_errors_by_name(flexible, list(response.topics.items()))
     if flexible:
         parts.append(b"\0")
     return [b"".join(parts)]

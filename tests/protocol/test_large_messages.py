@@ -1,10 +1,15 @@
 """Large messages are encoded and decoded in steps, to the same bytes and values as in one go."""
 
+import uuid
+
 import pytest
 
 from klamm.protocol import messages
 from klamm.protocol.apis.fetch import FetchRequest, FetchResponse, PartitionData
+from klamm.protocol.apis.produce import ProduceRequest
+from klamm.protocol.leader_and_isr import LeaderAndIsrResponse, LeaderAndIsrTopicErrors
 from klamm.protocol.messages import ADVERTISED_MAX, ADVERTISED_MIN, ApiKey, InvalidFrame, request_class, response_class
+from klamm.protocol.stop_replica import StopReplicaResponse
 from support.fetch_messages import fetch_request, fetch_response, to_fetch
 
 PARTITIONS = 2500
@@ -180,3 +185,39 @@ def test_a_large_fetch_response_has_as_many_steps_whatever_the_size_of_the_recor
 def test_a_small_fetch_is_encoded_at_once():
     assert messages.encode_request_body_steps(ApiKey.FETCH, 12, FetchRequest()) is None
     assert messages.encode_response_steps(ApiKey.FETCH, 12, 7, FetchResponse()) is None
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("version", [0, 4, 5])
+def test_a_large_leader_and_isr_response(version, shape):
+    topics = [
+        LeaderAndIsrTopicErrors(topic, uuid.UUID(int=index + 1), errors)
+        for index, (topic, errors) in enumerate(by_topic(shape, lambda number: (number, 9)))
+    ]
+    response = LeaderAndIsrResponse(3, topics)
+    at_once = b"".join(messages.encode_response(ApiKey.LEADER_AND_ISR, version, 7, response))
+    buffers, steps = taken(messages.encode_response_steps(ApiKey.LEADER_AND_ISR, version, 7, response))
+    assert b"".join(buffers) == at_once
+    assert steps == 3
+
+
+@pytest.mark.parametrize("version", [0, 3])
+def test_a_large_stop_replica_response(version):
+    response = StopReplicaResponse(3, dict(by_topic((25, 100), lambda number: (number, 9))))
+    at_once = b"".join(messages.encode_response(ApiKey.STOP_REPLICA, version, 7, response))
+    buffers, steps = taken(messages.encode_response_steps(ApiKey.STOP_REPLICA, version, 7, response))
+    assert b"".join(buffers) == at_once
+    assert steps == 3
+
+
+@pytest.mark.parametrize(
+    ("partitions", "size", "least", "most"), [(5_000, 0, 3, 12), (5_000, 99, 3, 12), (9, 10**6, 1, 1)]
+)
+def test_the_steps_of_a_produce_request_depend_on_its_partitions_and_not_on_its_records(partitions, size, least, most):
+    records = bytes(size)
+    request = ProduceRequest.of(None, -1, 1, [("t", [(number, records) for number in range(partitions)])])
+    frame = b"".join(messages.encode_request(ApiKey.PRODUCE, 9, 1, "c", request))[4:]
+    position = messages.parse_request_header(frame).body_position
+    decoded, steps = taken(messages.request_steps(ApiKey.PRODUCE, 9, frame, position))
+    assert decoded == request
+    assert least <= steps <= most

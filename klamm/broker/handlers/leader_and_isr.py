@@ -9,19 +9,18 @@ from klamm.broker.security import Operation
 from klamm.protocol.errors import KafkaError
 from klamm.protocol.leader_and_isr import LeaderAndIsrRequest, LeaderAndIsrResponse, LeaderAndIsrTopicErrors
 from klamm.protocol.messages import ApiKey
+from klamm.protocol.primitives import Steps
 from klamm.protocol.vocabulary import ResourceType
+from klamm.slices import Slices, mapped
 
 
-def error_response(request: Request[LeaderAndIsrRequest], error: KafkaError) -> LeaderAndIsrResponse:
-    return LeaderAndIsrResponse(
-        error.code,
-        [
-            LeaderAndIsrTopicErrors(
-                topic.topic, topic.topic_id, [(state.partition, error.code) for state in topic.partitions]
-            )
-            for topic in request.body.topics
-        ],
-    )
+def error_response(request: Request[LeaderAndIsrRequest], error: KafkaError) -> Steps[LeaderAndIsrResponse]:
+    topics = []
+    slices = Slices()
+    for topic in request.body.topics:
+        errors = yield from mapped(lambda state: (state.partition, int(error.code)), topic.partitions, slices)
+        topics.append(LeaderAndIsrTopicErrors(topic.topic, topic.topic_id, errors))
+    return LeaderAndIsrResponse(error.code, topics)
 
 
 @handler(

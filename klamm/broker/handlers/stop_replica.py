@@ -9,6 +9,7 @@ from klamm.protocol.errors import KafkaError
 from klamm.protocol.messages import ApiKey
 from klamm.protocol.stop_replica import StopReplicaRequest, StopReplicaResponse
 from klamm.protocol.vocabulary import ResourceType
+from klamm.slices import each
 
 
 def error_response(request: Request[StopReplicaRequest], error: KafkaError) -> StopReplicaResponse:
@@ -26,6 +27,6 @@ async def handle(request: Request[StopReplicaRequest]) -> StopReplicaResponse:
     request.services.registrar.require_broker_epoch(request.body.broker_epoch)
     code, results = await request.services.replica_manager.stop_replicas(request.body, request.correlation_id)
     response = StopReplicaResponse(code)
-    for (topic, partition), result in results.items():
+    async for (topic, partition), result in each(results.items()):
         response.topics.setdefault(topic, []).append((partition, result))
     return response
